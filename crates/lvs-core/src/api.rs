@@ -1,0 +1,508 @@
+//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to a packet engine over its Unix socket.
+//!
+//! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params": {...}}`; its answer is
+//! `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists", "message": "..."}}`. A long answer comes as
+//! lines `{"id": 1, "item": {...}}` before the final `result`. The first request of a connection is `hello`.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
+
+/// Version of the protocol; both sides must speak the same one.
+pub const VERSION: u32 = 1;
+
+/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told nothing else.
+/// Every network namespace has its own.
+pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
+
+/// A request with the number that its answers carry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the client.
+    pub id: u64,
+    /// What is wanted.
+    #[serde(flatten)]
+    pub call: Call,
+}
+
+/// What can be asked of an engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "method", content = "params")]
+pub enum Call {
+    /// Must come first. Answer: [`Hello`].
+    #[serde(rename = "hello")]
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// State of the engine. Answer: [`Info`].
+    #[serde(rename = "info")]
+    Info {},
+
+    /// Add a service. Answer: `{}`.
+    #[serde(rename = "service.add")]
+    ServiceAdd(ServiceSpec),
+    /// Replace the settings of a service. Answer: `{}`.
+    #[serde(rename = "service.edit")]
+    ServiceEdit(ServiceSpec),
+    /// Delete a service. Its connections stay until they end. Answer: `{}`.
+    #[serde(rename = "service.delete")]
+    ServiceDelete {
+        /// Which one.
+        service: ServiceId,
+    },
+    /// Delete every service. Answer: `{}`.
+    #[serde(rename = "service.flush")]
+    ServiceFlush {},
+    /// List services with their real servers. Answer: items [`ServiceInfo`], then [`ListEnd`].
+    #[serde(rename = "service.list")]
+    ServiceList {
+        /// Only this one; an unknown one is the error `no_service`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service: Option<ServiceId>,
+    },
+    /// Zero the counters of one service and its servers, or of everything. Answer: `{}`.
+    #[serde(rename = "service.zero")]
+    ServiceZero {
+        /// Only this one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service: Option<ServiceId>,
+    },
+
+    /// Add a real server to a service. Answer: `{}`.
+    #[serde(rename = "server.add")]
+    ServerAdd(ServerSpec),
+    /// Replace the settings of a real server. Answer: `{}`.
+    #[serde(rename = "server.edit")]
+    ServerEdit(ServerSpec),
+    /// Delete a real server. Its connections stay until they end. Answer: `{}`.
+    #[serde(rename = "server.delete")]
+    ServerDelete {
+        /// The service.
+        service: ServiceId,
+        /// Address and port of the server.
+        server: SocketAddr,
+    },
+
+    /// List connections and persistence templates. Answer: items [`ConnInfo`], then [`ListEnd`].
+    #[serde(rename = "conn.list")]
+    ConnList {},
+    /// Timeouts that `ipvsadm --set` sets. Answer: [`Timeouts`].
+    #[serde(rename = "timeouts.get")]
+    TimeoutsGet {},
+    /// Set those timeouts; 0 leaves one unchanged. Answer: `{}`.
+    #[serde(rename = "timeouts.set")]
+    TimeoutsSet(Timeouts),
+    /// Read one sysctl, or all. Answer: items [`Sysctl`], then [`ListEnd`].
+    #[serde(rename = "sysctl.get")]
+    SysctlGet {
+        /// The kernel's name without a prefix: `conn_reuse_mode`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
+    /// Write a sysctl. Answer: `{}`.
+    #[serde(rename = "sysctl.set")]
+    SysctlSet(Sysctl),
+    /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then [`ListEnd`].
+    #[serde(rename = "daemon.list")]
+    DaemonList {},
+    /// Start a synchronisation daemon. Answer: `{}`.
+    #[serde(rename = "daemon.start")]
+    DaemonStart(SyncDaemon),
+    /// Stop a synchronisation daemon. Answer: `{}`.
+    #[serde(rename = "daemon.stop")]
+    DaemonStop {
+        /// Master or backup.
+        role: SyncRole,
+        /// Its identity; the kernel ignores it.
+        #[serde(default)]
+        syncid: u8,
+    },
+    /// Counted reasons of drops and of packets left to the host. Answer: items [`ReasonCount`], then [`ListEnd`].
+    #[serde(rename = "drops")]
+    Drops {},
+    /// Virtual addresses that the engine shall own: answer ARP for and announce. Replaces the set that `owner` gave before. Answer: `{}`.
+    #[serde(rename = "vips.own")]
+    VipsOwn {
+        /// The addresses.
+        addresses: Vec<core::net::IpAddr>,
+    },
+    /// Stop the engine. Answer: `{}`, then the engine ends.
+    #[serde(rename = "stop")]
+    Stop {},
+}
+
+/// A service as the protocol names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
+pub enum ServiceId {
+    /// TCP.
+    Tcp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// UDP.
+    Udp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// SCTP.
+    Sctp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// A firewall mark.
+    Fwmark {
+        /// The mark, not 0.
+        mark: u32,
+        /// Family of the packets.
+        family: Family,
+    },
+}
+
+impl From<ServiceId> for ServiceKey {
+    fn from(id: ServiceId) -> Self {
+        match id {
+            ServiceId::Tcp { address: addr } => Self::Address {
+                protocol: Protocol::TCP,
+                addr,
+            },
+            ServiceId::Udp { address: addr } => Self::Address {
+                protocol: Protocol::UDP,
+                addr,
+            },
+            ServiceId::Sctp { address: addr } => Self::Address {
+                protocol: Protocol::SCTP,
+                addr,
+            },
+            ServiceId::Fwmark { mark, family } => Self::Mark { family, mark },
+        }
+    }
+}
+
+impl From<ServiceKey> for ServiceId {
+    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become TCP.
+    fn from(key: ServiceKey) -> Self {
+        match key {
+            ServiceKey::Address {
+                protocol: Protocol::UDP,
+                addr: address,
+            } => Self::Udp { address },
+            ServiceKey::Address {
+                protocol: Protocol::SCTP,
+                addr: address,
+            } => Self::Sctp { address },
+            ServiceKey::Address { addr: address, .. } => Self::Tcp { address },
+            ServiceKey::Mark { family, mark } => Self::Fwmark { mark, family },
+        }
+    }
+}
+
+/// Identity and settings of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSpec {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Identity and settings of a real server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerSpec {
+    /// The service that it serves.
+    pub service: ServiceId,
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+}
+
+/// Answer to [`Call::Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the engine.
+    pub version: u32,
+    /// Name and version of the engine: `lvs-dataplane 0.1.0`.
+    pub engine: String,
+    /// Size of the connection table as the kernel prints it (`size=4096`).
+    pub table_size: u32,
+    /// The client may change things.
+    pub writable: bool,
+}
+
+/// Answer to [`Call::Info`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Info {
+    /// Process id of the engine.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime: u64,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that the table holds at most.
+    pub capacity: u64,
+    /// Network interfaces in use.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// Virtual addresses that the engine owns.
+    pub own_vips: Vec<core::net::IpAddr>,
+}
+
+/// An interface in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceInfo {
+    /// Its name.
+    pub name: String,
+    /// The backend that serves it: `af_packet`.
+    pub backend: String,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Whether it is up now.
+    pub up: bool,
+}
+
+/// Counters or rates of a service or a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    /// Connections (rates: a second).
+    pub conns: u64,
+    /// Packets from clients.
+    pub in_packets: u64,
+    /// Packets from servers.
+    pub out_packets: u64,
+    /// Bytes from clients, IP headers included.
+    pub in_bytes: u64,
+    /// Bytes from servers, IP headers included.
+    pub out_bytes: u64,
+}
+
+/// Counters as scripts see them (two-second snapshot), their rates, and as they are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// The snapshot of the last two-second tick, less what was zeroed.
+    pub shown: Counts,
+    /// Rates a second, as the kernel's estimator computes them.
+    pub rates: Counts,
+    /// The counters now, never zeroed.
+    pub live: Counts,
+}
+
+/// A service in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceInfo {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its counters.
+    pub stats: Stats,
+    /// Its real servers in the kernel's list order: the one added last comes first.
+    pub servers: Vec<ServerInfo>,
+}
+
+/// A real server in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerInfo {
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+    /// Connections in active states.
+    pub active: u32,
+    /// Other connections.
+    pub inactive: u32,
+    /// Persistence templates.
+    pub persistent: u32,
+    /// It has reached its upper threshold.
+    pub overloaded: bool,
+    /// Its counters.
+    pub stats: Stats,
+}
+
+/// A connection or a persistence template in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnInfo {
+    /// IP protocol number; 0 for a template of a firewall mark.
+    pub protocol: u8,
+    /// Client; port 0 for a template.
+    pub client: SocketAddr,
+    /// Virtual address and port.
+    #[serde(rename = "virtual")]
+    pub virt: SocketAddr,
+    /// Real server's address and port.
+    pub server: SocketAddr,
+    /// State as the kernel names it: `ESTABLISHED`.
+    pub state: String,
+    /// Milliseconds until it expires.
+    pub expires_ms: u64,
+    /// Forwarding method.
+    pub forwarding: crate::Forwarding,
+    /// It is a persistence template.
+    #[serde(default)]
+    pub template: bool,
+    /// It came by a synchronisation message.
+    #[serde(default)]
+    pub synced: bool,
+    /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<(String, Vec<u8>)>,
+}
+
+/// End of a listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListEnd {
+    /// How many items came.
+    pub count: u64,
+}
+
+/// The timeouts of `ipvsadm --set`, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeouts {
+    /// TCP ESTABLISHED.
+    pub tcp: u32,
+    /// TCP FIN_WAIT.
+    pub tcp_fin: u32,
+    /// UDP.
+    pub udp: u32,
+}
+
+/// A sysctl under the kernel's own name, with its value as the kernel writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sysctl {
+    /// `conn_reuse_mode`.
+    pub name: String,
+    /// `1`, or `3 50` for `sync_threshold`.
+    pub value: String,
+}
+
+/// Role of a synchronisation daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SyncRole {
+    /// Sends.
+    Master,
+    /// Receives.
+    Backup,
+}
+
+/// A synchronisation daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SyncDaemon {
+    /// Master or backup.
+    pub role: SyncRole,
+    /// Interface of the multicast group.
+    pub interface: String,
+    /// 0 to 255.
+    #[serde(default)]
+    pub syncid: u8,
+    /// Longest message in bytes; absent for the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maxlen: Option<u16>,
+    /// Multicast group; absent for 224.0.0.81.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<core::net::IpAddr>,
+    /// UDP port; absent for 8848.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Time to live; absent for 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u8>,
+}
+
+/// A counted reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// `drop` or `host` (left or given back to the host).
+    pub action: String,
+    /// Name of the reason.
+    pub reason: String,
+    /// Packets.
+    pub count: u64,
+    /// What it means and what to do about it.
+    pub help: String,
+}
+
+/// One line of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer<T> {
+    /// The request's number.
+    pub id: u64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub body: Body<T>,
+}
+
+/// The three kinds of lines in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Body<T> {
+    /// One entry of a listing; more lines follow.
+    Item(T),
+    /// The end of a successful answer.
+    Result(T),
+    /// The end of a failed one; nothing has changed.
+    Error(Failure),
+}
+
+/// A refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind, for programs.
+    pub code: FailureCode,
+    /// What, where and what to do, for people.
+    pub message: String,
+}
+
+/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give `ipvsadm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    /// The service or server exists already (EEXIST).
+    Exists,
+    /// No such service (ESRCH).
+    NoService,
+    /// No such real server (ENOENT).
+    NoServer,
+    /// No such scheduler or persistence engine (ENOENT).
+    NoScheduler,
+    /// A value that is not allowed (EINVAL).
+    Invalid,
+    /// A number out of range (ERANGE).
+    Range,
+    /// No memory left for it, or a configured bound is reached (ENOMEM).
+    Full,
+    /// The caller may not do this (EPERM).
+    Permission,
+    /// No such network interface (ENODEV).
+    NoDevice,
+    /// No daemon of that role is running (ESRCH).
+    NotRunning,
+    /// A daemon of that role is running (EEXIST).
+    Running,
+    /// Not possible with this engine, or not yet.
+    Unsupported,
+    /// The line is not a request.
+    Malformed,
+    /// The client speaks another version of the protocol.
+    Version,
+    /// The engine itself failed.
+    Internal,
+}

@@ -1,0 +1,31 @@
+//! Linux Virtual Server decisions as a library.
+//!
+//! A *director* presents a *virtual service* (an address, a port and a protocol, or a firewall mark) and spreads its
+//! connections over *real servers*. This crate holds everything that such a director *decides*, the way the Linux
+//! kernel's IPVS decides it: which service a packet belongs to, which real server a new connection goes to, which state
+//! a connection is in, when it ends, and what is counted.
+//!
+//! It does no I/O, reads no clock, starts no thread and logs nothing. Time is a parameter ([`Instant`]), randomness is a
+//! seed, and packets arrive as a small [`PacketMeta`]; what comes back is a [`Verdict`]. How a frame is parsed and
+//! rewritten is the business of whoever embeds this crate (`lvs-dataplane` does it for Ethernet).
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+#[cfg(feature = "api")]
+pub mod api;
+mod packet;
+mod service;
+mod time;
+mod verdict;
+
+pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+pub use service::{
+    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
+    TunnelChecksum,
+};
+pub use time::Instant;
+pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};

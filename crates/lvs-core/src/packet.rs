@@ -1,0 +1,151 @@
+//! What the core sees of a packet.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+
+/// An IP protocol number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Protocol(pub u8);
+
+impl Protocol {
+    /// ICMP for IPv4 (RFC 792).
+    pub const ICMP: Self = Self(1);
+    /// TCP (RFC 9293).
+    pub const TCP: Self = Self(6);
+    /// UDP (RFC 768).
+    pub const UDP: Self = Self(17);
+    /// IPsec encapsulating security payload (RFC 4303).
+    pub const ESP: Self = Self(50);
+    /// IPsec authentication header (RFC 4302).
+    pub const AH: Self = Self(51);
+    /// ICMP for IPv6 (RFC 4443).
+    pub const ICMPV6: Self = Self(58);
+    /// SCTP (RFC 9260).
+    pub const SCTP: Self = Self(132);
+}
+
+impl fmt::Debug for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ICMP => f.write_str("ICMP"),
+            Self::TCP => f.write_str("TCP"),
+            Self::UDP => f.write_str("UDP"),
+            Self::ESP => f.write_str("ESP"),
+            Self::AH => f.write_str("AH"),
+            Self::ICMPV6 => f.write_str("ICMPv6"),
+            Self::SCTP => f.write_str("SCTP"),
+            Self(n) => write!(f, "IP_{n}"),
+        }
+    }
+}
+
+/// Where the host's network stack would meet the packet (netfilter's hook points).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
+    Local,
+    /// Passing through: `FORWARD`.
+    Transit,
+    /// Made by this host: `LOCAL_OUT`.
+    Output,
+}
+
+/// Source and destination of a packet or of the packet inside an ICMP error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// Source address and port; port 0 where the protocol has none.
+    pub src: SocketAddr,
+    /// Destination address and port; port 0 where the protocol has none.
+    pub dst: SocketAddr,
+}
+
+/// The control bits of a TCP header (RFC 9293 section 3.1), as they stand in its byte 13.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// Synchronise sequence numbers.
+    pub const SYN: u8 = 0x02;
+    /// Reset the connection.
+    pub const RST: u8 = 0x04;
+    /// The acknowledgement field is significant.
+    pub const ACK: u8 = 0x10;
+
+    /// Whether all bits of `mask` are set.
+    pub const fn has(self, mask: u8) -> bool {
+        self.0 & mask == mask
+    }
+}
+
+/// The first chunk of an SCTP packet, and what IPVS looks at behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SctpChunk {
+    /// Type of the first chunk (RFC 9260 section 3.2).
+    pub first: u8,
+    /// The first chunk is COOKIE ECHO or COOKIE ACK of a length of at least 4 and the next one is ABORT.
+    pub abort_follows: bool,
+}
+
+/// What the transport header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport<'a> {
+    /// A TCP header of at least 20 bytes.
+    Tcp(TcpFlags),
+    /// A UDP header of 8 bytes and what follows it in the packet.
+    Udp(&'a [u8]),
+    /// An SCTP header and the header of its first chunk.
+    Sctp(SctpChunk),
+    /// The header of TCP, UDP or SCTP is cut short: `ports` tells whether its first four bytes were there.
+    Short {
+        /// The ports in [`Tuple`] were read.
+        ports: bool,
+    },
+    /// A protocol without ports.
+    Other,
+}
+
+/// A whole IP datagram, as far as IPVS looks at it. ICMP errors are [`IcmpError`]s instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketMeta<'a> {
+    /// Where the host would meet it.
+    pub hook: Hook,
+    /// Protocol, addresses and ports.
+    pub tuple: Tuple,
+    /// What the transport header says.
+    pub transport: Transport<'a>,
+    /// Firewall mark; 0 is none.
+    pub mark: u32,
+    /// Length of the IP datagram in bytes, IP header included.
+    pub len: u32,
+}
+
+/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// Where the host would meet it.
+    pub hook: Hook,
+    /// Source of the error message itself.
+    pub src: IpAddr,
+    /// Destination of the error message itself.
+    pub dst: IpAddr,
+    /// The embedded packet as it was sent: its source, destination and ports.
+    pub inner: Tuple,
+    /// The embedded ports were readable.
+    pub inner_ports: bool,
+    /// The checksum of the ICMP message is right.
+    pub checksum_ok: bool,
+    /// Firewall mark; 0 is none.
+    pub mark: u32,
+    /// Length of the IP datagram that carries the error, in bytes.
+    pub len: u32,
+}

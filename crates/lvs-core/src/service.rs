@@ -1,0 +1,267 @@
+//! Services and real servers: identity and settings.
+
+use alloc::string::String;
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+
+use crate::Protocol;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of `addr`.
+    pub const fn of(addr: &IpAddr) -> Self {
+        match addr {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// Length of its addresses in bits.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::V4 => 32,
+            Self::V6 => 128,
+        }
+    }
+}
+
+/// What identifies a service (spec: `ip_vs_service` hash keys).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServiceKey {
+    /// Protocol (TCP, UDP or SCTP), virtual address and port.
+    Address {
+        /// TCP, UDP or SCTP.
+        protocol: Protocol,
+        /// Virtual address and port; port 0 takes every port that no other service has.
+        addr: SocketAddr,
+    },
+    /// A firewall mark, for every protocol, address and port that carries it.
+    Mark {
+        /// Family of the marked packets.
+        family: Family,
+        /// The mark, not 0.
+        mark: u32,
+    },
+}
+
+impl ServiceKey {
+    /// A TCP service.
+    pub const fn tcp(addr: SocketAddr) -> Self {
+        Self::Address {
+            protocol: Protocol::TCP,
+            addr,
+        }
+    }
+
+    /// A UDP service.
+    pub const fn udp(addr: SocketAddr) -> Self {
+        Self::Address {
+            protocol: Protocol::UDP,
+            addr,
+        }
+    }
+
+    /// Family of the packets that it takes.
+    pub const fn family(&self) -> Family {
+        match self {
+            Self::Address {
+                addr: SocketAddr::V4(_),
+                ..
+            } => Family::V4,
+            Self::Address {
+                addr: SocketAddr::V6(_),
+                ..
+            } => Family::V6,
+            Self::Mark { family, .. } => *family,
+        }
+    }
+
+    /// Its port; 0 for a mark.
+    pub const fn port(&self) -> u16 {
+        match self {
+            Self::Address { addr, .. } => addr.port(),
+            Self::Mark { .. } => 0,
+        }
+    }
+}
+
+impl fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { protocol, addr } => write!(f, "{protocol} {addr}"),
+            Self::Mark {
+                family: Family::V4,
+                mark,
+            } => write!(f, "FWM {mark}"),
+            Self::Mark {
+                family: Family::V6,
+                mark,
+            } => write!(f, "FWM {mark} IPv6"),
+        }
+    }
+}
+
+/// Flags of a service, with the numbers that IPVS gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(transparent))]
+pub struct ServiceFlags(pub u32);
+
+impl ServiceFlags {
+    /// Connections of one client network go to one real server.
+    pub const PERSISTENT: u32 = 0x1;
+    /// Each UDP datagram is scheduled by itself.
+    pub const ONE_PACKET: u32 = 0x4;
+    /// First scheduler flag: `sh-fallback`, `mh-fallback`, `flag-1`.
+    pub const SCHED1: u32 = 0x8;
+    /// Second scheduler flag: `sh-port`, `mh-port`, `flag-2`.
+    pub const SCHED2: u32 = 0x10;
+    /// Third scheduler flag: `flag-3`.
+    pub const SCHED3: u32 = 0x20;
+    /// All flags that may be set from outside.
+    pub const ALL: u32 = 0x3d;
+
+    /// Whether all bits of `mask` are set.
+    pub const fn has(self, mask: u32) -> bool {
+        self.0 & mask == mask
+    }
+}
+
+/// Settings of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(deny_unknown_fields))]
+pub struct ServiceConfig {
+    /// Scheduler, by ipvsadm's name; `none` schedules nothing.
+    pub scheduler: String,
+    /// Persistence, one-packet scheduling, scheduler flags.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub flags: ServiceFlags,
+    /// Persistence timeout in seconds.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub timeout: u32,
+    /// Persistence granularity. IPv4: the netmask as a number in host order, not validated, as in the kernel.
+    /// IPv6: the prefix length, 1 to 128.
+    pub netmask: u32,
+    /// Persistence engine (`sip`).
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub engine: Option<String>,
+}
+
+impl ServiceConfig {
+    /// A service with `scheduler`, not persistent, with the full mask of `family`.
+    pub fn new(family: Family, scheduler: &str) -> Self {
+        Self {
+            scheduler: scheduler.into(),
+            flags: ServiceFlags::default(),
+            timeout: 0,
+            netmask: match family {
+                Family::V4 => u32::MAX,
+                Family::V6 => 128,
+            },
+            engine: None,
+        }
+    }
+}
+
+/// How packets reach a real server. The numbers are the kernel's (`IP_VS_CONN_F_FWD_MASK`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+#[repr(u8)]
+pub enum Forwarding {
+    /// Network address translation: `-m`, `Masq`.
+    Nat = 0,
+    /// Delivered on the director itself: `Local`.
+    Local = 1,
+    /// Encapsulation: `-i`, `Tunnel`.
+    Tunnel = 2,
+    /// Direct routing, that is, a new destination MAC address: `-g`, `Route`.
+    #[default]
+    Route = 3,
+    /// Sent on to the packet's own destination.
+    Bypass = 4,
+}
+
+/// How a tunnel computes checksums of its outer headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+pub enum TunnelChecksum {
+    /// None.
+    #[default]
+    None,
+    /// In the outer header.
+    Full,
+    /// Remote checksum offload (GUE).
+    Remote,
+}
+
+/// The encapsulation of a tunnelled server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase", tag = "type"))]
+pub enum Tunnel {
+    /// IP in IP (RFC 2003, RFC 4213, RFC 2473).
+    #[default]
+    Ipip,
+    /// Generic UDP encapsulation, variant 0.
+    Gue {
+        /// Destination port of the outer UDP header.
+        port: u16,
+        /// Outer checksum.
+        checksum: TunnelChecksum,
+    },
+    /// GRE (RFC 2784).
+    Gre {
+        /// Outer checksum.
+        checksum: TunnelChecksum,
+    },
+}
+
+/// Settings of a real server in a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(deny_unknown_fields))]
+pub struct ServerConfig {
+    /// Share of connections relative to the other servers; 0 takes no new connections (quiesced).
+    pub weight: i32,
+    /// Forwarding method.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub forwarding: Forwarding,
+    /// Encapsulation, where the method is [`Forwarding::Tunnel`].
+    #[cfg_attr(feature = "api", serde(default))]
+    pub tunnel: Tunnel,
+    /// Connections at which the server stops taking new ones; 0 is no limit.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub upper: u32,
+    /// Connections below which it takes new ones again; 0 is three quarters of `upper`.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub lower: u32,
+}
+
+impl ServerConfig {
+    /// A server of `weight`, reached by `forwarding`, without thresholds.
+    pub fn new(weight: i32, forwarding: Forwarding) -> Self {
+        Self {
+            weight,
+            forwarding,
+            tunnel: Tunnel::Ipip,
+            upper: 0,
+            lower: 0,
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What is to become of a packet.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use crate::{Forwarding, Tunnel};
+
+/// A connection of one shard; valid until the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub(crate) u32);
+
+impl ConnId {
+    /// The slot's index, for tables beside the connection table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A real server's record (one server in one service); an index that stays the same for the life of the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerId(pub(crate) u32);
+
+impl ServerId {
+    /// The record's index, for tables beside it (next hops, say).
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is to become of a packet. Each packet gets exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the packet is lost if nobody acts on its verdict"]
+pub enum Verdict {
+    /// Client to server: transmit it by the connection's forwarding method.
+    Forward(Forward),
+    /// Server to client: translate if asked to, then route it like any packet in transit.
+    Reply(Reply),
+    /// Not for the director: leave it to the host's own stack (delivery or ordinary forwarding).
+    Accept(AcceptReason),
+    /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
+    Unreachable(DropReason),
+    /// Discard it; the reason has been counted.
+    Drop(DropReason),
+}
+
+/// How to transmit a packet towards a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// The connection; `None` for a one-packet connection that is gone already.
+    pub conn: Option<ConnId>,
+    /// The real server; `None` for a connection that is bound to none (bypass, synchronised).
+    pub server: Option<ServerId>,
+    /// NAT, direct routing, tunnel, local or bypass.
+    pub method: Forwarding,
+    /// Address of the real server and destination port after NAT.
+    pub target: SocketAddr,
+    /// The virtual address and port that the connection was made for.
+    pub virt: SocketAddr,
+    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    pub tunnel: Tunnel,
+    /// The packet opened the connection.
+    pub new: bool,
+}
+
+/// How to treat a packet from a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The connection.
+    pub conn: ConnId,
+    /// The real server; `None` for a connection that is bound to none.
+    pub server: Option<ServerId>,
+    /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
+    /// because the connection is not translated.
+    pub source: Option<SocketAddr>,
+}
+
+macro_rules! reasons {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[doc = $doc])+ $variant,)+ }
+
+        impl $name {
+            /// Every reason, in the order of their indices.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// A stable name: the label in metrics and in listings.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)+ }
+            }
+
+            /// What the reason means, in a sentence or two.
+            pub const fn describe(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+),)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a packet was discarded.
+    DropReason {
+        /// The packet belongs to a connection whose real server was removed.
+        ServerRemoved => "server_removed",
+        /// No real server of the service can take a connection.
+        NoServer => "no_server",
+        /// The connection table is full.
+        TableFull => "table_full",
+        /// The transport header is cut short.
+        ShortHeader => "short_header",
+        /// An ICMP error with a wrong checksum.
+        IcmpChecksum => "icmp_checksum",
+        /// The defence `drop_packet` chose it.
+        DropPacket => "drop_packet",
+        /// The persistence engine found nothing to go by.
+        PersistenceEngine => "persistence_engine",
+    }
+}
+
+reasons! {
+    /// Why a packet was left to the host.
+    AcceptReason {
+        /// No service has this address, port or mark.
+        NoService => "no_service",
+        /// No connection, and not a packet that may open one (TCP without SYN, RST).
+        NotNew => "not_new",
+        /// A protocol that is not balanced.
+        Protocol => "protocol",
+        /// From source port 20, which is never scheduled.
+        SourcePort20 => "source_port_20",
+        /// For a port that the FTP service only captures when it is persistent.
+        FtpData => "ftp_data",
+        /// An ICMP error about no connection.
+        UnrelatedIcmp => "unrelated_icmp",
+        /// A reply of no connection, to be routed as it is.
+        NoConnection => "no_connection",
+    }
+}

@@ -1,0 +1,222 @@
+//! One frame in a buffer with room in front, and what is known of its unfinished checksums and segments.
+
+use std::fmt;
+
+/// Bytes in front of a received frame: enough for an outer IPv6, UDP and GUE header, or a VLAN tag.
+pub const HEADROOM: usize = 128;
+
+/// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
+pub const MAX_FRAME: usize = 65_535 + 14 + 8;
+
+/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`, offsets relative to the
+/// first byte of the frame).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// The transport checksum field holds only the sum of the pseudo-header (not complemented); the sum from `start`
+    /// to the end of the frame is to be stored at `start + offset` (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    pub checksum: Option<PartialChecksum>,
+    /// The frame is an aggregate that is to be cut into segments.
+    pub segments: Option<Segments>,
+    /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
+    pub verified: bool,
+}
+
+/// Where an unfinished checksum is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialChecksum {
+    /// First byte that it covers, from the start of the frame.
+    pub start: u16,
+    /// Its field, from `start`.
+    pub offset: u16,
+}
+
+/// How an aggregate is to be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// TCP over IPv4 or IPv6, or UDP.
+    pub kind: SegmentKind,
+    /// Payload bytes of each segment but the last.
+    pub size: u16,
+    /// Length of all headers, as the sender knew it; 0 is unknown.
+    pub header_len: u16,
+    /// The first segment alone carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
+}
+
+/// Kinds of aggregates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP datagrams of equal size (UDP GSO).
+    Udp,
+    /// One UDP datagram to be fragmented (UFO).
+    UdpFragments,
+}
+
+/// One frame: Ethernet on an interface, bare IP on a TUN device.
+pub struct Frame {
+    buf: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// What is unfinished about it.
+    pub offload: Offload,
+}
+
+impl Frame {
+    /// An empty frame with room for the longest one.
+    pub fn new() -> Self {
+        Self::with_capacity(MAX_FRAME)
+    }
+
+    /// An empty frame with room for `len` bytes behind the headroom.
+    pub fn with_capacity(len: usize) -> Self {
+        Self {
+            buf: vec![0; HEADROOM + len].into_boxed_slice(),
+            start: HEADROOM,
+            end: HEADROOM,
+            offload: Offload::default(),
+        }
+    }
+
+    /// A frame with a copy of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut frame = Self::with_capacity(bytes.len());
+        frame.buf[HEADROOM..].copy_from_slice(bytes);
+        frame.end = frame.buf.len();
+        frame
+    }
+
+    /// The frame's bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[self.start..self.end]
+    }
+
+    /// The frame's bytes, to be changed in place.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buf[self.start..self.end]
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Bytes that [`Self::push_front`] can still add.
+    #[inline]
+    pub fn headroom(&self) -> usize {
+        self.start
+    }
+
+    /// Bytes that the frame can still grow at its end.
+    #[inline]
+    pub fn tailroom(&self) -> usize {
+        self.buf.len() - self.end
+    }
+
+    /// Grows the frame by `n` bytes at its front and gives them (their content is undefined); `None`, and nothing
+    /// changed, if there is no room. Offsets in `offload` are moved along.
+    #[must_use]
+    pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
+        self.start = self.start.checked_sub(n)?;
+        if let Some(csum) = &mut self.offload.checksum {
+            csum.start = csum
+                .start
+                .saturating_add(u16::try_from(n).unwrap_or(u16::MAX));
+        }
+        Some(&mut self.buf[self.start..self.start + n])
+    }
+
+    /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
+    #[must_use]
+    pub fn pull_front(&mut self, n: usize) -> bool {
+        if n > self.len() {
+            return false;
+        }
+        self.start += n;
+        if let Some(csum) = &mut self.offload.checksum {
+            csum.start = csum
+                .start
+                .saturating_sub(u16::try_from(n).unwrap_or(u16::MAX));
+        }
+        true
+    }
+
+    /// Cuts the frame to `len` bytes; longer than it is changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.end = self.end.min(self.start + len);
+    }
+
+    /// Appends `bytes`; `false`, and nothing changed, if there is no room.
+    #[must_use]
+    pub fn extend(&mut self, bytes: &[u8]) -> bool {
+        if bytes.len() > self.tailroom() {
+            return false;
+        }
+        self.buf[self.end..self.end + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+        true
+    }
+
+    /// Forgets the content: an empty frame with the standard headroom.
+    pub fn clear(&mut self) {
+        self.start = HEADROOM;
+        self.end = HEADROOM;
+        self.offload = Offload::default();
+    }
+
+    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`].
+    pub fn receive_buffer(&mut self) -> &mut [u8] {
+        self.clear();
+        &mut self.buf[HEADROOM..]
+    }
+
+    /// Declares that a receive call has put `len` bytes into [`Self::receive_buffer`].
+    ///
+    /// # Panics
+    /// If `len` is longer than that buffer.
+    pub fn filled(&mut self, len: usize, offload: Offload) {
+        assert!(
+            HEADROOM + len <= self.buf.len(),
+            "a receive call cannot fill more than its buffer"
+        );
+        self.start = HEADROOM;
+        self.end = HEADROOM + len;
+        self.offload = offload;
+    }
+}
+
+impl Default for Frame {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clone for Frame {
+    /// The copy has room for what the original holds, and the standard headroom.
+    fn clone(&self) -> Self {
+        let mut copy = Self::from_bytes(self.bytes());
+        copy.offload = self.offload;
+        copy
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("len", &self.len())
+            .field("offload", &self.offload)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,7 @@
+//! Packet engine of a Linux Virtual Server in userspace.
+#![deny(unsafe_code)]
+
+#[cfg(feature = "engine")]
+pub mod frame;
+#[cfg(feature = "engine")]
+pub mod io;

@@ -1,0 +1,2 @@
+//! The packet engine.
+fn main() {}
