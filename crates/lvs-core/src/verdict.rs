@@ -39,7 +39,7 @@ pub enum Verdict {
     Accept(AcceptReason),
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
     Unreachable(DropReason),
-    /// Discard it; the reason has been counted.
+    /// Discard it, and count the reason.
     Drop(DropReason),
 }
 
