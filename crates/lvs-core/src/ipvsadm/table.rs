@@ -68,7 +68,7 @@ impl Command {
     /// What it does with `flag`.
     pub fn rule(self, flag: Flag) -> Rule {
         let (needed, one, free): (&[F], &[F], &[F]) = match self {
-            C::AddService | C::EditService => (
+            Self::AddService | Self::EditService => (
                 &[F::Service],
                 &[],
                 &[
@@ -80,10 +80,10 @@ impl Command {
                     F::SchedFlags,
                 ],
             ),
-            C::DeleteService => (&[F::Service], &[], &[]),
-            C::Clear | C::Restore | C::Set | C::Help | C::Version => (&[], &[], &[]),
-            C::Save => (&[], &[], &[F::Numeric]),
-            C::List => (
+            Self::DeleteService => (&[F::Service], &[], &[]),
+            Self::Clear | Self::Restore | Self::Set | Self::Help | Self::Version => (&[], &[], &[]),
+            Self::Save => (&[], &[], &[F::Numeric]),
+            Self::List => (
                 &[],
                 &[F::Connection, F::Service, F::Timeout, F::Daemon],
                 &[
@@ -98,7 +98,7 @@ impl Command {
                     F::TunInfo,
                 ],
             ),
-            C::AddServer | C::EditServer => (
+            Self::AddServer | Self::EditServer => (
                 &[F::Service, F::Server],
                 &[],
                 &[
@@ -113,9 +113,9 @@ impl Command {
                     F::TunRemcsum,
                 ],
             ),
-            C::DeleteServer => (&[F::Service, F::Server], &[], &[]),
-            C::Zero => (&[], &[], &[F::Service]),
-            C::StartDaemon => (
+            Self::DeleteServer => (&[F::Service, F::Server], &[], &[]),
+            Self::Zero => (&[], &[], &[F::Service]),
+            Self::StartDaemon => (
                 &[],
                 &[],
                 &[
@@ -127,7 +127,7 @@ impl Command {
                     F::SyncMaxlen,
                 ],
             ),
-            C::StopDaemon => (&[], &[], &[F::Syncid]),
+            Self::StopDaemon => (&[], &[], &[F::Syncid]),
         };
         if needed.contains(&flag) {
             Rule::Needed
@@ -197,40 +197,40 @@ pub enum Flag {
 impl Flag {
     /// All, in the order of the checks.
     pub const ALL: [Self; 34] = [
-        F::Numeric,
-        F::Connection,
-        F::Service,
-        F::Scheduler,
-        F::Persistent,
-        F::Netmask,
-        F::Server,
-        F::Forward,
-        F::Weight,
-        F::Upper,
-        F::Lower,
-        F::McastInterface,
-        F::Timeout,
-        F::Daemon,
-        F::Stats,
-        F::Rate,
-        F::Thresholds,
-        F::PersistentConn,
-        F::Nosort,
-        F::Syncid,
-        F::Exact,
-        F::Ops,
-        F::Pe,
-        F::SchedFlags,
-        F::McastGroup,
-        F::McastPort,
-        F::McastTtl,
-        F::SyncMaxlen,
-        F::TunInfo,
-        F::TunType,
-        F::TunPort,
-        F::TunNocsum,
-        F::TunCsum,
-        F::TunRemcsum,
+        Self::Numeric,
+        Self::Connection,
+        Self::Service,
+        Self::Scheduler,
+        Self::Persistent,
+        Self::Netmask,
+        Self::Server,
+        Self::Forward,
+        Self::Weight,
+        Self::Upper,
+        Self::Lower,
+        Self::McastInterface,
+        Self::Timeout,
+        Self::Daemon,
+        Self::Stats,
+        Self::Rate,
+        Self::Thresholds,
+        Self::PersistentConn,
+        Self::Nosort,
+        Self::Syncid,
+        Self::Exact,
+        Self::Ops,
+        Self::Pe,
+        Self::SchedFlags,
+        Self::McastGroup,
+        Self::McastPort,
+        Self::McastTtl,
+        Self::SyncMaxlen,
+        Self::TunInfo,
+        Self::TunType,
+        Self::TunPort,
+        Self::TunNocsum,
+        Self::TunCsum,
+        Self::TunRemcsum,
     ];
 
     /// The name that messages give it.
