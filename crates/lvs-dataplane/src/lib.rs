@@ -1,10 +1,40 @@
 //! Packet engine of a Linux Virtual Server in userspace.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "engine")]
+pub mod arp;
 pub mod control;
+#[cfg(feature = "engine")]
+pub mod drop;
+#[cfg(feature = "engine")]
+pub mod engine;
+#[cfg(feature = "engine")]
+pub mod fragment;
 #[cfg(feature = "engine")]
 pub mod frame;
 #[cfg(feature = "engine")]
+pub mod icmp;
+#[cfg(feature = "engine")]
 pub mod io;
 #[cfg(feature = "engine")]
-mod sys;
+pub mod neighbour;
+#[cfg(feature = "engine")]
+pub mod net;
+#[cfg(feature = "engine")]
+pub mod netlink;
+#[cfg(feature = "engine")]
+pub mod parse;
+#[cfg(feature = "engine")]
+pub mod pipeline;
+#[cfg(feature = "engine")]
+pub mod rewrite;
+#[cfg(feature = "engine")]
+pub mod segment;
+#[cfg(feature = "engine")]
+pub mod shield;
+#[cfg(feature = "engine")]
+pub mod shield_spec;
+#[cfg(feature = "engine")]
+pub mod sys;
+#[cfg(feature = "engine")]
+pub mod wire;

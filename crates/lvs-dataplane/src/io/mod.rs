@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use crate::frame::Frame;
 
+pub mod memory;
+
 /// Frames that a backend receives in one call at most.
 pub const BATCH: usize = 64;
 
