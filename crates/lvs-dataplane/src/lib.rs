@@ -5,3 +5,9 @@
 pub mod frame;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "engine")]
+pub mod netlink;
+#[cfg(feature = "engine")]
+pub mod shield;
+#[cfg(feature = "engine")]
+pub mod sys;

@@ -1,5 +1,9 @@
 //! Backends: how frames come in and go out.
 
+pub mod af_packet;
+pub mod tun;
+mod vnet;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 
