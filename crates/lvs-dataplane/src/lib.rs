@@ -38,3 +38,8 @@ pub mod shield_spec;
 pub mod sys;
 #[cfg(feature = "engine")]
 pub mod wire;
+pub mod netlink;
+#[cfg(feature = "engine")]
+pub mod shield;
+#[cfg(feature = "engine")]
+pub mod sys;

@@ -1,0 +1,2 @@
+//! Netlink.
+mod message;
