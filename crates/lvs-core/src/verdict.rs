@@ -1,6 +1,5 @@
 //! What is to become of a packet.
 
-use core::fmt;
 use core::net::SocketAddr;
 
 use crate::{Forwarding, Tunnel};
@@ -74,6 +73,9 @@ pub struct Reply {
     pub source: Option<SocketAddr>,
 }
 
+/// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! reasons {
     ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -84,6 +86,12 @@ macro_rules! reasons {
         impl $name {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Its place in [`Self::ALL`], for arrays of counters.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
 
             /// A stable name: the label in metrics and in listings.
             pub const fn name(self) -> &'static str {
@@ -96,8 +104,8 @@ macro_rules! reasons {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.write_str(self.name())
             }
         }
