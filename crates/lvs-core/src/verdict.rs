@@ -129,6 +129,8 @@ reasons! {
         DropPacket => "drop_packet",
         /// The persistence engine found nothing to go by.
         PersistenceEngine => "persistence_engine",
+        /// The embedding program's own hook dropped it.
+        Hook => "hook",
     }
 }
 
@@ -149,5 +151,7 @@ reasons! {
         UnrelatedIcmp => "unrelated_icmp",
         /// A reply of no connection, to be routed as it is.
         NoConnection => "no_connection",
+        /// The embedding program's own hook left it to the host.
+        Hook => "hook",
     }
 }
