@@ -6,5 +6,7 @@ pub mod control;
 pub mod frame;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "names")]
+pub mod names;
 #[cfg(feature = "engine")]
 mod sys;

@@ -4,11 +4,8 @@
 //! it takes the same command lines, and some options of its own before the command.
 #![forbid(unsafe_code)]
 
-mod names;
 mod program;
-mod ptr;
 mod session;
 pub mod start;
 
-pub use names::Names;
 pub use program::{Program, Streams, run};

@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 
 use lvs_dataplane::control::Address;
-use lvsadm::{Names, Streams, run, start};
+use lvs_dataplane::names::Names;
+use lvsadm::{Streams, run, start};
 
 fn main() -> ExitCode {
     let argv: Vec<Vec<u8>> = env::args_os().map(OsStringExt::into_vec).collect();

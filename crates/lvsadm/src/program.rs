@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Resolve, parse};
 use lvs_dataplane::control::{Address, Client};
+use lvs_dataplane::names::Names;
 
-use crate::Names;
 use crate::session::Session;
 
 /// The status that a shell reports of a program whose reader has gone.
@@ -216,11 +216,8 @@ impl Invocation<'_> {
             }
             Ok(Command::Help) => {
                 self.output.write_all(OWN_VERSION.as_bytes())?;
-                self.output.write_all(
-                    HELP_TEXT
-                        .replace("  ipvsadm -", "  lvsadm  -")
-                        .as_bytes(),
-                )?;
+                self.output
+                    .write_all(HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -").as_bytes())?;
                 self.output.write_all(OWN_HELP.as_bytes())?;
                 return Ok(0);
             }

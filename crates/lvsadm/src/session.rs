@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_core::api::{Call, ConnInfo, ServiceInfo, SyncDaemon, Timeouts};
 use lvs_core::ipvsadm::{
     Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, parse,
     render,
@@ -227,19 +227,19 @@ impl Session {
         }
         let (output, names, as_json) = (&mut *run.output, &run.names, run.json);
         let mut count = 0u64;
-        let end = self.client.list(&Call::ConnList {}, |conn: ConnInfo| {
-            if written.is_err() {
-                return;
-            }
-            written = if as_json {
-                json_item(output, count, &conn)
-            } else {
-                text.clear();
-                render::conn(&mut text, &conn, options, names);
-                output.write_all(text.as_bytes())
-            };
-            count += 1;
-        });
+        let end = self
+            .client
+            .list_while(&Call::ConnList {}, |conn: ConnInfo| {
+                written = if as_json {
+                    json_item(output, count, &conn)
+                } else {
+                    text.clear();
+                    render::conn(&mut text, &conn, options, names);
+                    output.write_all(text.as_bytes())
+                };
+                count += 1;
+                written.is_ok()
+            });
         written?;
         match end {
             Ok(_) => {
@@ -269,15 +269,9 @@ impl Session {
 /// The line that tells why a command was not carried out.
 fn explain(command: &Command, problem: &Error) -> String {
     match problem {
-        Error::Refused(failure) => refused(command, failure),
+        Error::Refused(failure) => failure_text(command, failure).to_owned(),
         other => other.to_string(),
     }
-}
-
-fn refused(command: &Command, failure: &Failure) -> String {
-    // That nothing is known of a service is told alike for every listing.
-    debug_assert!(failure.code != FailureCode::Internal || !failure.message.is_empty());
-    failure_text(command, failure).to_owned()
 }
 
 fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {

@@ -18,7 +18,7 @@ const SCHEDULERS: [&str; 13] = [
 /// Interfaces of the machine on which the sessions were recorded, with their MTU.
 const INTERFACES: [(&str, u32); 3] = [("lo", 65_536), ("cl", 1500), ("sv", 1500)];
 
-pub struct Model(Mutex<State>);
+pub(crate) struct Model(Mutex<State>);
 
 struct State {
     services: Vec<ServiceInfo>,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Model {
-    pub fn new(kernel: &str) -> Self {
+    pub(crate) fn new(kernel: &str) -> Self {
         Self(Mutex::new(State {
             services: Vec::new(),
             daemons: Vec::new(),
@@ -240,7 +240,10 @@ impl State {
         if mixed {
             return refuse(FailureCode::Invalid);
         }
-        let Some((_, mtu)) = INTERFACES.iter().find(|(name, _)| *name == daemon.interface) else {
+        let Some((_, mtu)) = INTERFACES
+            .iter()
+            .find(|(name, _)| *name == daemon.interface)
+        else {
             return refuse(FailureCode::NoDevice);
         };
         if self.daemons.iter().any(|other| other.role == daemon.role) {
@@ -254,9 +257,9 @@ impl State {
             SyncRole::Master => (1500 - headers, 1),
             SyncRole::Backup => ((*mtu).clamp(1500, 65_535) - headers, 1024),
         };
-        let maxlen = daemon.maxlen.map_or(default, |len| {
-            u32::from(len).clamp(least, 65_535 - headers)
-        });
+        let maxlen = daemon
+            .maxlen
+            .map_or(default, |len| u32::from(len).clamp(least, 65_535 - headers));
         daemon.maxlen = u16::try_from(maxlen).ok();
         daemon.group.get_or_insert(IpAddr::from([224, 0, 0, 81]));
         daemon.port.get_or_insert(8848);

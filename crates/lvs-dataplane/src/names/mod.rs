@@ -1,5 +1,7 @@
 //! Names of hosts and ports: `/etc/hosts`, `/etc/services` and the domain name system, within a time limit.
 
+mod ptr;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs;
@@ -10,8 +12,6 @@ use std::time::{Duration, Instant};
 
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::Resolve;
-
-use crate::ptr;
 
 /// Time that all reverse look-ups of a listing may take together; what is not known then is printed as a number.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
@@ -260,7 +260,10 @@ mod tests {
         );
         assert_eq!(names.port("www", Protocol::TCP), Some(80));
         assert_eq!(names.port("www", Protocol::UDP), None);
-        assert_eq!(names.port_name(53, Protocol::UDP).as_deref(), Some("domain"));
+        assert_eq!(
+            names.port_name(53, Protocol::UDP).as_deref(),
+            Some("domain")
+        );
     }
 
     #[test]

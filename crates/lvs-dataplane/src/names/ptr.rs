@@ -10,7 +10,7 @@ const CLASS_IN: u16 = 1;
 const JUMPS_MAX: usize = 16;
 
 /// The name servers in a text like `/etc/resolv.conf`; this host if there is none.
-pub(crate) fn servers(text: &str) -> Vec<SocketAddr> {
+pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     let mut servers: Vec<_> = text
         .lines()
         .filter_map(|line| {
@@ -28,7 +28,7 @@ pub(crate) fn servers(text: &str) -> Vec<SocketAddr> {
 }
 
 /// Asks `server` for the name of `address`. `Ok(None)`: it has none.
-pub(crate) fn ask(
+pub(super) fn ask(
     server: SocketAddr,
     address: IpAddr,
     timeout: Duration,
@@ -180,7 +180,8 @@ mod tests {
             let (len, client) = server.recv_from(&mut buf).expect("a question");
             let mut answer = buf[..len].to_vec();
             assert!(
-                answer[12..].starts_with(b"\x011\x012\x010\x03192\x07in-addr\x04arpa\0\0\x0c\0\x01")
+                answer[12..]
+                    .starts_with(b"\x011\x012\x010\x03192\x07in-addr\x04arpa\0\0\x0c\0\x01")
             );
             answer[2] |= 0x80;
             answer[7] = 1;
