@@ -16,6 +16,8 @@ pub mod frame;
 pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "names")]
+pub mod names;
 #[cfg(feature = "engine")]
 pub mod neighbour;
 #[cfg(feature = "engine")]

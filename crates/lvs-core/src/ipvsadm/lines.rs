@@ -54,6 +54,21 @@ impl Lines {
     }
 }
 
+/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1. Lines that begin with
+/// `#` are left out, as ipvsadm-restore does.
+pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
+    text.split(|&b| b == b'\n')
+        .enumerate()
+        .filter(|(_, line)| !line.starts_with(b"#"))
+        .filter_map(|(i, line)| {
+            let mut lines = Lines::new();
+            for &byte in line {
+                lines.push(byte);
+            }
+            Some((i + 1, lines.finish()?))
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +84,14 @@ mod tests {
         let expected: [&[&[u8]]; 2] = [&[b"-A", b"-t", b"192.0.2.1:80"], &[b"-C"]];
         assert_eq!(seen, expected);
         assert_eq!(lines.finish(), None);
+    }
+
+    #[test]
+    fn rules_have_line_numbers() {
+        let lines: Vec<_> = rules(b"# saved\n\n-C\n -S -n").collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].0, 3);
+        assert_eq!(lines[1], (4, [b"-S".to_vec(), b"-n".to_vec()].to_vec()));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use alloc::string::String;
 use core::net::{IpAddr, Ipv4Addr};
 
 pub use command::{Command, Format, ListOptions, What};
-pub use lines::{Lines, WORD_MAX};
+pub use lines::{Lines, WORD_MAX, rules};
 pub use parse::{Refusal, parse};
 
 use crate::Protocol;

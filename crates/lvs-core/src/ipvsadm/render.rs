@@ -350,9 +350,9 @@ fn save_service(out: &mut String, service: &ServiceInfo, style: Style<'_>) {
         if let Some(mask) = mask(service) {
             put(out, format_args!(" -M {mask}"));
         }
-        if let Some(engine) = &config.engine {
-            put(out, format_args!(" --pe {engine}"));
-        }
+    }
+    if let Some(engine) = &config.engine {
+        put(out, format_args!(" --pe {engine}"));
     }
     if config.flags.has(ServiceFlags::ONE_PACKET) {
         out.push_str(" -o");

@@ -1,6 +1,7 @@
 //! The asking side.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use lvs_core::api::{Call, Failure, Hello, ListEnd, Request, VERSION};
@@ -73,6 +74,9 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
+    /// The caller wanted no more of a list.
+    #[error("the list was not read to its end")]
+    Stopped,
     /// The engine refused.
     #[error("{}", .0.message)]
     Refused(Failure),
@@ -161,7 +165,7 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`], or that the connection is of no use any more.
     pub fn call<R: DeserializeOwned>(&mut self, call: &Call) -> Result<R, Error> {
-        self.exchange(call, |_: IgnoredAny| {})
+        self.exchange(call, |_: IgnoredAny| true)
     }
 
     /// Makes a call whose answer is a list, and hands over its items as they come, so that its length does not
@@ -172,7 +176,23 @@ impl Client {
     pub fn list<I: DeserializeOwned>(
         &mut self,
         call: &Call,
-        each: impl FnMut(I),
+        mut each: impl FnMut(I),
+    ) -> Result<ListEnd, Error> {
+        self.list_while(call, |item| {
+            each(item);
+            true
+        })
+    }
+
+    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any more, and every
+    /// later call fails.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], and as [`list`](Self::list).
+    pub fn list_while<I: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        each: impl FnMut(I) -> bool,
     ) -> Result<ListEnd, Error> {
         self.exchange(call, each)
     }
@@ -190,7 +210,7 @@ impl Client {
     fn exchange<I: DeserializeOwned, R: DeserializeOwned>(
         &mut self,
         call: &Call,
-        mut each: impl FnMut(I),
+        mut each: impl FnMut(I) -> bool,
     ) -> Result<R, Error> {
         let id = self.next_id;
         self.next_id += 1;
@@ -208,7 +228,12 @@ impl Client {
                 return Err(self.garbled(format!("answer {} to request {id}", line.id)));
             }
             match (line.item, line.result) {
-                (Some(item), None) => each(item),
+                (Some(item), None) => {
+                    if !each(item) {
+                        let _ = self.stream.get_ref().shutdown(Shutdown::Both);
+                        return Err(Error::Stopped);
+                    }
+                }
                 (None, Some(result)) => return Ok(result),
                 _ => return Err(self.garbled("a line is neither item, result nor error".into())),
             }
