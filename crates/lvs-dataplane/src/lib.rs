@@ -14,9 +14,13 @@ pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
 #[cfg(feature = "engine")]
+pub mod neighbour;
+#[cfg(feature = "engine")]
 pub mod net;
 #[cfg(feature = "engine")]
 pub mod parse;
+#[cfg(feature = "engine")]
+pub mod pipeline;
 #[cfg(feature = "engine")]
 pub mod rewrite;
 #[cfg(feature = "engine")]
