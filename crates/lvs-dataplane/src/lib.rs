@@ -21,6 +21,8 @@ pub mod names;
 #[cfg(feature = "engine")]
 pub mod neighbour;
 #[cfg(feature = "engine")]
+pub mod neighbour;
+#[cfg(feature = "engine")]
 pub mod net;
 #[cfg(feature = "engine")]
 pub mod netlink;
