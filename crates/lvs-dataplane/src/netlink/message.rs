@@ -76,14 +76,15 @@ impl Builder {
         const NLA_F_NESTED: u16 = 0x8000;
         let start = self.buf.len();
         self.buf.extend_from_slice(&[0; 2]);
-        self.buf.extend_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());
+        self.buf
+            .extend_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());
         fill(self);
         let len = u16::try_from(self.buf.len() - start).expect("callers split long lists");
         self.buf[start..start + 2].copy_from_slice(&len.to_ne_bytes());
     }
 
     fn pad(&mut self) {
-        while self.buf.len() % 4 != 0 {
+        while !self.buf.len().is_multiple_of(4) {
             self.buf.push(0);
         }
     }
