@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::netns::{Host, Proc};
+use crate::netns::{Host, Proc, wait_until};
 
 /// How an nginx is to be set up.
 #[derive(Clone, Debug)]
@@ -66,6 +67,7 @@ pub fn nginx(host: &Host, options: &NginxOptions) -> Result<Proc> {
     let configuration = format!(
         "daemon off;
 master_process off;
+user root root;
 pid {home}/pid;
 error_log stderr warn;
 worker_rlimit_nofile 8192;
@@ -124,17 +126,15 @@ pub fn iperf3(host: &Host) -> Result<Proc> {
 ///
 /// When it is missing or does not listen.
 pub fn dnsmasq(host: &Host) -> Result<Proc> {
-    let server = host.spawn(
+    let mut server = host.spawn(
         "dnsmasq",
         &[
-            "--keep-in-foreground",
+            // Stays in the foreground as well, and keeps its user: a user namespace has no other.
+            "--no-daemon",
             "--conf-file=/dev/null",
             "--no-resolv",
             "--no-hosts",
-            "--user=root",
-            "--group=root",
             "--pid-file=",
-            "--log-facility=-",
             "--port=53",
             &format!("--txt-record=id.test,{}", host.name()),
             "--address=/www.test/192.0.2.80",
