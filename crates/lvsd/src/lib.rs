@@ -1,1 +1,4 @@
-//! placeholder
+//! x
+#![forbid(unsafe_code)]
+
+pub mod config;
