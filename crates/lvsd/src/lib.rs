@@ -2,3 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod control;
+#[cfg(test)]
+mod fake;
+pub mod reconcile;
