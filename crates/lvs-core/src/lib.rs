@@ -17,6 +17,8 @@ extern crate std;
 
 #[cfg(feature = "api")]
 pub mod api;
+#[cfg(feature = "ipvsadm")]
+pub mod ipvsadm;
 mod packet;
 mod service;
 mod time;
