@@ -186,7 +186,8 @@ impl Link {
             Ok(control) => {
                 self.control = Some(control);
                 self.connected = now;
-                self.greet(self.starting.take().is_some());
+                let started = self.starting.take().is_some();
+                self.greet(started);
                 self.ever = true;
                 return Ok(());
             }

@@ -25,6 +25,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
+pub(crate) use check::label;
 pub use diagnostic::{Diagnostic, Report, Severity};
 use raw::RawConfig;
 
