@@ -57,6 +57,10 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
+    /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
+    #[arg(long, conflicts_with = "interface")]
+    no_interfaces: bool,
+
     /// What to do with a new connection when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -140,6 +144,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
+        no_interfaces: args.no_interfaces,
         max_connections: Some(args.max_connections as usize),
         sysctls: args.sysctl,
         rules,

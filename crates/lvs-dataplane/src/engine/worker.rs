@@ -12,15 +12,13 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{
-    AcceptReason, DropReason, Forwarding, IcmpError, Instant, PacketMeta, ServiceKey, Shard,
-    Verdict,
-};
+use lvs_core::{Forwarding, Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
 use super::shared::{Command, Shared};
-use super::{HookAction, PacketHook, StartError};
+use super::{PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::icmp::Limits;
@@ -29,7 +27,7 @@ use crate::io::tun::HostDevice;
 use crate::io::{BATCH, PacketIo};
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
-use crate::pipeline::{Decide, Env, Output, Pipeline, Request};
+use crate::pipeline::{Env, Output, Pipeline, Request};
 use crate::shield::{self, Shield};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
@@ -116,13 +114,7 @@ impl Worker {
         }
         let hook = setup.hook.take();
         let mut worker = Self {
-            decider: Decider {
-                shared: shared.clone(),
-                shard,
-                hook,
-                drops: [0; DropReason::ALL.len()],
-                accepts: [0; AcceptReason::ALL.len()],
-            },
+            decider: Decider::new(shared.clone(), shard, hook),
             shared,
             commands,
             setup,
@@ -504,10 +496,10 @@ impl Worker {
             Ok(changes) => changes,
             Err(error) => return warn!("{error}"),
         };
-        if changes.links {
-            if let Err(error) = self.attach_links(false) {
-                warn!("{error}");
-            }
+        if changes.links
+            && let Err(error) = self.attach_links(false)
+        {
+            warn!("{error}");
         }
         if changes.links || changes.addresses || changes.routes {
             self.network.forget_ways();
@@ -679,12 +671,6 @@ impl Worker {
     }
 
     fn reasons(&mut self) -> Vec<ReasonCount> {
-        let reason = |action: &str, reason: &str, count, help: &str| ReasonCount {
-            action: action.to_owned(),
-            reason: reason.to_owned(),
-            count,
-            help: help.trim().to_owned(),
-        };
         let counters = &self.pipeline.counters;
         let frames = FrameDrop::ALL
             .iter()
@@ -698,15 +684,7 @@ impl Worker {
                     drop.describe(),
                 )
             });
-        let verdicts = DropReason::ALL
-            .iter()
-            .zip(self.decider.drops)
-            .map(|(drop, count)| reason("drop", drop.name(), count, drop.describe()));
-        let accepts = AcceptReason::ALL
-            .iter()
-            .zip(self.decider.accepts)
-            .map(|(accept, count)| reason("host", accept.name(), count, accept.describe()));
-        let mut all: Vec<ReasonCount> = frames.chain(verdicts).chain(accepts).collect();
+        let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
         let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
         all.push(reason("drop", "not_sent", self.refused, unsent));
         let missed: u64 = self
@@ -763,59 +741,5 @@ fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
             .collect(),
         own_vips: hidden.own_vips.iter().copied().collect(),
         nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
-    }
-}
-
-/// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
-struct Decider {
-    shared: Arc<Shared>,
-    shard: Shard,
-    hook: Option<Box<dyn PacketHook>>,
-    drops: [u64; DropReason::ALL.len()],
-    accepts: [u64; AcceptReason::ALL.len()],
-}
-
-impl Decider {
-    fn count(&mut self, verdict: Verdict) -> Verdict {
-        match verdict {
-            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
-                self.drops[reason.index()] += 1;
-            }
-            Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
-            Verdict::Forward(_) | Verdict::Reply(_) => {}
-        }
-        verdict
-    }
-}
-
-impl Decide for Decider {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        if let Some(hook) = &mut self.hook {
-            match hook.packet(meta) {
-                HookAction::Continue => {}
-                HookAction::Host => return self.count(Verdict::Accept(AcceptReason::Hook)),
-                HookAction::Drop => return self.count(Verdict::Drop(DropReason::Hook)),
-            }
-        }
-        let verdict = match self.shard.handle_packet(meta, now) {
-            Ok(verdict) => verdict,
-            Err(pending) => self
-                .shared
-                .control()
-                .admit(&mut self.shard, meta, pending, now),
-        };
-        self.count(verdict)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        let verdict = match self.shard.handle_icmp_error(error, now) {
-            Ok(verdict) => verdict,
-            Err(pending) => {
-                self.shared
-                    .control()
-                    .admit_icmp_error(&mut self.shard, error, pending, now)
-            }
-        };
-        self.count(verdict)
     }
 }
