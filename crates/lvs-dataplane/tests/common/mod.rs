@@ -15,7 +15,7 @@ impl Host {
     pub(crate) fn new() -> Self {
         let fd = thread::spawn(|| {
             sys::unshare_network().expect("this test makes network namespaces: run it as root");
-            ip("link set lo up");
+            sh("ip link set lo up; sysctl -qw net.ipv6.conf.default.accept_dad=0");
             sys::current_network().expect("/proc is mounted")
         })
         .join()
