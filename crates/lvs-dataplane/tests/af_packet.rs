@@ -38,7 +38,7 @@ impl Wire {
         let stop = Arc::new(AtomicBool::new(false));
         let longest = Arc::new(AtomicUsize::new(0));
         let (stopped, longest_seen) = (Arc::clone(&stop), Arc::clone(&longest));
-        let (mut a, mut b) = host.run(|| (open("a"), open("b")));
+        let (mut a, mut b) = host.run(|| (open("wa"), open("wb")));
         let thread = thread::spawn(move || {
             let mut batch = frames();
             let mut poller = Poller::new();
@@ -75,13 +75,13 @@ impl Wire {
     }
 }
 
-/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose interfaces are `a` and `b`.
+/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose interfaces are `wa` and `wb`.
 fn hosts() -> (Host, Host, Host) {
     let (left, middle, right) = (Host::new(), Host::new(), Host::new());
-    left.veth("l", &middle, "a");
-    right.veth("r", &middle, "b");
-    left.ip("addr add 10.0.0.1/24 dev l");
-    right.ip("addr add 10.0.0.2/24 dev r");
+    left.veth("wl", &middle, "wa");
+    right.veth("wr", &middle, "wb");
+    left.ip("addr add 10.0.0.1/24 dev wl");
+    right.ip("addr add 10.0.0.2/24 dev wr");
     (left, middle, right)
 }
 
@@ -92,7 +92,7 @@ fn aggregates_pass_whole_and_arrive_right() {
     // The far device cannot segment or checksum: the kernel has to do it when we send there.
     for offload in [true, false] {
         if !offload {
-            middle.sh("ethtool -K b tx off tso off gso off");
+            middle.sh("ethtool -K wb tx off tso off gso off");
         }
         let wire = Wire::new(&middle);
         let listener = right.run(|| TcpListener::bind("10.0.0.2:5000").unwrap());
@@ -180,7 +180,7 @@ fn an_idle_round_trip() {
 #[test]
 fn an_interface_goes_down_and_goes_away() {
     let (left, middle, _right) = hosts();
-    let mut packets = middle.run(|| open("a"));
+    let mut packets = middle.run(|| open("wa"));
     let mut batch = frames();
     let mut until = |packets: &mut AfPacket, kind: ErrorKind| {
         let end = Instant::now() + Duration::from_secs(5);
@@ -192,13 +192,13 @@ fn an_interface_goes_down_and_goes_away() {
             }
         }
     };
-    middle.ip("link set a down");
+    middle.ip("link set wa down");
     until(&mut packets, ErrorKind::NetworkDown);
     let mut one = [Frame::from_bytes(&[0xff; 60])];
     assert_eq!(packets.send(&mut one), 1);
     assert_eq!(packets.counters().send_down, 1);
     // The same socket goes on when the interface comes up.
-    middle.ip("link set a up");
+    middle.ip("link set wa up");
     let end = Instant::now() + Duration::from_secs(5);
     while packets.send(&mut one) != 0 {
         assert!(Instant::now() < end, "sending works again");
@@ -206,7 +206,7 @@ fn an_interface_goes_down_and_goes_away() {
     let mut long = [Frame::from_bytes(&[0xff; 9000])];
     assert_eq!(packets.send(&mut long), 1);
     assert_eq!(packets.counters().send_too_long, 1);
-    left.ip("link delete l");
+    left.ip("link delete wl");
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         match packets.recv(&mut frames()) {
@@ -217,8 +217,8 @@ fn an_interface_goes_down_and_goes_away() {
     }
     assert_eq!(packets.send(&mut one), 1);
     // A new one of this name is opened anew.
-    left.veth("l", &middle, "a");
-    middle.run(|| open("a"));
+    left.veth("wl", &middle, "wa");
+    middle.run(|| open("wa"));
     let gone = middle.run(|| AfPacket::open(9999, "ghost"));
     assert!(
         matches!(gone, Err(OpenError::NoInterface { .. })),
