@@ -326,11 +326,13 @@ fn read_setting(path: &Path) -> io::Result<u32> {
     })
 }
 
-/// Writes a setting, unless it has that value: in a container `/proc/sys` may be read-only and right already.
+/// Writes a setting. It is written even if it has that value already: what is set expressly no longer follows
+/// `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only and right already.
 fn write_setting(path: &Path, value: u32) -> io::Result<()> {
-    if read_setting(path)? == value {
-        return Ok(());
+    match fs::write(path, value.to_string()) {
+        Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),
+        result => result.map_err(|err| {
+            io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
+        }),
     }
-    fs::write(path, value.to_string())
-        .map_err(|err| io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display())))
 }
