@@ -28,4 +28,6 @@ pub mod segment;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
 #[cfg(feature = "engine")]
+pub mod tunnel_path;
+#[cfg(feature = "engine")]
 pub mod wire;

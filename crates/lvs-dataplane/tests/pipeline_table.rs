@@ -436,6 +436,43 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
+fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
+    let mut lab = web(Forwarding::Tunnel);
+    let request = udp((CLIENT, 4000), (VIP, 53), &[7; 1300]);
+    let tunnelled = lab.send(CLIENTS, &from_client(&request));
+    let router = Ipv4Addr::new(10, 1, 200, 9);
+    let complaint = |mtu: u16| {
+        let mut frame = Frame::new();
+        let kind = lvs_dataplane::wire::icmp::ErrorKind::FragmentationNeeded(mtu);
+        assert!(lvs_dataplane::wire::icmp::error(
+            &mut frame,
+            kind,
+            &tunnelled[0].1[14..],
+            router,
+            1
+        ));
+        ethernet(SV_MAC, server_mac(router), frame.bytes())
+    };
+    // First in terms of the route that was in use, and of what was learned once that is in use.
+    let got = lab.send(SERVERS, &complaint(1300));
+    assert_eq!(got.len(), 1);
+    let told = &got[0].1[14..];
+    assert_eq!(
+        (got[0].0, ipv4::src(told), ipv4::dst(told)),
+        (CLIENTS, VIP, CLIENT)
+    );
+    assert_eq!((&told[20..22], be16(told, 26)), (&[3, 4][..], 1480));
+    assert_eq!(told[28 + 12..28 + 28], request[12..28]);
+    let got = lab.send(CLIENTS, &from_client(&request));
+    assert_eq!((got[0].0, be16(&got[0].1, 40)), (CLIENTS, 1280));
+    let got = lab.send(SERVERS, &complaint(1300));
+    assert_eq!(be16(&got[0].1, 40), 1280);
+    // Nobody tunnels to that server.
+    let mut other = web(Forwarding::Tunnel);
+    assert!(other.send(SERVERS, &complaint(1300)).is_empty());
+}
+
+#[test]
 fn fragments_in_fragments_out() {
     let data: Vec<u8> = (0..4000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = udp((CLIENT, 4000), (VIP, 53), &data);
