@@ -1,36 +1,6 @@
 //! Why the packet path discards a frame.
 
-use std::fmt;
-
-macro_rules! reasons {
-    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
-        pub enum $name { $($(#[doc = $doc])+ $variant,)+ }
-
-        impl $name {
-            /// Every reason, in the order of their indices.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// A stable name: the label in metrics and in listings.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text,)+ }
-            }
-
-            /// What the reason means, in a sentence or two.
-            pub const fn describe(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($doc),+),)+ }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
+use lvs_core::reasons;
 
 reasons! {
     /// Why the packet path discarded a frame. What the director decided to drop is one of them; its own reason is counted
@@ -86,13 +56,5 @@ reasons! {
         HostStray => "host_stray",
         /// For an address that the engine owns, and nobody answers there.
         OwnAddress => "own_address",
-    }
-}
-
-impl FrameDrop {
-    /// The index in tables of counters.
-    #[inline]
-    pub const fn index(self) -> usize {
-        self as usize
     }
 }

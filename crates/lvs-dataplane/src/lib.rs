@@ -3,8 +3,11 @@
 
 #[cfg(feature = "engine")]
 pub mod arp;
+pub mod control;
 #[cfg(feature = "engine")]
 pub mod drop;
+#[cfg(feature = "engine")]
+pub mod engine;
 #[cfg(feature = "engine")]
 pub mod fragment;
 #[cfg(feature = "engine")]
@@ -13,10 +16,14 @@ pub mod frame;
 pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "names")]
+pub mod names;
 #[cfg(feature = "engine")]
 pub mod neighbour;
 #[cfg(feature = "engine")]
 pub mod net;
+#[cfg(feature = "engine")]
+pub mod netlink;
 #[cfg(feature = "engine")]
 pub mod parse;
 #[cfg(feature = "engine")]
@@ -26,7 +33,10 @@ pub mod rewrite;
 #[cfg(feature = "engine")]
 pub mod segment;
 #[cfg(feature = "engine")]
+pub mod shield;
+#[cfg(feature = "engine")]
 pub mod shield_spec;
+pub mod sys;
 #[cfg(feature = "engine")]
 pub mod tunnel_path;
 #[cfg(feature = "engine")]

@@ -1,15 +1,13 @@
 //! Frame in, verdict by hand, frame out. The frames with addresses in 10.0/16 and 10.1/16 were recorded from a kernel
 //! with IPVS; fields that vary between runs (the identification of what the director itself makes) are compared as zero.
 
-mod common;
+mod lab;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use common::{
-    CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac,
-};
 use etherparse::PacketBuilder;
+use lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac};
 use lvs_core::{AcceptReason, Forwarding, Protocol, Verdict};
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
@@ -313,7 +311,7 @@ fn left_or_given_back() {
 fn a_client_on_the_director() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
-    let local = (common::CL_ADDR, 40_000);
+    let local = (lab::CL_ADDR, 40_000);
     let got = lab.send(HOST, &tcp(local, (VIP, 80), b"hello"));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].0, SERVERS);
@@ -548,7 +546,7 @@ fn an_unknown_neighbour_is_asked_for() {
 #[test]
 fn arp_for_own_addresses() {
     let mut lab = web(Forwarding::Nat);
-    let mut ask = lvs_dataplane::arp::gratuitous(GW_MAC, common::GW_ADDR).to_vec();
+    let mut ask = lvs_dataplane::arp::gratuitous(GW_MAC, lab::GW_ADDR).to_vec();
     ask[38..42].copy_from_slice(&VIP.octets());
     assert!(
         lab.send(CLIENTS, &ask).is_empty(),

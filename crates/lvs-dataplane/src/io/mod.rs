@@ -1,11 +1,14 @@
 //! Backends: how frames come in and go out.
 
+pub mod af_packet;
+pub mod memory;
+pub mod tun;
+mod vnet;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::frame::Frame;
-
-pub mod memory;
 
 /// Frames that a backend receives in one call at most.
 pub const BATCH: usize = 64;
