@@ -36,7 +36,8 @@ pub mod segment;
 pub mod shield;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
-#[cfg(feature = "engine")]
 pub mod sys;
+#[cfg(feature = "engine")]
+pub mod tunnel_path;
 #[cfg(feature = "engine")]
 pub mod wire;
