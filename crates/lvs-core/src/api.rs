@@ -10,6 +10,7 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::stats::{Counts, Stats};
 use crate::{Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.
@@ -269,34 +270,6 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether it is up now.
     pub up: bool,
-}
-
-/// Counters or rates of a service or a server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Counts {
-    /// Connections (rates: a second).
-    pub conns: u64,
-    /// Packets from clients.
-    pub in_packets: u64,
-    /// Packets from servers.
-    pub out_packets: u64,
-    /// Bytes from clients, IP headers included.
-    pub in_bytes: u64,
-    /// Bytes from servers, IP headers included.
-    pub out_bytes: u64,
-}
-
-/// Counters as scripts see them (two-second snapshot), their rates, and as they are now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Stats {
-    /// The snapshot of the last two-second tick, less what was zeroed.
-    pub shown: Counts,
-    /// Rates a second, as the kernel's estimator computes them.
-    pub rates: Counts,
-    /// The counters now, never zeroed.
-    pub live: Counts,
 }
 
 /// A service in a listing.

@@ -17,15 +17,37 @@ extern crate std;
 
 #[cfg(feature = "api")]
 pub mod api;
+mod conn;
+mod control;
+mod director;
+mod error;
+#[cfg(feature = "ipvsadm")]
+pub mod ipvsadm;
 mod packet;
+mod pool;
+pub mod sched;
+mod server;
 mod service;
+mod shard;
+mod stats;
+mod sysctl;
 mod time;
 mod verdict;
 
+pub(crate) use conn::State;
+pub use control::{Control, Options, Service};
+pub use director::Director;
+pub use error::Error;
 pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+pub use pool::Pool;
+pub use sched::{Registry, Request, Scheduler};
+pub use server::{OpenConnection, Server};
 pub use service::{
     Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
     TunnelChecksum,
 };
+pub use shard::{Connection, Pending, Shard};
+pub use stats::{Counts, Stats};
+pub use sysctl::Sysctls;
 pub use time::Instant;
 pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};

@@ -1,0 +1,8 @@
+//! Connections: the table, its timers, and the protocols' state machines.
+
+pub(crate) mod state;
+pub(crate) mod table;
+mod wheel;
+
+pub(crate) use self::state::State;
+pub(crate) use self::table::{ConnTable, Key, NO_SLOT, Slot};

@@ -1,0 +1,258 @@
+//! State machines: TCP and UDP.
+//!
+//! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from the server, and one
+//! for packets from the client of connections whose replies do not pass through the director.
+
+use crate::{Protocol, TcpFlags};
+
+/// A state of a connection, by the number that the synchronisation protocol gives it. What it means depends on the
+/// protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State(pub(crate) u8);
+
+impl State {
+    /// Before the first transition; of UDP, the only state.
+    pub(crate) const NONE: Self = Self(0);
+    pub(crate) const TCP_FIN_WAIT: Self = Self(4);
+    pub(crate) const TCP_TIME_WAIT: Self = Self(5);
+    pub(crate) const TCP_CLOSE: Self = Self(6);
+
+    /// The kernel's name for it in listings.
+    pub(crate) fn name(self, protocol: Protocol) -> &'static str {
+        match protocol {
+            Protocol::TCP => TCP_NAMES
+                .get(usize::from(self.0))
+                .copied()
+                .unwrap_or("ERR!"),
+            Protocol::UDP if self.0 == 0 => "UDP",
+            _ => "ERR!",
+        }
+    }
+
+    /// Counted as active (`tcp_state_active_table`).
+    pub(crate) fn is_active(self, protocol: Protocol) -> bool {
+        // ESTABLISHED, SYN_SENT, SYN_RECV, SYNACK.
+        protocol == Protocol::TCP && matches!(self.0, 1 | 2 | 3 | 10)
+    }
+}
+
+const TCP_NAMES: [&str; 11] = [
+    "NONE",
+    "ESTABLISHED",
+    "SYN_SENT",
+    "SYN_RECV",
+    "FIN_WAIT",
+    "TIME_WAIT",
+    "CLOSE",
+    "CLOSE_WAIT",
+    "LAST_ACK",
+    "LISTEN",
+    "SYNACK",
+];
+
+/// Where a packet comes from, as far as the tables care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the client.
+    Input,
+    /// From the server.
+    Output,
+    /// From the client, of a connection of which no reply has been seen.
+    InputOnly,
+}
+
+/// The timeout of each state in seconds. Those of ESTABLISHED, FIN_WAIT and UDP can be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timeouts {
+    tcp: [u32; 11],
+    udp: u32,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            tcp: [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120],
+            udp: 300,
+        }
+    }
+}
+
+impl Timeouts {
+    pub(crate) fn of(&self, protocol: Protocol, state: State) -> u32 {
+        match protocol {
+            Protocol::TCP => self.tcp.get(usize::from(state.0)).copied().unwrap_or(2),
+            _ => self.udp,
+        }
+    }
+
+    /// ESTABLISHED, FIN_WAIT and UDP, which `ipvsadm --set` sets.
+    pub(crate) const fn settable(&self) -> (u32, u32, u32) {
+        (self.tcp[1], self.tcp[4], self.udp)
+    }
+
+    /// Sets those of the three that are not 0.
+    pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
+        if tcp != 0 {
+            self.tcp[1] = tcp;
+        }
+        if tcp_fin != 0 {
+            self.tcp[4] = tcp_fin;
+        }
+        if udp != 0 {
+            self.udp = udp;
+        }
+    }
+}
+
+/// The state that a TCP connection goes into (`set_tcp_state`).
+pub(crate) fn tcp_next(secure: bool, direction: Direction, flags: TcpFlags, state: State) -> State {
+    let event = if flags.has(TcpFlags::RST) {
+        3
+    } else if flags.has(TcpFlags::SYN) {
+        0
+    } else if flags.has(TcpFlags::FIN) {
+        1
+    } else if flags.has(TcpFlags::ACK) {
+        2
+    } else {
+        return State::TCP_CLOSE;
+    };
+    let table = match (secure, direction) {
+        (false, Direction::Input) => &NORMAL_INPUT,
+        (false, Direction::Output) => &NORMAL_OUTPUT,
+        (false, Direction::InputOnly) => &NORMAL_INPUT_ONLY,
+        (true, Direction::Input) => &SECURE_INPUT,
+        (true, Direction::Output) => &SECURE_OUTPUT,
+        (true, Direction::InputOnly) => &SECURE_INPUT_ONLY,
+    };
+    State(
+        table[event]
+            .get(usize::from(state.0))
+            .copied()
+            .unwrap_or(State::TCP_CLOSE.0),
+    )
+}
+
+/// Rows: SYN, FIN, ACK, RST. Columns: the present state. Cells: the next one.
+type Table = [[u8; 11]; 4];
+
+// Short names for the cells.
+const ES: u8 = 1;
+const SS: u8 = 2;
+const SR: u8 = 3;
+const FW: u8 = 4;
+const TW: u8 = 5;
+const CL: u8 = 6;
+const CW: u8 = 7;
+const LA: u8 = 8;
+const LI: u8 = 9;
+const SA: u8 = 10;
+
+#[rustfmt::skip]
+const NORMAL_INPUT: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SR, ES, ES, SR, SR, SR, SR, SR, SR, SR, SR],
+    [CL, CW, SS, TW, TW, TW, CL, CW, LA, LI, TW],
+    [ES, ES, SS, ES, FW, TW, CL, CW, CL, LI, ES],
+    [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, SR],
+];
+
+#[rustfmt::skip]
+const NORMAL_OUTPUT: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SS, ES, SS, SR, SS, SS, SS, SS, SS, LI, SR],
+    [TW, FW, SS, TW, FW, TW, CL, TW, LA, LI, TW],
+    [ES, ES, SS, ES, FW, TW, CL, CW, LA, ES, ES],
+    [CL, CL, SS, CL, CL, TW, CL, CL, CL, CL, CL],
+];
+
+#[rustfmt::skip]
+const NORMAL_INPUT_ONLY: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SR, ES, ES, SR, SR, SR, SR, SR, SR, SR, SR],
+    [CL, FW, SS, TW, FW, TW, CL, CW, LA, LI, TW],
+    [ES, ES, SS, ES, FW, TW, CL, CW, CL, LI, ES],
+    [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, CL],
+];
+
+#[rustfmt::skip]
+const SECURE_INPUT: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SR, ES, ES, SR, SR, SR, SR, SR, SR, SR, SA],
+    [CL, CW, SS, TW, TW, TW, CL, CW, LA, LI, SA],
+    [ES, ES, SS, SR, FW, TW, CL, CW, CL, LI, SA],
+    [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, CL],
+];
+
+#[rustfmt::skip]
+const SECURE_OUTPUT: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SS, ES, SS, SA, SS, SS, SS, SS, SS, LI, SA],
+    [TW, FW, SS, TW, FW, TW, CL, TW, LA, LI, TW],
+    [ES, ES, SS, ES, FW, TW, CL, CW, LA, ES, ES],
+    [CL, CL, SS, CL, CL, TW, CL, CL, CL, CL, CL],
+];
+
+#[rustfmt::skip]
+const SECURE_INPUT_ONLY: Table = [
+    // NO, ES, SS, SR, FW, TW, CL, CW, LA, LI, SA
+    [SA, ES, ES, SR, SA, SA, SA, SA, SA, SA, SA],
+    [CL, FW, SS, TW, FW, TW, CL, CW, LA, LI, TW],
+    [ES, ES, SS, ES, FW, TW, CL, CW, CL, LI, ES],
+    [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, CL],
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: TcpFlags = TcpFlags(TcpFlags::SYN);
+    const SYN_ACK: TcpFlags = TcpFlags(TcpFlags::SYN | TcpFlags::ACK);
+    const ACK: TcpFlags = TcpFlags(TcpFlags::ACK);
+    const FIN: TcpFlags = TcpFlags(TcpFlags::FIN | TcpFlags::ACK);
+    const RST: TcpFlags = TcpFlags(TcpFlags::RST);
+
+    fn walk(steps: &[(Direction, TcpFlags)]) -> &'static str {
+        let end = steps
+            .iter()
+            .fold(State::NONE, |state, &(direction, flags)| {
+                tcp_next(false, direction, flags, state)
+            });
+        end.name(Protocol::TCP)
+    }
+
+    #[test]
+    fn lives_of_translated_connections() {
+        use Direction::{Input, Output};
+        let open = [(Input, SYN), (Output, SYN_ACK), (Input, ACK)];
+        assert_eq!(walk(&open[..1]), "SYN_RECV");
+        assert_eq!(walk(&open), "ESTABLISHED");
+        assert_eq!(walk(&[&open[..], &[(Input, FIN)]].concat()), "CLOSE_WAIT");
+        assert_eq!(
+            walk(&[&open[..], &[(Input, FIN), (Output, FIN)]].concat()),
+            "TIME_WAIT"
+        );
+        assert_eq!(walk(&[&open[..], &[(Output, FIN)]].concat()), "FIN_WAIT");
+        assert_eq!(walk(&[&open[..], &[(Input, RST)]].concat()), "CLOSE");
+    }
+
+    #[test]
+    fn lives_of_routed_connections() {
+        use Direction::InputOnly;
+        let open = [(InputOnly, SYN), (InputOnly, ACK)];
+        assert_eq!(walk(&open), "ESTABLISHED");
+        assert_eq!(
+            walk(&[&open[..], &[(InputOnly, FIN), (InputOnly, ACK)]].concat()),
+            "FIN_WAIT"
+        );
+        assert_eq!(walk(&[(InputOnly, SYN), (InputOnly, RST)]), "SYN_RECV");
+    }
+
+    #[test]
+    fn a_segment_without_flags_closes() {
+        assert_eq!(
+            walk(&[(Direction::Input, SYN), (Direction::Input, TcpFlags(0x08))]),
+            "CLOSE"
+        );
+    }
+}

@@ -1,0 +1,529 @@
+//! The connection table: plain slots of fixed size, addressed by index, found by the client's side of the tuple.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::hash::Hasher;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+
+use siphasher::sip::SipHasher13;
+
+use super::wheel::{Link, Wheel, tick_of};
+use crate::{Family, Forwarding, Instant, Protocol, State};
+
+/// No slot.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// Bits of [`Slot::flags`], with the numbers that the synchronisation protocol gives them.
+pub(crate) mod flag {
+    /// Forwarding method.
+    pub(crate) const METHOD: u32 = 0x0007;
+    /// No packet from the server has been seen.
+    pub(crate) const NO_OUTPUT: u32 = 0x0080;
+    /// Counted as inactive.
+    pub(crate) const INACTIVE: u32 = 0x0100;
+    /// Persistence template.
+    pub(crate) const TEMPLATE: u32 = 0x1000;
+}
+
+/// The identity of a connection: protocol, client and virtual address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) protocol: Protocol,
+    pub(crate) client: SocketAddr,
+    pub(crate) virt: SocketAddr,
+}
+
+/// A connection or a template: 128 bytes for IPv4 and IPv6 alike. The first cache line is what a lookup reads, the
+/// second what a hit changes.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    client_addr: u128,
+    virt_addr: u128,
+    server_addr: u128,
+    client_port: u16,
+    virt_port: u16,
+    server_port: u16,
+    protocol: Protocol,
+    family: Family,
+    /// Next in the hash chain, or in the list of free slots.
+    next: u32,
+    pub(crate) flags: u32,
+
+    /// When the timer fires.
+    pub(crate) expires: Instant,
+    pub(crate) link: Link,
+    /// Seconds that the next packet gives the timer.
+    pub(crate) timeout: u32,
+    /// Index of the server's record, or [`NO_SLOT`].
+    pub(crate) server: u32,
+    /// The entry that controls this one, or [`NO_SLOT`].
+    pub(crate) control: u32,
+    /// Entries that this one controls.
+    pub(crate) controlled: u32,
+    /// Packets from the client.
+    pub(crate) in_packets: u32,
+    pub(crate) mark: u32,
+    pub(crate) state: State,
+    server_family: Family,
+}
+
+const _: () = assert!(size_of::<Slot>() == 128);
+
+impl Slot {
+    pub(crate) fn new(key: &Key, server: SocketAddr, flags: u32) -> Self {
+        let (client_addr, family) = pack(key.client.ip());
+        let (virt_addr, _) = pack(key.virt.ip());
+        let (server_addr, server_family) = pack(server.ip());
+        Self {
+            client_addr,
+            virt_addr,
+            server_addr,
+            client_port: key.client.port(),
+            virt_port: key.virt.port(),
+            server_port: server.port(),
+            protocol: key.protocol,
+            family,
+            next: NO_SLOT,
+            flags,
+            expires: Instant::ZERO,
+            link: Link::UNLINKED,
+            // Until the state machine sets another one (`ip_vs_conn_new`).
+            timeout: 3,
+            server: NO_SLOT,
+            control: NO_SLOT,
+            controlled: 0,
+            in_packets: 0,
+            mark: 0,
+            state: State::NONE,
+            server_family,
+        }
+    }
+
+    pub(crate) const fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    pub(crate) fn client(&self) -> SocketAddr {
+        SocketAddr::new(unpack(self.client_addr, self.family), self.client_port)
+    }
+
+    pub(crate) fn virt(&self) -> SocketAddr {
+        SocketAddr::new(unpack(self.virt_addr, self.family), self.virt_port)
+    }
+
+    pub(crate) fn server_addr(&self) -> SocketAddr {
+        SocketAddr::new(
+            unpack(self.server_addr, self.server_family),
+            self.server_port,
+        )
+    }
+
+    pub(crate) const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(crate) const fn method(&self) -> Forwarding {
+        match self.flags & flag::METHOD {
+            0 => Forwarding::Nat,
+            1 => Forwarding::Local,
+            2 => Forwarding::Tunnel,
+            4 => Forwarding::Bypass,
+            _ => Forwarding::Route,
+        }
+    }
+}
+
+/// Slots, their hash chains and their timers. Holds at most `capacity` entries; memory is taken as it fills.
+#[derive(Debug)]
+pub(crate) struct ConnTable {
+    slots: Vec<Slot>,
+    capacity: usize,
+    free: u32,
+    len: usize,
+    buckets: Vec<u32>,
+    hash_keys: (u64, u64),
+    wheel: Wheel,
+    due: Vec<u32>,
+}
+
+impl ConnTable {
+    /// An empty table for at most `capacity` entries. `seed` keys the hash function, so that a client cannot choose
+    /// addresses that fall into one chain.
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        let capacity = capacity.clamp(1, NO_SLOT as usize - 1);
+        Self {
+            slots: Vec::with_capacity(capacity),
+            capacity,
+            free: NO_SLOT,
+            len: 0,
+            // 0 is "none", so that fresh zero pages need not be written.
+            buckets: vec![0; capacity.next_power_of_two()],
+            hash_keys: (seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15),
+            wheel: Wheel::new(),
+            due: Vec::new(),
+        }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Entry `index`, which is in use.
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> &Slot {
+        &self.slots[index as usize]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+
+    /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
+    #[inline]
+    pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
+        let (client_addr, family) = pack(key.client.ip());
+        let (virt_addr, _) = pack(key.virt.ip());
+        // Entries of port 0 (templates, unknown ports) are not for packets from port 0.
+        if key.client.port() == 0 {
+            return None;
+        }
+        self.chain(key.protocol, client_addr, key.client.port())
+            .find(|&index| {
+                let slot = &self.slots[index as usize];
+                slot.client_addr == client_addr
+                    && slot.client_port == key.client.port()
+                    && slot.virt_addr == virt_addr
+                    && slot.virt_port == key.virt.port()
+                    && slot.protocol == key.protocol
+                    && slot.family == family
+                    && !slot.has(flag::TEMPLATE)
+            })
+    }
+
+    /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the real server where
+    /// the connection is translated, the virtual address elsewhere.
+    #[inline]
+    pub(crate) fn find_out(
+        &self,
+        protocol: Protocol,
+        source: SocketAddr,
+        client: SocketAddr,
+    ) -> Option<u32> {
+        let (client_addr, family) = pack(client.ip());
+        let (source_addr, _) = pack(source.ip());
+        self.chain(protocol, client_addr, client.port())
+            .find(|&index| {
+                let slot = &self.slots[index as usize];
+                let (addr, port) = if slot.flags & flag::METHOD == Forwarding::Nat as u32 {
+                    (slot.server_addr, slot.server_port)
+                } else {
+                    (slot.virt_addr, slot.virt_port)
+                };
+                slot.client_addr == client_addr
+                    && slot.client_port == client.port()
+                    && addr == source_addr
+                    && port == source.port()
+                    && slot.protocol == protocol
+                    && slot.family == family
+            })
+    }
+
+    /// Puts an entry in front of its chain and starts its timer; `None`, and nothing changed, if the table is full.
+    pub(crate) fn insert(&mut self, mut slot: Slot, now: Instant) -> Option<u32> {
+        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
+        slot.next = self.buckets[bucket].wrapping_sub(1);
+        let index = if self.free != NO_SLOT {
+            let index = self.free;
+            self.free = self.slots[index as usize].next;
+            self.slots[index as usize] = slot;
+            index
+        } else if self.slots.len() < self.capacity {
+            self.slots.push(slot);
+            u32::try_from(self.slots.len() - 1).ok()?
+        } else {
+            return None;
+        };
+        self.buckets[bucket] = index + 1;
+        self.len += 1;
+        self.restart(index, now);
+        Some(index)
+    }
+
+    /// Takes an entry out and frees its slot.
+    pub(crate) fn remove(&mut self, index: u32) {
+        self.wheel.disarm(&mut self.slots, index);
+        let slot = &self.slots[index as usize];
+        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
+        let next = slot.next;
+        let mut at = self.buckets[bucket].wrapping_sub(1);
+        if at == index {
+            self.buckets[bucket] = next.wrapping_add(1);
+        } else {
+            while at != NO_SLOT && self.slots[at as usize].next != index {
+                at = self.slots[at as usize].next;
+            }
+            if at != NO_SLOT {
+                self.slots[at as usize].next = next;
+            }
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.next = self.free;
+        // A free slot answers no lookup and no listing.
+        slot.protocol = Protocol(0);
+        slot.flags = FREE;
+        self.free = index;
+        self.len -= 1;
+    }
+
+    /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
+    #[inline]
+    pub(crate) fn restart(&mut self, index: u32, now: Instant) {
+        let slot = &mut self.slots[index as usize];
+        slot.expires = now + Duration::from_secs(u64::from(slot.timeout));
+        self.wheel.arm(&mut self.slots, index);
+    }
+
+    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if there are none, or if
+    /// the budget ran out on the way. Give the vector back with [`recycle`](Self::recycle).
+    pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
+        let mut due = core::mem::take(&mut self.due);
+        due.clear();
+        while let Some(tick) = self.wheel.next_tick(&mut self.slots, tick_of(now), budget) {
+            self.wheel.take_due(&mut self.slots, now, budget, &mut due);
+            // In the present tick, what is left is due within milliseconds.
+            if !due.is_empty() || tick == tick_of(now) || *budget == 0 {
+                break;
+            }
+        }
+        // A controlled entry ends before the one that controls it.
+        due.sort_by_key(|&index| self.slots[index as usize].controlled > 0);
+        due
+    }
+
+    /// Takes back the vector of [`take_due_by`](Self::take_due_by), for its memory.
+    pub(crate) fn recycle(&mut self, due: Vec<u32>) {
+        self.due = due;
+    }
+
+    /// When to look for due entries again.
+    pub(crate) fn next_wakeup(&self) -> Option<Instant> {
+        self.wheel.next_wakeup()
+    }
+
+    /// Indices of entries in use, from `start` on.
+    pub(crate) fn indices_from(&self, start: u32) -> impl Iterator<Item = u32> + '_ {
+        (start..u32::try_from(self.slots.len()).unwrap_or(NO_SLOT))
+            .filter(|&index| self.slots[index as usize].flags != FREE)
+    }
+
+    fn chain(&self, protocol: Protocol, client_addr: u128, client_port: u16) -> Chain<'_> {
+        let bucket = self.bucket(protocol, client_addr, client_port);
+        Chain {
+            slots: &self.slots,
+            next: self.buckets[bucket].wrapping_sub(1),
+        }
+    }
+
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "masked to the number of buckets"
+    )]
+    fn bucket(&self, protocol: Protocol, client_addr: u128, client_port: u16) -> usize {
+        let (k0, k1) = self.hash_keys;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        let tail = u64::from(client_port) << 8 | u64::from(protocol.0);
+        if let Ok(v4) = u32::try_from(client_addr) {
+            hasher.write_u64(u64::from(v4) << 24 | tail);
+        } else {
+            hasher.write_u128(client_addr);
+            hasher.write_u64(tail);
+        }
+        hasher.finish() as usize & (self.buckets.len() - 1)
+    }
+}
+
+/// Flags of a free slot; no entry can have all bits.
+const FREE: u32 = u32::MAX;
+
+struct Chain<'a> {
+    slots: &'a [Slot],
+    next: u32,
+}
+
+impl Iterator for Chain<'_> {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        let index = self.next;
+        self.next = self.slots.get(index as usize)?.next;
+        Some(index)
+    }
+}
+
+#[inline]
+fn pack(addr: IpAddr) -> (u128, Family) {
+    match addr {
+        IpAddr::V4(addr) => (u128::from(addr.to_bits()), Family::V4),
+        IpAddr::V6(addr) => (addr.to_bits(), Family::V6),
+    }
+}
+
+#[inline]
+fn unpack(bits: u128, family: Family) -> IpAddr {
+    match (family, u32::try_from(bits)) {
+        (Family::V4, Ok(bits)) => IpAddr::V4(Ipv4Addr::from_bits(bits)),
+        _ => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u16) -> Key {
+        Key {
+            protocol: Protocol::TCP,
+            client: SocketAddr::from(([192, 0, 2, 1], n)),
+            virt: "10.0.0.1:80".parse().unwrap(),
+        }
+    }
+
+    fn slot(n: u16, timeout: u32) -> Slot {
+        let mut slot = Slot::new(&key(n), "10.1.0.1:80".parse().unwrap(), 0);
+        slot.timeout = timeout;
+        slot
+    }
+
+    /// Everything that is due up to `now`, in order.
+    fn due(table: &mut ConnTable, now: Instant) -> Vec<u16> {
+        let mut ports = Vec::new();
+        loop {
+            let due = table.take_due_by(now, &mut usize::MAX.clone());
+            if due.is_empty() {
+                break;
+            }
+            for &index in &due {
+                ports.push(table.get(index).client().port());
+                table.remove(index);
+            }
+            table.recycle(due);
+        }
+        ports
+    }
+
+    #[test]
+    fn finds_both_directions_and_the_newest_of_equals() {
+        let mut table = ConnTable::new(8, 1);
+        let old = table.insert(slot(1, 1), Instant::ZERO).unwrap();
+        let new = table.insert(slot(1, 1), Instant::ZERO).unwrap();
+        assert_eq!(table.find_in(&key(1)), Some(new));
+        let server = "10.1.0.1:80".parse().unwrap();
+        assert_eq!(
+            table.find_out(Protocol::TCP, server, key(1).client),
+            Some(new)
+        );
+        assert_eq!(table.find_out(Protocol::UDP, server, key(1).client), None);
+        table.remove(new);
+        assert_eq!(table.find_in(&key(1)), Some(old));
+        table.remove(old);
+        assert_eq!((table.find_in(&key(1)), table.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_recovers() {
+        let mut table = ConnTable::new(2, 1);
+        let first = table.insert(slot(1, 1), Instant::ZERO).unwrap();
+        table.insert(slot(2, 1), Instant::ZERO).unwrap();
+        assert_eq!(table.insert(slot(3, 1), Instant::ZERO), None);
+        table.remove(first);
+        assert!(table.insert(slot(3, 1), Instant::ZERO).is_some());
+        assert_eq!(table.find_in(&key(1)), None);
+        assert!(table.find_in(&key(2)).is_some());
+    }
+
+    #[test]
+    fn timers_fire_at_their_deadline_and_not_before() {
+        // From milliseconds to beyond the wheel's span of 208 days.
+        for timeout in [1, 2, 68, 69, 4_000, 300_000, 20_000_000, 40_000_000] {
+            let mut table = ConnTable::new(8, 1);
+            table
+                .insert(slot(1, timeout), Instant::from_secs(5))
+                .unwrap();
+            let deadline = Instant::from_secs(5 + u64::from(timeout));
+            let before = Instant::from_nanos(deadline.as_nanos() - 1);
+            assert_eq!(due(&mut table, before), [0; 0], "{timeout}");
+            assert_eq!(due(&mut table, deadline), [1], "{timeout}");
+        }
+    }
+
+    #[test]
+    fn a_timer_moved_earlier_or_later_fires_when_it_should() {
+        let mut table = ConnTable::new(8, 1);
+        let index = table.insert(slot(1, 900), Instant::ZERO).unwrap();
+        table.get_mut(index).timeout = 10;
+        table.restart(index, Instant::from_secs(1));
+        assert_eq!(due(&mut table, Instant::from_secs(10)), [0; 0]);
+        table.get_mut(index).timeout = 900;
+        table.restart(index, Instant::from_secs(10));
+        assert_eq!(due(&mut table, Instant::from_secs(909)), [0; 0]);
+        assert_eq!(due(&mut table, Instant::from_secs(910)), [1]);
+    }
+
+    #[test]
+    fn a_budget_only_delays() {
+        let mut table = ConnTable::new(1000, 1);
+        for n in 1..=1000 {
+            table.insert(slot(n, 100), Instant::ZERO).unwrap();
+        }
+        let now = Instant::from_secs(100);
+        let (mut calls, mut fired) = (0, 0);
+        while fired < 1000 {
+            let due = table.take_due_by(now, &mut 7);
+            fired += due.len();
+            due.iter().for_each(|&index| table.remove(index));
+            table.recycle(due);
+            calls += 1;
+            assert!(calls < 1000, "no progress");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn timers_agree_with_a_sorted_list(
+            steps in proptest::collection::vec((1u16..50, 1u32..5000, 0u64..2000), 1..200)
+        ) {
+            let mut table = ConnTable::new(64, 7);
+            let mut model: std::collections::BTreeMap<u16, (u32, Instant)> = Default::default();
+            let mut now = Instant::ZERO;
+            for (port, timeout, wait) in steps {
+                match table.find_in(&key(port)) {
+                    Some(index) => {
+                        table.get_mut(index).timeout = timeout;
+                        table.restart(index, now);
+                    }
+                    None => {
+                        table.insert(slot(port, timeout), now).unwrap();
+                    }
+                }
+                model.insert(port, (timeout, now + Duration::from_secs(u64::from(timeout))));
+                now = now + Duration::from_millis(wait * 1237);
+                let mut fired = due(&mut table, now);
+                fired.sort_unstable();
+                let expected: Vec<u16> =
+                    model.iter().filter(|(_, (_, at))| *at <= now).map(|(port, _)| *port).collect();
+                proptest::prop_assert_eq!(&fired, &expected);
+                model.retain(|_, (_, at)| *at > now);
+                proptest::prop_assert_eq!(table.len(), model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A whole director in one value: for programs with one thread, for tests, for simulations.
+
+use crate::{Control, IcmpError, Instant, Options, PacketMeta, Shard, Verdict};
+
+/// A [`Control`] and its only [`Shard`].
+///
+/// ```
+/// use core::net::SocketAddr;
+/// use lvs_core::*;
+///
+/// let vip: SocketAddr = "198.51.100.1:80".parse().unwrap();
+/// let service = ServiceKey::tcp(vip);
+/// let mut director = Director::new(Options::default());
+/// let now = Instant::ZERO;
+/// director.control.add_service(service, ServiceConfig::new(Family::V4, "wlc"), None)?;
+/// for server in ["10.0.0.11:80", "10.0.0.12:80"] {
+///     let config = ServerConfig::new(1, Forwarding::Nat);
+///     director.control.add_server(&service, server.parse().unwrap(), &config, now)?;
+/// }
+/// let syn = PacketMeta {
+///     hook: Hook::Local,
+///     tuple: Tuple { protocol: Protocol::TCP, src: "192.0.2.7:40000".parse().unwrap(), dst: vip },
+///     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+///     mark: 0,
+///     len: 60,
+/// };
+/// let Verdict::Forward(forward) = director.handle_packet(&syn, now) else { panic!() };
+/// assert_eq!(forward.target, "10.0.0.12:80".parse().unwrap());
+/// # Ok::<(), lvs_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Director {
+    /// Services, servers, settings.
+    pub control: Control,
+    /// Connections.
+    pub shard: Shard,
+    now: Instant,
+}
+
+impl Director {
+    /// A director without services. `options.shards` is taken as 1.
+    pub fn new(options: Options) -> Self {
+        let control = Control::new(Options {
+            shards: 1,
+            ..options
+        });
+        let shard = control.shard(0);
+        Self {
+            control,
+            shard,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Decides on a packet. What was due before it happens before it; a clock that goes backwards stands still.
+    pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        let now = self.advance(now);
+        match self.shard.handle_packet(meta, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => self.control.admit(&mut self.shard, meta, pending, now),
+        }
+    }
+
+    /// Decides on an ICMP error.
+    pub fn handle_icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        let now = self.advance(now);
+        match self.shard.handle_icmp_error(error, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => self
+                .control
+                .admit_icmp_error(&mut self.shard, error, pending, now),
+        }
+    }
+
+    /// Does everything that is due by `now`, and returns the moment that it then is.
+    pub fn advance(&mut self, now: Instant) -> Instant {
+        self.now = self.now.max(now);
+        self.control.sweep(&mut self.shard);
+        while self.shard.advance(self.now, usize::MAX) {}
+        self.control.advance(self.now);
+        self.now
+    }
+}

@@ -1,0 +1,77 @@
+//! Refusals: what the caller asked for and cannot have. None of them has changed anything.
+
+use core::fmt;
+
+/// Why an operation was refused. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Error {
+    /// A service with this key exists already (EEXIST).
+    ServiceExists,
+    /// No service has this key (ESRCH).
+    NoService,
+    /// The service has this real server already (EEXIST).
+    ServerExists,
+    /// The service has no such real server (ENOENT).
+    NoServer,
+    /// No scheduler of this name is known (ENOENT).
+    UnknownScheduler,
+    /// No persistence engine of this name is known (ENOENT).
+    UnknownEngine,
+    /// A weight below 0 (ERANGE).
+    WeightRange,
+    /// A lower threshold above the upper one (ERANGE).
+    ThresholdRange,
+    /// An upper threshold above 2^31 − 1 (EINVAL).
+    ThresholdTooLarge,
+    /// A GUE tunnel to port 0 (EINVAL).
+    TunnelPort,
+    /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local (EINVAL).
+    NotUnicast,
+    /// A server of another address family than its service's, without a tunnel (EINVAL).
+    FamilyMismatch,
+    /// A service for another protocol than TCP, UDP or SCTP (EINVAL).
+    Protocol,
+    /// A firewall mark of 0 (EINVAL).
+    ZeroMark,
+    /// An IPv6 prefix length outside 1..=128 (EINVAL).
+    PrefixLength,
+    /// A timeout above what the kernel's tick counter holds, 8,589,934 s (EINVAL).
+    TimeoutRange,
+    /// No sysctl of this name (ENOENT).
+    UnknownSysctl,
+    /// A value that this sysctl does not take (EINVAL).
+    SysctlValue,
+    /// The kernel's IPVS has it, this director does not yet; the text names it.
+    Unsupported(&'static str),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ServiceExists => "the service exists already",
+            Self::NoService => "no such service",
+            Self::ServerExists => "the service has this real server already",
+            Self::NoServer => "the service has no such real server",
+            Self::UnknownScheduler => "no scheduler of this name",
+            Self::UnknownEngine => "no persistence engine of this name",
+            Self::WeightRange => "the weight is below 0",
+            Self::ThresholdRange => "the lower threshold is above the upper one",
+            Self::ThresholdTooLarge => "the upper threshold is above 2147483647",
+            Self::TunnelPort => "a GUE tunnel needs a port",
+            Self::NotUnicast => "the address of a real server must be that of one host",
+            Self::FamilyMismatch => {
+                "a server of another address family than its service's needs a tunnel"
+            }
+            Self::Protocol => "a service is for TCP, UDP or SCTP",
+            Self::ZeroMark => "a firewall mark must not be 0",
+            Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
+            Self::TimeoutRange => "a timeout is at most 8589934 seconds",
+            Self::UnknownSysctl => "no sysctl of this name",
+            Self::SysctlValue => "the sysctl does not take this value",
+            Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
+        })
+    }
+}
+
+impl core::error::Error for Error {}

@@ -1,0 +1,120 @@
+//! A scheduler and the servers that it chooses from.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use crate::sched::{Request, Scheduler};
+use crate::{Error, Server, ServerConfig, ServerId};
+
+/// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
+///
+/// ```
+/// # use lvs_core::{Forwarding, Instant, Pool, Protocol, Registry, Request, ServerConfig, ServiceFlags};
+/// let mut pool = Pool::new(Registry::new().create("wlc").unwrap());
+/// for server in ["10.0.0.11:80", "10.0.0.12:80"] {
+///     pool.insert(server.parse().unwrap(), &ServerConfig::new(1, Forwarding::Nat))?;
+/// }
+/// let request = Request {
+///     client: "192.0.2.1:40000".parse().unwrap(),
+///     virt: "198.51.100.1:80".parse().unwrap(),
+///     protocol: Protocol::TCP,
+///     flags: ServiceFlags::default(),
+///     now: Instant::ZERO,
+/// };
+/// let first = pool.pick(&request).unwrap().open(); // counted while it lives
+/// let second = pool.pick(&request).unwrap().open();
+/// assert_ne!(first.server().addr(), second.server().addr());
+/// # Ok::<(), lvs_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Pool {
+    servers: Vec<Arc<Server>>,
+    scheduler: Box<dyn Scheduler>,
+}
+
+impl Pool {
+    /// No servers yet.
+    pub fn new(mut scheduler: Box<dyn Scheduler>) -> Self {
+        scheduler.start(&[]);
+        Self {
+            servers: Vec::new(),
+            scheduler,
+        }
+    }
+
+    /// The servers in the kernel's order: the one added last comes first.
+    pub fn servers(&self) -> &[Arc<Server>] {
+        &self.servers
+    }
+
+    /// Chooses a server for a new connection; `None` if none can take it.
+    pub fn pick(&mut self, request: &Request) -> Option<&Arc<Server>> {
+        let index = self.scheduler.pick(&self.servers, request)?;
+        self.servers.get(index)
+    }
+
+    /// Adds a server with a record of its own.
+    ///
+    /// # Errors
+    /// [`Error::ServerExists`], and what [`Server::check`] finds.
+    pub fn insert(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
+        Server::check(config)?;
+        if self.position(addr).is_some() {
+            return Err(Error::ServerExists);
+        }
+        let next = self
+            .servers
+            .iter()
+            .map(|server| server.id().0)
+            .max()
+            .map_or(0, |id| id + 1);
+        self.add(Arc::new(Server::new(ServerId(next), addr, config)?));
+        Ok(())
+    }
+
+    /// Replaces the settings of a server.
+    ///
+    /// # Errors
+    /// [`Error::NoServer`], and what [`Server::check`] finds.
+    pub fn edit(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
+        Server::check(config)?;
+        let index = self.position(addr).ok_or(Error::NoServer)?;
+        self.servers[index].configure(config);
+        self.scheduler.server_edited(&self.servers, index);
+        Ok(())
+    }
+
+    /// Takes a server out. Connections that were opened on it stay counted on its record.
+    ///
+    /// # Errors
+    /// [`Error::NoServer`].
+    pub fn remove(&mut self, addr: SocketAddr) -> Result<Arc<Server>, Error> {
+        let index = self.position(addr).ok_or(Error::NoServer)?;
+        let server = self.servers.remove(index);
+        server.retire();
+        self.scheduler.server_removed(&self.servers, index);
+        Ok(server)
+    }
+
+    /// Changes the scheduler; the new one begins with the present list.
+    pub fn reschedule(&mut self, mut scheduler: Box<dyn Scheduler>) {
+        scheduler.start(&self.servers);
+        self.scheduler = scheduler;
+    }
+
+    /// Puts a record in front of the list.
+    pub(crate) fn add(&mut self, server: Arc<Server>) {
+        self.servers.insert(0, server);
+        self.scheduler.server_added(&self.servers);
+    }
+
+    pub(crate) fn find(&self, addr: SocketAddr) -> Option<&Arc<Server>> {
+        self.servers.iter().find(|server| server.addr() == addr)
+    }
+
+    fn position(&self, addr: SocketAddr) -> Option<usize> {
+        self.servers.iter().position(|server| server.addr() == addr)
+    }
+}

@@ -1,0 +1,41 @@
+//! Round robin (`ip_vs_rr`).
+
+use alloc::sync::Arc;
+
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The usable servers in turn. Weights only tell whether a server takes part.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundRobin {
+    /// The server chosen last; `None` is the head of the list.
+    last: Option<usize>,
+}
+
+impl Scheduler for RoundRobin {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        // From behind the last choice to the end, then once around; the last choice itself is looked at last.
+        let start = self.last.map_or(0, |last| last + 1);
+        let chosen = (start..servers.len())
+            .chain(0..start.min(servers.len()))
+            .find(|&index| servers[index].is_usable())?;
+        self.last = Some(chosen);
+        Some(chosen)
+    }
+
+    fn start(&mut self, _: &[Arc<Server>]) {
+        self.last = None;
+    }
+
+    fn server_added(&mut self, _: &[Arc<Server>]) {
+        self.last = self.last.map(|last| last + 1);
+    }
+
+    /// When the last choice itself goes, its predecessor stands in for it, so that nobody is skipped.
+    fn server_removed(&mut self, _: &[Arc<Server>], index: usize) {
+        self.last = match self.last {
+            Some(last) if last >= index => last.checked_sub(1),
+            last => last,
+        };
+    }
+}

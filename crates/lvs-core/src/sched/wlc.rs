@@ -1,0 +1,32 @@
+//! Weighted least connections (`ip_vs_wlc`).
+
+use alloc::sync::Arc;
+
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The server with the smallest [overhead](Server::overhead) divided by weight.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WeightedLeastConnections;
+
+impl Scheduler for WeightedLeastConnections {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        least_by(servers, |server| i64::from(server.overhead()))
+    }
+}
+
+/// The usable server with the smallest `cost` divided by weight; the first of equals.
+///
+/// Quotients are compared crosswise: `a / wa > b / wb` as `a * wb > b * wa`.
+pub(super) fn least_by(servers: &[Arc<Server>], cost: impl Fn(&Server) -> i64) -> Option<usize> {
+    let mut least = servers.iter().position(|server| server.is_usable())?;
+    for index in least + 1..servers.len() {
+        let (best, other) = (&servers[least], &servers[index]);
+        if !other.is_overloaded()
+            && cost(best) * i64::from(other.weight()) > cost(other) * i64::from(best.weight())
+        {
+            least = index;
+        }
+    }
+    Some(least)
+}

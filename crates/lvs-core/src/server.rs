@@ -1,0 +1,409 @@
+//! The record of one real server in one service: what schedulers look at and what connections change.
+
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::{Error, Forwarding, ServerConfig, ServerId, Tunnel, TunnelChecksum};
+
+/// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
+const AVAILABLE: u8 = 0x1;
+/// Reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
+const OVERLOADED: u8 = 0x2;
+
+/// One real server in one service (the kernel's `ip_vs_dest`).
+///
+/// Settings and counts are atomics: the control half writes settings, every shard changes counts as its connections
+/// come, change state and go. Counts are exact when no shard is in the middle of a packet.
+#[derive(Debug)]
+pub struct Server {
+    id: ServerId,
+    addr: SocketAddr,
+    weight: AtomicI32,
+    last_weight: AtomicI32,
+    forwarding: AtomicU8,
+    tunnel: AtomicU64,
+    upper: AtomicU32,
+    lower: AtomicU32,
+    flags: AtomicU8,
+    active: AtomicI32,
+    total: AtomicI32,
+    templates: AtomicI32,
+}
+
+impl Server {
+    /// A record with `config`, available, without connections.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn new(id: ServerId, addr: SocketAddr, config: &ServerConfig) -> Result<Self, Error> {
+        Self::check(config)?;
+        let server = Self {
+            id,
+            addr,
+            weight: AtomicI32::new(0),
+            last_weight: AtomicI32::new(config.weight),
+            forwarding: AtomicU8::new(0),
+            tunnel: AtomicU64::new(0),
+            upper: AtomicU32::new(0),
+            lower: AtomicU32::new(0),
+            flags: AtomicU8::new(0),
+            active: AtomicI32::new(0),
+            total: AtomicI32::new(0),
+            templates: AtomicI32::new(0),
+        };
+        server.configure(config);
+        Ok(server)
+    }
+
+    /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`, `ip_vs_edit_dest`).
+    ///
+    /// # Errors
+    /// [`Error::WeightRange`], [`Error::ThresholdRange`], [`Error::ThresholdTooLarge`], [`Error::TunnelPort`].
+    pub fn check(config: &ServerConfig) -> Result<(), Error> {
+        if config.weight < 0 {
+            return Err(Error::WeightRange);
+        }
+        if config.lower > config.upper {
+            return Err(Error::ThresholdRange);
+        }
+        if i32::try_from(config.upper).is_err() {
+            return Err(Error::ThresholdTooLarge);
+        }
+        if matches!(config.tunnel, Tunnel::Gue { port: 0, .. }) {
+            return Err(Error::TunnelPort);
+        }
+        Ok(())
+    }
+
+    /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The settings have been checked.
+    pub(crate) fn configure(&self, config: &ServerConfig) {
+        self.weight.store(config.weight, Relaxed);
+        if config.weight != 0 {
+            self.last_weight.store(config.weight, Relaxed);
+        }
+        self.forwarding.store(config.forwarding as u8, Relaxed);
+        self.tunnel.store(pack_tunnel(config.tunnel), Relaxed);
+        let changed =
+            self.upper.load(Relaxed) != config.upper || self.lower.load(Relaxed) != config.lower;
+        self.upper.store(config.upper, Relaxed);
+        self.lower.store(config.lower, Relaxed);
+        if changed {
+            let total = self.total();
+            if config.upper == 0 || total < self.effective_lower() {
+                self.clear(OVERLOADED);
+            } else if total >= config.upper {
+                self.set(OVERLOADED);
+            }
+        }
+        self.set(AVAILABLE);
+    }
+
+    /// `last_weight` is set anew when a record is added, also one from the trash.
+    pub(crate) fn reset_last_weight(&self) {
+        self.last_weight.store(self.weight(), Relaxed);
+    }
+
+    /// Takes the record out of its service; its connections keep it.
+    pub(crate) fn retire(&self) {
+        self.clear(AVAILABLE);
+    }
+
+    /// The record's index in its director.
+    pub const fn id(&self) -> ServerId {
+        self.id
+    }
+
+    /// Address and port. Port 0 keeps the port of the packet.
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The settings as they are now.
+    pub fn config(&self) -> ServerConfig {
+        ServerConfig {
+            weight: self.weight(),
+            forwarding: self.forwarding(),
+            tunnel: self.tunnel(),
+            upper: self.upper.load(Relaxed),
+            lower: self.lower.load(Relaxed),
+        }
+    }
+
+    /// Share of connections; 0 takes no new ones.
+    #[inline]
+    pub fn weight(&self) -> i32 {
+        self.weight.load(Relaxed)
+    }
+
+    /// The last weight that was not 0, or the weight at which the server was added (Maglev tables are built from it).
+    #[inline]
+    pub fn last_weight(&self) -> i32 {
+        self.last_weight.load(Relaxed)
+    }
+
+    /// Forwarding method of new connections.
+    #[inline]
+    pub fn forwarding(&self) -> Forwarding {
+        match self.forwarding.load(Relaxed) {
+            0 => Forwarding::Nat,
+            1 => Forwarding::Local,
+            2 => Forwarding::Tunnel,
+            4 => Forwarding::Bypass,
+            _ => Forwarding::Route,
+        }
+    }
+
+    /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing connections.
+    #[inline]
+    pub fn tunnel(&self) -> Tunnel {
+        unpack_tunnel(self.tunnel.load(Relaxed))
+    }
+
+    /// It is configured in a service, not removed.
+    #[inline]
+    pub fn is_available(&self) -> bool {
+        self.flags.load(Relaxed) & AVAILABLE != 0
+    }
+
+    /// It has reached its upper threshold and not yet fallen below the lower one.
+    #[inline]
+    pub fn is_overloaded(&self) -> bool {
+        self.flags.load(Relaxed) & OVERLOADED != 0
+    }
+
+    /// Not overloaded, and of a weight above 0: what most schedulers ask for.
+    #[inline]
+    pub fn is_usable(&self) -> bool {
+        !self.is_overloaded() && self.weight() > 0
+    }
+
+    /// Connections in active states.
+    #[inline]
+    pub fn active(&self) -> u32 {
+        self.active.load(Relaxed).max(0).unsigned_abs()
+    }
+
+    /// Connections in all other states.
+    #[inline]
+    pub fn inactive(&self) -> u32 {
+        (self.total.load(Relaxed) - self.active.load(Relaxed))
+            .max(0)
+            .unsigned_abs()
+    }
+
+    /// All connections; persistence templates do not count.
+    #[inline]
+    pub fn total(&self) -> u32 {
+        self.total.load(Relaxed).max(0).unsigned_abs()
+    }
+
+    /// Persistence templates that lead to it.
+    #[inline]
+    pub fn templates(&self) -> u32 {
+        self.templates.load(Relaxed).max(0).unsigned_abs()
+    }
+
+    /// The load that `lc` and `wlc` compare: active × 256 + total (`ip_vs_dest_conn_overhead`).
+    #[inline]
+    pub fn overhead(&self) -> i32 {
+        (self.active.load(Relaxed) << 8).wrapping_add(self.total.load(Relaxed))
+    }
+
+    /// Counts a connection until the returned guard is dropped, for programs that pick servers without packets.
+    pub fn open(self: &alloc::sync::Arc<Self>) -> OpenConnection {
+        self.bind(true);
+        OpenConnection {
+            server: self.clone(),
+        }
+    }
+
+    /// Counts a connection in (`ip_vs_bind_dest`) and sets the overload flag when the upper threshold is met.
+    pub(crate) fn bind(&self, active: bool) {
+        if active {
+            self.active.fetch_add(1, Relaxed);
+        }
+        let total = (self.total.fetch_add(1, Relaxed) + 1).max(0).unsigned_abs();
+        let upper = self.upper.load(Relaxed);
+        if upper != 0 && total == upper {
+            self.set(OVERLOADED);
+        }
+    }
+
+    /// Counts a connection out (`ip_vs_unbind_dest`) and clears the overload flag below the lower threshold.
+    pub(crate) fn unbind(&self, active: bool) {
+        if active {
+            self.active.fetch_sub(1, Relaxed);
+        }
+        let before = self.total.fetch_sub(1, Relaxed).max(0).unsigned_abs();
+        if self.upper.load(Relaxed) != 0 && before == self.effective_lower() {
+            self.clear(OVERLOADED);
+        }
+    }
+
+    /// A connection went into or out of an active state.
+    pub(crate) fn set_active(&self, active: bool) {
+        if active {
+            self.active.fetch_add(1, Relaxed);
+        } else {
+            self.active.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Whether a connection or a template still refers to the record.
+    pub(crate) fn is_referenced(&self) -> bool {
+        self.total.load(Relaxed) > 0 || self.templates.load(Relaxed) > 0
+    }
+
+    /// The lower threshold in force: as configured, or three quarters of the upper one, rounded up.
+    fn effective_lower(&self) -> u32 {
+        match self.lower.load(Relaxed) {
+            0 => {
+                let upper = self.upper.load(Relaxed);
+                upper - (upper >> 2)
+            }
+            lower => lower,
+        }
+    }
+
+    fn set(&self, flag: u8) {
+        self.flags.fetch_or(flag, Relaxed);
+    }
+
+    fn clear(&self, flag: u8) {
+        self.flags.fetch_and(!flag, Relaxed);
+    }
+}
+
+/// One connection counted on a server; dropping it ends the connection.
+#[derive(Debug)]
+#[must_use = "the connection is counted only while this lives"]
+pub struct OpenConnection {
+    server: alloc::sync::Arc<Server>,
+}
+
+impl OpenConnection {
+    /// The server that carries the connection.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.server.unbind(true);
+    }
+}
+
+fn pack_tunnel(tunnel: Tunnel) -> u64 {
+    let checksum = |checksum: TunnelChecksum| match checksum {
+        TunnelChecksum::None => 0,
+        TunnelChecksum::Full => 1,
+        TunnelChecksum::Remote => 2,
+    };
+    match tunnel {
+        Tunnel::Ipip => 0,
+        Tunnel::Gue { port, checksum: c } => 1 | checksum(c) << 8 | u64::from(port) << 16,
+        Tunnel::Gre { checksum: c } => 2 | checksum(c) << 8,
+    }
+}
+
+fn unpack_tunnel(packed: u64) -> Tunnel {
+    let checksum = match packed >> 8 & 0xff {
+        0 => TunnelChecksum::None,
+        1 => TunnelChecksum::Full,
+        _ => TunnelChecksum::Remote,
+    };
+    let [.., high, low, _, _] = packed.to_be_bytes();
+    match packed & 0xff {
+        0 => Tunnel::Ipip,
+        1 => Tunnel::Gue {
+            port: u16::from_be_bytes([high, low]),
+            checksum,
+        },
+        _ => Tunnel::Gre { checksum },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(upper: u32, lower: u32) -> Server {
+        let config = ServerConfig {
+            upper,
+            lower,
+            ..ServerConfig::new(1, Forwarding::Nat)
+        };
+        Server::new(ServerId(0), "10.0.0.1:80".parse().unwrap(), &config).unwrap()
+    }
+
+    #[test]
+    fn threshold_hysteresis_is_the_kernels() {
+        for (upper, lower, on, off) in [
+            (100, 0, 100, 74),
+            (4, 0, 4, 2),
+            (2, 0, 2, 1),
+            (1, 0, 1, 0),
+            (10, 5, 10, 4),
+        ] {
+            let server = server(upper, lower);
+            for n in 1..=on {
+                assert!(!server.is_overloaded(), "u={upper} before {n}");
+                server.bind(false);
+            }
+            assert!(server.is_overloaded(), "u={upper} at {on}");
+            while server.total() > off + 1 {
+                server.unbind(false);
+                assert!(
+                    server.is_overloaded(),
+                    "u={upper} l={lower} at {}",
+                    server.total()
+                );
+            }
+            server.unbind(false);
+            assert!(!server.is_overloaded(), "u={upper} l={lower} at {off}");
+        }
+    }
+
+    #[test]
+    fn an_edit_evaluates_thresholds_only_when_they_change() {
+        let server = server(0, 0);
+        for _ in 0..5 {
+            server.bind(false);
+        }
+        let config = ServerConfig {
+            upper: 5,
+            ..server.config()
+        };
+        server.configure(&config);
+        assert!(server.is_overloaded(), "lowered to the present count");
+        server.unbind(false);
+        server.configure(&config);
+        assert!(server.is_overloaded(), "the same values do nothing");
+        server.configure(&ServerConfig {
+            upper: 100,
+            ..config
+        });
+        assert!(!server.is_overloaded(), "below the new lower threshold");
+    }
+
+    #[test]
+    fn tunnels_survive_packing() {
+        for tunnel in [
+            Tunnel::Ipip,
+            Tunnel::Gue {
+                port: 0xabcd,
+                checksum: TunnelChecksum::Remote,
+            },
+            Tunnel::Gue {
+                port: 1,
+                checksum: TunnelChecksum::None,
+            },
+            Tunnel::Gre {
+                checksum: TunnelChecksum::Full,
+            },
+        ] {
+            assert_eq!(unpack_tunnel(pack_tunnel(tunnel)), tunnel);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Counters, the two-second snapshot that scripts see, and rates.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Sub;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counters or rates of a service, of a server, or of everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct Counts {
+    /// Connections (rates: a second).
+    pub conns: u64,
+    /// Packets from clients; an aggregate of segments is one.
+    pub in_packets: u64,
+    /// Packets from servers.
+    pub out_packets: u64,
+    /// Bytes from clients, IP headers included.
+    pub in_bytes: u64,
+    /// Bytes from servers, IP headers included.
+    pub out_bytes: u64,
+}
+
+impl Counts {
+    fn zip(self, other: Self, mut f: impl FnMut(u64, u64) -> u64) -> Self {
+        Self {
+            conns: f(self.conns, other.conns),
+            in_packets: f(self.in_packets, other.in_packets),
+            out_packets: f(self.out_packets, other.out_packets),
+            in_bytes: f(self.in_bytes, other.in_bytes),
+            out_bytes: f(self.out_bytes, other.out_bytes),
+        }
+    }
+}
+
+impl Sub for Counts {
+    type Output = Self;
+
+    /// Field by field, wrapping.
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, u64::wrapping_sub)
+    }
+}
+
+/// Counters as scripts see them (two-second snapshot), their rates, and as they are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct Stats {
+    /// The snapshot of the last two-second tick, less what was zeroed.
+    pub shown: Counts,
+    /// Rates a second, as the kernel's estimator computes them.
+    pub rates: Counts,
+    /// The counters now, never zeroed.
+    pub live: Counts,
+}
+
+/// One shard's counters of one object. Only the shard writes, so a plain load and store make an addition.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    conns: AtomicU64,
+    in_packets: AtomicU64,
+    out_packets: AtomicU64,
+    in_bytes: AtomicU64,
+    out_bytes: AtomicU64,
+}
+
+impl Counters {
+    #[inline]
+    pub(crate) fn count_in(&self, bytes: u32) {
+        add(&self.in_packets, 1);
+        add(&self.in_bytes, u64::from(bytes));
+    }
+
+    #[inline]
+    pub(crate) fn count_out(&self, bytes: u32) {
+        add(&self.out_packets, 1);
+        add(&self.out_bytes, u64::from(bytes));
+    }
+
+    #[inline]
+    pub(crate) fn count_connection(&self) {
+        add(&self.conns, 1);
+    }
+
+    fn read(&self) -> Counts {
+        Counts {
+            conns: self.conns.load(Relaxed),
+            in_packets: self.in_packets.load(Relaxed),
+            out_packets: self.out_packets.load(Relaxed),
+            in_bytes: self.in_bytes.load(Relaxed),
+            out_bytes: self.out_bytes.load(Relaxed),
+        }
+    }
+}
+
+#[inline]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+/// The counters of one object in every shard, and what the estimator made of them.
+#[derive(Debug)]
+pub(crate) struct ObjectStats {
+    shards: Vec<Arc<Counters>>,
+    snapshot: Counts,
+    zero: Counts,
+    /// The snapshot that the estimator compared with last.
+    last: Counts,
+    /// Scaled averages (see [`Self::tick`]).
+    average: Counts,
+}
+
+impl ObjectStats {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            shards: (0..shards).map(|_| Arc::default()).collect(),
+            snapshot: Counts::default(),
+            zero: Counts::default(),
+            last: Counts::default(),
+            average: Counts::default(),
+        }
+    }
+
+    pub(crate) fn shard(&self, number: usize) -> Arc<Counters> {
+        self.shards[number].clone()
+    }
+
+    pub(crate) fn live(&self) -> Counts {
+        self.shards.iter().fold(Counts::default(), |sum, shard| {
+            sum.zip(shard.read(), u64::wrapping_add)
+        })
+    }
+
+    /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`, `ip_vs_chain_estimation`):
+    /// an exponential average with weight 1/4. Connections and packets are scaled by 2^10 a second, bytes by 2^5.
+    pub(crate) fn tick(&mut self) {
+        self.snapshot = self.live();
+        let delta = self.snapshot - self.last;
+        self.last = self.snapshot;
+        let step = |shift: u32| {
+            move |average: u64, delta: u64| {
+                let error = (delta << shift).wrapping_sub(average).cast_signed() >> 2;
+                average.wrapping_add_signed(error)
+            }
+        };
+        let (packets, bytes) = (step(9), step(4));
+        let average = self.average;
+        self.average = Counts {
+            conns: packets(average.conns, delta.conns),
+            in_packets: packets(average.in_packets, delta.in_packets),
+            out_packets: packets(average.out_packets, delta.out_packets),
+            in_bytes: bytes(average.in_bytes, delta.in_bytes),
+            out_bytes: bytes(average.out_bytes, delta.out_bytes),
+        };
+    }
+
+    /// `ipvsadm -Z`: from now on the last snapshot counts as zero.
+    pub(crate) fn zero(&mut self) {
+        self.zero = self.snapshot;
+        self.last = self.snapshot;
+        self.average = Counts::default();
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let average = self.average;
+        Stats {
+            shown: self.snapshot - self.zero,
+            rates: Counts {
+                conns: (average.conns + 511) >> 10,
+                in_packets: (average.in_packets + 511) >> 10,
+                out_packets: (average.out_packets + 511) >> 10,
+                in_bytes: (average.in_bytes + 15) >> 5,
+                out_bytes: (average.out_bytes + 15) >> 5,
+            },
+            live: self.live(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conns_per_tick(conns: &[u64]) -> Vec<u64> {
+        let mut stats = ObjectStats::new(2);
+        conns
+            .iter()
+            .map(|&n| {
+                (0..n).for_each(|i| stats.shards[usize::from(i % 3 == 0)].count_connection());
+                stats.tick();
+                stats.stats().rates.conns
+            })
+            .collect()
+    }
+
+    #[test]
+    fn rates_are_the_kernels() {
+        let burst = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(
+            conns_per_tick(&burst),
+            [12, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1]
+        );
+        let steady = [100; 13];
+        assert_eq!(
+            conns_per_tick(&steady),
+            [12, 22, 29, 34, 38, 41, 43, 45, 46, 47, 48, 48, 49]
+        );
+        assert_eq!(conns_per_tick(&[1, 0, 0]), [0, 0, 0]);
+
+        let mut stats = ObjectStats::new(1);
+        let bytes: Vec<u64> = (0..5)
+            .map(|_| {
+                stats.shards[0].count_in(2_000_000);
+                stats.tick();
+                stats.stats().rates.in_bytes
+            })
+            .collect();
+        assert_eq!(bytes, [250_000, 437_500, 578_125, 683_594, 762_695]);
+    }
+
+    #[test]
+    fn zero_subtracts_the_snapshot_and_not_what_came_since() {
+        let mut stats = ObjectStats::new(1);
+        stats.shards[0].count_in(100);
+        stats.tick();
+        stats.shards[0].count_in(100);
+        stats.zero();
+        assert_eq!(stats.stats().shown, Counts::default());
+        stats.tick();
+        assert_eq!(stats.stats().shown.in_packets, 1);
+        assert_eq!(stats.stats().live.in_packets, 2);
+    }
+}

@@ -1,0 +1,122 @@
+//! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant as SystemInstant};
+
+use lvs_core::api::{Failure, Info, ReasonCount};
+use lvs_core::{Connection, Control, Instant};
+
+use crate::sys::EventFd;
+
+/// What the packet worker does for other threads, between two batches.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Services or servers have changed: bring the shard, the shield and the neighbours up to date.
+    Follow(mpsc::SyncSender<Result<(), Failure>>),
+    /// Own these virtual addresses, and no others.
+    OwnVips(Vec<IpAddr>, mpsc::SyncSender<Result<(), Failure>>),
+    /// Copy out some connections.
+    Connections {
+        /// The first slot.
+        start: usize,
+        /// At most so many.
+        max: usize,
+        /// Where to.
+        reply: mpsc::SyncSender<Vec<Connection>>,
+    },
+    /// State of the worker.
+    Info(mpsc::SyncSender<Info>),
+    /// Counted reasons.
+    Reasons(mpsc::SyncSender<Vec<ReasonCount>>),
+}
+
+/// Nanoseconds since the engine started, or as a test says.
+#[derive(Debug)]
+pub(super) enum Clock {
+    /// The system's monotonic clock.
+    Real(SystemInstant),
+    /// Stands still but for `test.advance`.
+    Virtual(AtomicU64),
+}
+
+/// Shared by the control server's threads and the packet worker.
+#[derive(Debug)]
+pub struct Shared {
+    control: Mutex<Control>,
+    clock: Clock,
+    started: SystemInstant,
+    commands: Mutex<mpsc::Sender<Command>>,
+    wake: EventFd,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        control: Control,
+        clock: Clock,
+        wake: EventFd,
+    ) -> (Self, mpsc::Receiver<Command>) {
+        let (commands, receiver) = mpsc::channel();
+        let shared = Self {
+            control: Mutex::new(control),
+            clock,
+            started: SystemInstant::now(),
+            commands: Mutex::new(commands),
+            wake,
+            stop: AtomicBool::new(false),
+        };
+        (shared, receiver)
+    }
+
+    /// The director's control half. The lock is held for one operation at a time, never while waiting for anything.
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        // A panic aborts the released engine; in a test that catches one, the data are still whole.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        Instant::from_nanos(match &self.clock {
+            Clock::Real(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Clock::Virtual(nanos) => nanos.load(Ordering::Acquire),
+        })
+    }
+
+    /// Lets the virtual clock go on; does nothing to a real one.
+    pub(super) fn advance_clock(&self, by: Duration) -> bool {
+        match &self.clock {
+            Clock::Real(_) => false,
+            Clock::Virtual(nanos) => {
+                let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+                nanos.fetch_add(by, Ordering::AcqRel);
+                true
+            }
+        }
+    }
+
+    pub(super) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        // A worker that is gone drops the command, and the asker's channel tells it so.
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = commands.send(command);
+        self.wake.notify();
+    }
+
+    /// Asks the worker to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.notify();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) const fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+}
