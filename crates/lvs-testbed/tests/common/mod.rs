@@ -10,19 +10,19 @@ use lvs_testbed::listing::{connections, rows};
 use lvs_testbed::{Forward, LoadReport, Site, SiteOptions, content, servers};
 
 /// A site with its engine running.
-pub fn site(options: SiteOptions) -> Result<Site> {
+pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
     site.start_engine(&[])?;
     Ok(site)
 }
 
 /// Waits for the counters' next two-second snapshot.
-pub fn wait_for_snapshot() {
+pub(crate) fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
 /// The requests must have gone to the first servers in these numbers.
-pub fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
+pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
         .map(|number| format!("rs{number}"))
         .collect();
@@ -39,7 +39,7 @@ pub fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
 }
 
 /// 2,000 requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
-pub fn requests_and_listings(site: &Site) -> Result<()> {
+pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.requests = 2000;
@@ -124,7 +124,7 @@ pub fn requests_and_listings(site: &Site) -> Result<()> {
 }
 
 /// 512 MiB down and up, SHA-256 equal, and few segments sent twice.
-pub fn bulk(site: &Site) -> Result<()> {
+pub(crate) fn bulk(site: &Site) -> Result<()> {
     let file = site.serve("bulk", content::BULK)?;
     let expected = sum(&site.client.sh(&format!("sha256sum < {}", file.display()))?);
     let vip = site.vip;
@@ -180,7 +180,7 @@ fn sum(printed: &str) -> String {
 }
 
 /// iperf3 both ways over TCP and UDP, and DNS.
-pub fn iperf_and_dns(site: &Site) -> Result<()> {
+pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let _iperf = servers::iperf3(&site.servers[0])?;
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
@@ -234,7 +234,7 @@ pub fn iperf_and_dns(site: &Site) -> Result<()> {
 }
 
 /// A server more, a weight of 0, a server less and back.
-pub fn administration(site: &Site) -> Result<()> {
+pub(crate) fn administration(site: &Site) -> Result<()> {
     let service = site.service(80);
     let server = |index: usize| SocketAddr::from((site.real_address(index), 80));
     let flag = site.options.forward.flag();
@@ -292,7 +292,7 @@ pub fn administration(site: &Site) -> Result<()> {
 }
 
 /// The other schedulers over real connections: weights hold, and least-connection avoids the busy.
-pub fn schedulers(site: &Site) -> Result<()> {
+pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
     load.requests = 100;
@@ -321,7 +321,7 @@ pub fn schedulers(site: &Site) -> Result<()> {
     Ok(())
 }
 
-pub fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
+pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
     report.all_ok(requests)?;
     Ok(report)
 }
