@@ -21,8 +21,6 @@ pub mod names;
 #[cfg(feature = "engine")]
 pub mod neighbour;
 #[cfg(feature = "engine")]
-pub mod neighbour;
-#[cfg(feature = "engine")]
 pub mod net;
 #[cfg(feature = "engine")]
 pub mod netlink;
@@ -42,8 +40,3 @@ pub mod shield_spec;
 pub mod sys;
 #[cfg(feature = "engine")]
 pub mod wire;
-pub mod netlink;
-#[cfg(feature = "engine")]
-pub mod shield;
-#[cfg(feature = "engine")]
-pub mod sys;

@@ -111,10 +111,20 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    let Args { backend: Backend::Auto | Backend::AfPacket, .. } = args;
-    let Args { profile: Profile::Kernel, when_full: WhenFull::Drop, .. } = args;
+    let Args {
+        backend: Backend::Auto | Backend::AfPacket,
+        ..
+    } = args;
+    let Args {
+        profile: Profile::Kernel,
+        when_full: WhenFull::Drop,
+        ..
+    } = args;
     if args.workers != 1 {
-        anyhow::bail!("--workers {}: this version has one packet worker; leave it at 1", args.workers);
+        anyhow::bail!(
+            "--workers {}: this version has one packet worker; leave it at 1",
+            args.workers
+        );
     }
     let rules = match &args.rules {
         Some(path) => {

@@ -1,12 +1,11 @@
 //! What the control socket can ask for, done on the director.
 
-use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use lvs_core::api::{
-    Call, ConnInfo, Failure, FailureCode, Info, ListEnd, ReasonCount, ServerInfo, ServiceId,
-    ServiceInfo, Sysctl, Timeouts,
+    Call, ConnInfo, Failure, FailureCode, Info, ListEnd, ServerInfo, ServiceId, ServiceInfo,
+    Sysctl, Timeouts,
 };
 use lvs_core::{Connection, Control, Error, Service, ServiceKey, Sysctls};
 use serde_json::Value;
@@ -62,12 +61,15 @@ impl Engine for Shared {
                 }
                 to_value(&ListEnd { count: out.count() })
             }
-            Call::ServiceZero { service } => self.change(|control| {
-                control.zero(service.map(ServiceKey::from).as_ref())
-            }),
+            Call::ServiceZero { service } => {
+                self.change(|control| control.zero(service.map(ServiceKey::from).as_ref()))
+            }
 
             Call::ServerAdd(spec) => {
-                self.check_server(spec.server)?;
+                let addr = spec.server.ip();
+                if self.ask(|reply| Command::IsBroadcast(addr, reply))? {
+                    return Err(failure(Error::NotUnicast));
+                }
                 self.change(|control| {
                     control.add_server(&spec.service.into(), spec.server, &spec.config, now)
                 })
@@ -98,7 +100,10 @@ impl Engine for Shared {
                 };
                 for name in names {
                     let value = sysctls.get(name).map_err(failure)?;
-                    out.item(&Sysctl { name: name.to_owned(), value })?;
+                    out.item(&Sysctl {
+                        name: name.to_owned(),
+                        value,
+                    })?;
                 }
                 to_value(&ListEnd { count: out.count() })
             }
@@ -116,7 +121,7 @@ impl Engine for Shared {
             }),
             Call::Drops {} => {
                 for reason in self.ask(Command::Reasons)? {
-                    out.item::<ReasonCount>(&reason)?;
+                    out.item(&reason)?;
                 }
                 to_value(&ListEnd { count: out.count() })
             }
@@ -167,7 +172,9 @@ impl Shared {
         };
         match only {
             Some(id) => {
-                let service = control.service(&id.into()).ok_or_else(|| failure(Error::NoService))?;
+                let service = control
+                    .service(&id.into())
+                    .ok_or_else(|| failure(Error::NoService))?;
                 Ok(vec![info(service)])
             }
             None => Ok(control.services().map(info).collect()),
@@ -182,7 +189,9 @@ impl Shared {
                 max: LIST_PIECE,
                 reply,
             })?;
-            let Some(last) = piece.last() else { return Ok(()) };
+            let Some(last) = piece.last() else {
+                return Ok(());
+            };
             start = last.id.index() + 1;
             for connection in &piece {
                 out.item(&conn_info(connection))?;
@@ -234,7 +243,10 @@ pub(super) fn failure(error: Error) -> Failure {
         Error::Unsupported(_) => FailureCode::Unsupported,
         _ => FailureCode::Invalid,
     };
-    Failure { code, message: error.to_string() }
+    Failure {
+        code,
+        message: error.to_string(),
+    }
 }
 
 fn done() -> Value {
@@ -246,9 +258,4 @@ fn to_value(value: &impl serde::Serialize) -> Result<Value, Failure> {
         code: FailureCode::Internal,
         message: format!("cannot write the answer: {error}"),
     })
-}
-
-/// Whether a real server can be reached by a host of this kind.
-pub(super) fn is_host_address(addr: SocketAddr) -> bool {
-    !addr.ip().is_unspecified() && !addr.ip().is_multicast()
 }

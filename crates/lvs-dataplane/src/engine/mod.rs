@@ -15,8 +15,8 @@ use lvs_core::{Control, Options, PacketMeta};
 use tracing::info;
 
 pub use self::rules::RulesError;
-pub use self::shared::Shared;
 use self::shared::Clock;
+pub use self::shared::Shared;
 use self::worker::{Setup, Worker};
 use crate::control::Address;
 use crate::control::server::{Access, BindError, Handle, Server};
@@ -106,7 +106,9 @@ pub enum StartError {
     #[error("there is no interface {0}: `ip link` lists them")]
     NoInterface(String),
     /// An interface that was asked for is not Ethernet.
-    #[error("{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only")]
+    #[error(
+        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
+    )]
     NotEthernet(String),
     /// A thread.
     #[error("cannot start a thread: {0}")]
@@ -133,8 +135,16 @@ impl Engine {
     pub fn start(config: Config) -> Result<Self, StartError> {
         let address = config.address.unwrap_or_default();
         // First of all: a second engine must not touch anything.
-        let server = Server::bind(&address, Access { group: config.group })?;
-        let mut options = Options { seed: random_seed()?, ..Options::default() };
+        let server = Server::bind(
+            &address,
+            Access {
+                group: config.group,
+            },
+        )?;
+        let mut options = Options {
+            seed: random_seed()?,
+            ..Options::default()
+        };
         if let Some(max) = config.max_connections {
             options.max_connections = max;
         }
@@ -168,7 +178,11 @@ impl Engine {
         }
         let server = engine_of(server)?;
         info!("ready at {address}");
-        Ok(Self { shared, worker: Some(worker), _server: server })
+        Ok(Self {
+            shared,
+            worker: Some(worker),
+            _server: server,
+        })
     }
 
     /// A handle to stop the engine from another thread.

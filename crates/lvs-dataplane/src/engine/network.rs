@@ -39,7 +39,10 @@ pub(super) struct Network {
 
 impl Network {
     pub(super) fn new(state: NetState) -> Self {
-        Self { state, ..Self::default() }
+        Self {
+            state,
+            ..Self::default()
+        }
     }
 
     /// Gives a port its properties. `host`: it leads to the host's own stack.
@@ -89,7 +92,10 @@ impl Network {
         if let Some(way) = self.ways.borrow().get(&dst) {
             return *way;
         }
-        let way = Way { local: self.state.is_local(dst), hop: self.find_route(dst) };
+        let way = Way {
+            local: self.state.is_local(dst),
+            hop: self.find_route(dst),
+        };
         let mut ways = self.ways.borrow_mut();
         if ways.len() >= CACHE_MAX {
             ways.clear();
@@ -140,7 +146,10 @@ impl Net for Network {
     }
 
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
-        self.state.neighbour(self.ifindex(port)?, addr)?.usable().map(Mac)
+        self.state
+            .neighbour(self.ifindex(port)?, addr)?
+            .usable()
+            .map(Mac)
     }
 }
 

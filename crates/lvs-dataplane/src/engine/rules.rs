@@ -30,8 +30,13 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
             message: message.trim_end().to_owned(),
         };
         let mut lines = Lines::default();
-        let words = line.bytes().find_map(|byte| lines.push(byte)).or_else(|| lines.finish());
-        let Some(words) = words.filter(|words| !words.is_empty()) else { continue };
+        let words = line
+            .bytes()
+            .find_map(|byte| lines.push(byte))
+            .or_else(|| lines.finish());
+        let Some(words) = words.filter(|words| !words.is_empty()) else {
+            continue;
+        };
         let command = parse("lvs-dataplane", &words, &Numeric)
             .map_err(|refusal| fail(String::from_utf8_lossy(refusal.text()).into_owned()))?;
         let call = match &command {
@@ -39,7 +44,9 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
             command => command.call(),
         };
         let Some(call) = call else {
-            return Err(fail("only commands that change something belong into a file of rules".into()));
+            return Err(fail(
+                "only commands that change something belong into a file of rules".into(),
+            ));
         };
         let mut nowhere = std::io::sink();
         engine

@@ -26,6 +26,8 @@ pub(super) enum Command {
         /// Where to.
         reply: mpsc::SyncSender<Vec<Connection>>,
     },
+    /// Whether an address is the broadcast address of one of this host's networks.
+    IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::io::af_packet::AfPacket;
 use crate::io::tun::HostDevice;
 use crate::io::{BATCH, PacketIo};
 use crate::net::{Net, PortId, PortInfo};
-use crate::netlink::Netlink;
+use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Decide, Env, Output, Pipeline, Request};
 use crate::shield::{self, Shield};
 use crate::shield_spec::{LocalClient, ShieldSpec};
@@ -142,8 +143,15 @@ impl Worker {
             refused: 0,
             next_housekeeping: Instant::ZERO,
         };
-        let info = PortInfo { mac: Mac([0; 6]), mtu: 65_535, ethernet: false, offload: true };
-        worker.network.set_port(HOST_PORT, worker.host.ifindex(), info, true);
+        let info = PortInfo {
+            mac: Mac([0; 6]),
+            mtu: 65_535,
+            ethernet: false,
+            offload: true,
+        };
+        worker
+            .network
+            .set_port(HOST_PORT, worker.host.ifindex(), info, true);
         worker.attach_links(true)?;
         Ok(worker)
     }
@@ -217,8 +225,11 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
-            let env =
-                Env { net: &self.network, shield: &self.hidden, pmtu_disc: self.pmtu_disc };
+            let env = Env {
+                net: &self.network,
+                shield: &self.hidden,
+                pmtu_disc: self.pmtu_disc,
+            };
             self.pipeline.process(
                 port,
                 &mut self.frames[..count],
@@ -252,7 +263,9 @@ impl Worker {
     fn serve(&mut self, request: Request) {
         match request {
             Request::Resolve(port, addr) => {
-                let Some(ifindex) = self.network.ifindex(port) else { return };
+                let Some(ifindex) = self.network.ifindex(port) else {
+                    return;
+                };
                 if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
                     debug!(%addr, "{error}");
                     self.pipeline.neighbour_failed(port, addr);
@@ -307,7 +320,11 @@ impl Worker {
     fn renew_local_clients(&mut self) {
         let clients: Vec<LocalClient> = self.hidden.local_clients.iter().copied().collect();
         for client in clients {
-            let LocalClient { protocol, server, local } = client;
+            let LocalClient {
+                protocol,
+                server,
+                local,
+            } = client;
             if self.decider.shard.contains_reply(protocol, server, local) {
                 self.hide_local_client(&client);
             } else {
@@ -334,6 +351,10 @@ impl Worker {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
                 let _ = reply.send(connections.take(max).collect());
+            }
+            Command::IsBroadcast(addr, reply) => {
+                let route = self.network.state.lookup(addr);
+                let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
@@ -367,7 +388,9 @@ impl Worker {
                     && let ServiceKey::Address { protocol, .. } = key
                 {
                     let addr = server.addr();
-                    hidden.nat_servers.insert((addr.ip(), protocol, addr.port()));
+                    hidden
+                        .nat_servers
+                        .insert((addr.ip(), protocol, addr.port()));
                     hidden.nat_server_addrs.insert(addr.ip());
                 }
             }
@@ -433,10 +456,18 @@ impl Worker {
         if addresses.is_empty() {
             return;
         }
-        let env = Env { net: &self.network, shield: &self.hidden, pmtu_disc: self.pmtu_disc };
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
         for addr in addresses {
             let IpAddr::V4(addr) = addr else { continue };
-            for (_, port) in self.ports.iter().zip((0..).map(PortId)).filter(|(p, _)| p.is_some())
+            for (_, port) in self
+                .ports
+                .iter()
+                .zip((0..).map(PortId))
+                .filter(|(p, _)| p.is_some())
             {
                 self.pipeline.announce(port, addr, &env, &mut self.output);
             }
@@ -484,13 +515,22 @@ impl Worker {
                 warn!("{}", failure.message);
             }
         }
-        let env = Env { net: &self.network, shield: &self.hidden, pmtu_disc: self.pmtu_disc };
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
         for (ifindex, addr) in changes.neighbours {
-            let Some(port) = self.network.port_of(ifindex) else { continue };
-            let Some(neighbour) = self.network.state.neighbour(ifindex, addr) else { continue };
+            let Some(port) = self.network.port_of(ifindex) else {
+                continue;
+            };
+            let Some(neighbour) = self.network.state.neighbour(ifindex, addr) else {
+                continue;
+            };
             if let Some(mac) = neighbour.usable() {
                 let out = &mut self.output;
-                self.pipeline.neighbour_resolved(port, addr, Mac(mac), &env, out);
+                self.pipeline
+                    .neighbour_resolved(port, addr, Mac(mac), &env, out);
             } else if neighbour.is_failed() {
                 self.pipeline.neighbour_failed(port, addr);
             }
@@ -506,7 +546,8 @@ impl Worker {
             .filter_map(|(port, attached)| {
                 let attached = attached.as_ref()?;
                 let link = self.network.state.link(attached.io.ifindex());
-                link.is_none_or(|link| link.name != attached.name).then_some(port)
+                link.is_none_or(|link| link.name != attached.name)
+                    .then_some(port)
             })
             .collect();
         for port in gone {
@@ -527,7 +568,12 @@ impl Worker {
             .collect();
         for link in links {
             let Some(mac) = link.mac else { continue };
-            let info = PortInfo { mac: Mac(mac), mtu: link.mtu, ethernet: true, offload: true };
+            let info = PortInfo {
+                mac: Mac(mac),
+                mtu: link.mtu,
+                ethernet: true,
+                offload: true,
+            };
             if let Some(port) = self.network.port_of(link.index) {
                 self.network.set_port(port, link.index, info, false);
                 if let Some(attached) = &mut self.ports[port.index()]
@@ -552,28 +598,43 @@ impl Worker {
                         self.ports.push(None);
                     }
                     let port = PortId(u16::try_from(index).unwrap_or(u16::MAX));
-                    info!("using {} ({}, MTU {})", link.name, io.capabilities().name, link.mtu);
+                    info!(
+                        "using {} ({}, MTU {})",
+                        link.name,
+                        io.capabilities().name,
+                        link.mtu
+                    );
                     let down = !link.running;
-                    self.ports[index] = Some(Attached { io, name: link.name.clone(), down });
+                    self.ports[index] = Some(Attached {
+                        io,
+                        name: link.name.clone(),
+                        down,
+                    });
                     self.network.set_port(port, link.index, info, false);
                 }
                 Err(error) if starting => return Err(error),
                 Err(error) => warn!("cannot use {}: {error}", link.name),
             }
         }
-        if self.setup.interfaces.is_empty() && starting && self.ports.iter().flatten().count() == 0 {
+        if self.setup.interfaces.is_empty() && starting && self.ports.iter().flatten().count() == 0
+        {
             warn!("no Ethernet interface is up: waiting for one");
         }
         Ok(())
     }
 
     fn detach(&mut self, port: PortId) {
-        let Some(attached) = self.ports[port.index()].take() else { return };
+        let Some(attached) = self.ports[port.index()].take() else {
+            return;
+        };
         self.network.remove_port(port);
         if let Err(error) = self.shield.remove_interface(&attached.name) {
             debug!("{error}");
         }
-        warn!("{} is gone: its packets are lost until it comes back", attached.name);
+        warn!(
+            "{} is gone: its packets are lost until it comes back",
+            attached.name
+        );
     }
 
     fn port_failed(&mut self, port: PortId, error: &io::Error) {
@@ -629,7 +690,14 @@ impl Worker {
             .iter()
             // What these two stand for is counted by the director's own reasons.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
-            .map(|&drop| reason("drop", drop.name(), counters.dropped_for(drop), drop.describe()));
+            .map(|&drop| {
+                reason(
+                    "drop",
+                    drop.name(),
+                    counters.dropped_for(drop),
+                    drop.describe(),
+                )
+            });
         let verdicts = DropReason::ALL
             .iter()
             .zip(self.decider.drops)
@@ -641,18 +709,30 @@ impl Worker {
         let mut all: Vec<ReasonCount> = frames.chain(verdicts).chain(accepts).collect();
         let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
         all.push(reason("drop", "not_sent", self.refused, unsent));
-        let missed: u64 = self.ports.iter_mut().flatten().map(|port| port.io.drops()).sum();
+        let missed: u64 = self
+            .ports
+            .iter_mut()
+            .flatten()
+            .map(|port| port.io.drops())
+            .sum();
         let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
         all.push(reason("drop", "not_received", missed, ring));
         let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
-        all.push(reason("drop", "no_neighbour", self.pipeline.waiting.dropped, waiting));
+        all.push(reason(
+            "drop",
+            "no_neighbour",
+            self.pipeline.waiting.dropped,
+            waiting,
+        ));
         all
     }
 }
 
 /// Hides what a service takes.
 fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
-    let ServiceKey::Address { protocol, addr } = key else { return };
+    let ServiceKey::Address { protocol, addr } = key else {
+        return;
+    };
     hidden.vips.insert(addr.ip());
     if addr.port() == 0 {
         hidden.services_all_ports.insert((addr.ip(), protocol));
@@ -663,14 +743,24 @@ fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
 
 /// The same as rules.
 fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
-    let endpoint = |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
-        address,
-        protocol: protocol.0,
-        port,
-    };
-    let all_ports = hidden.services_all_ports.iter().map(|&(addr, protocol)| (addr, protocol, 0));
+    let endpoint =
+        |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
+            address,
+            protocol: protocol.0,
+            port,
+        };
+    let all_ports = hidden
+        .services_all_ports
+        .iter()
+        .map(|&(addr, protocol)| (addr, protocol, 0));
     shield::ShieldSpec {
-        services: hidden.services.iter().copied().chain(all_ports).map(endpoint).collect(),
+        services: hidden
+            .services
+            .iter()
+            .copied()
+            .chain(all_ports)
+            .map(endpoint)
+            .collect(),
         own_vips: hidden.own_vips.iter().copied().collect(),
         nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
     }
@@ -709,7 +799,10 @@ impl Decide for Decider {
         }
         let verdict = match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
-            Err(pending) => self.shared.control().admit(&mut self.shard, meta, pending, now),
+            Err(pending) => self
+                .shared
+                .control()
+                .admit(&mut self.shard, meta, pending, now),
         };
         self.count(verdict)
     }
@@ -718,7 +811,9 @@ impl Decide for Decider {
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => {
-                self.shared.control().admit_icmp_error(&mut self.shard, error, pending, now)
+                self.shared
+                    .control()
+                    .admit_icmp_error(&mut self.shard, error, pending, now)
             }
         };
         self.count(verdict)

@@ -4,9 +4,9 @@
 //! code. Knowledge of protocols (virtio headers, VLAN tags, netlink messages) lives with its users.
 #![allow(unsafe_code)]
 
-pub(crate) mod peercred;
 mod device;
 mod packet;
+pub(crate) mod peercred;
 mod poll;
 mod tun;
 
