@@ -20,6 +20,7 @@
 pub mod content;
 pub mod decap;
 pub mod demo;
+pub mod listing;
 pub mod load;
 pub mod netns;
 pub mod programs;

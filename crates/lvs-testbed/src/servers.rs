@@ -97,13 +97,12 @@ http {{
     let file = dir.join(format!("{name}-nginx.conf"));
     fs::write(&file, configuration)?;
     let path = |path: &std::path::Path| path.display().to_string();
-    let server = host.spawn(
+    let mut server = host.spawn(
         "nginx",
         &["-e", "stderr", "-p", &path(&home), "-c", &path(&file)],
     )?;
     for port in &options.ports {
-        host.wait_for_port("tcp", *port)
-            .with_context(|| server.log())?;
+        listening(host, &mut server, "tcp", *port)?;
     }
     Ok(server)
 }
@@ -114,9 +113,8 @@ http {{
 ///
 /// When it is missing or does not listen.
 pub fn iperf3(host: &Host) -> Result<Proc> {
-    let server = host.spawn("iperf3", &["--server", "--port", "5201"])?;
-    host.wait_for_port("tcp", 5201)
-        .with_context(|| server.log())?;
+    let mut server = host.spawn("iperf3", &["--server", "--port", "5201"])?;
+    listening(host, &mut server, "tcp", 5201)?;
     Ok(server)
 }
 
@@ -140,7 +138,24 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
             "--address=/www.test/192.0.2.80",
         ],
     )?;
-    host.wait_for_port("udp", 53)
-        .with_context(|| server.log())?;
+    listening(host, &mut server, "udp", 53)?;
     Ok(server)
+}
+
+/// Waits for a server to listen, or to end, whichever comes first.
+fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
+    let mut ended = false;
+    let what = format!("{protocol} port {port} on host {}", host.name());
+    wait_until(&what, Duration::from_secs(10), || {
+        ended = !server.is_running();
+        ended || host.listens(protocol, port)
+    })
+    .with_context(|| server.log())?;
+    ensure!(
+        !ended,
+        "on host {} a server ended at once; it printed:\n{}",
+        host.name(),
+        server.log()
+    );
+    Ok(())
 }
