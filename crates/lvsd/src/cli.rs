@@ -100,8 +100,9 @@ fn refuse(error: &LoadError) -> ExitCode {
 fn start_log(from_file: Option<&str>) -> Result<(), String> {
     let from_env = std::env::var("LVSD_LOG").ok();
     let words = from_env.as_deref().or(from_file).unwrap_or("info");
-    let filter = tracing_subscriber::EnvFilter::try_new(words)
-        .map_err(|e| format!("`log` in [lvsd] is no filter: {e}; write \"info\" or \"lvsd=debug\""))?;
+    let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
+        format!("`log` in [lvsd] is no filter: {e}; write \"info\" or \"lvsd=debug\"")
+    })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

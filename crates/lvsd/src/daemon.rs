@@ -184,7 +184,9 @@ impl<P: Prober> Daemon<P> {
                     tracing::info!("reloaded {}", path.display());
                 }
                 if config.dataplane != self.config.dataplane {
-                    tracing::warn!("[dataplane] has changed; it takes effect when the engine is started again");
+                    tracing::warn!(
+                        "[dataplane] has changed; it takes effect when the engine is started again"
+                    );
                 }
                 if config.daemon.log != self.config.daemon.log {
                     tracing::warn!("`log` has changed; it takes effect when lvsd is started again");
@@ -420,13 +422,7 @@ mod tests {
                 leave,
                 notify: Notify::default(),
             };
-            let task = tokio::spawn(run(
-                options,
-                config,
-                world.host(),
-                dead.clone(),
-                receiver,
-            ));
+            let task = tokio::spawn(run(options, config, world.host(), dead.clone(), receiver));
             Self {
                 world,
                 dead,
@@ -450,7 +446,10 @@ mod tests {
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            panic!("wanted {wanted:?}, have {now:?}; done: {:#?}", self.world.ops());
+            panic!(
+                "wanted {wanted:?}, have {now:?}; done: {:#?}",
+                self.world.ops()
+            );
         }
 
         async fn reload(&self, text: &str) {
@@ -525,7 +524,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn on_down_remove_takes_the_server_out() {
-        let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\non_down = \"remove\"");
+        let text = FILE.replace(
+            "forward = \"nat\"",
+            "forward = \"nat\"\non_down = \"remove\"",
+        );
         let daemon = Running::start(World::default(), Dead::default(), &text, false);
         daemon
             .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -543,7 +545,9 @@ mod tests {
             .await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let before = daemon.world.ops().len();
-        daemon.reload(&FILE.replace("weight = 3", "weight = 7")).await;
+        daemon
+            .reload(&FILE.replace("weight = 3", "weight = 7"))
+            .await;
         daemon
             .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
             .await;
@@ -611,7 +615,10 @@ mod tests {
             config: lvs_core::ServiceConfig::new(lvs_core::Family::V4, "rr"),
             owner: None,
         };
-        world.control().apply(&Op::AddService(spec.clone())).unwrap();
+        world
+            .control()
+            .apply(&Op::AddService(spec.clone()))
+            .unwrap();
         let daemon = Running::start(world, Dead::default(), FILE, false);
         daemon
             .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])

@@ -206,8 +206,9 @@ impl Link {
             }
             self.starting = None;
             self.host.kill();
-            let why =
-                format!("the engine was started and does not answer after {START_LIMIT:?}: {absent}");
+            let why = format!(
+                "the engine was started and does not answer after {START_LIMIT:?}: {absent}"
+            );
             return Err(self.give_up_or_wait(why, now));
         }
         if now < self.not_before {
@@ -251,7 +252,9 @@ impl Link {
             "{how} the engine"
         );
         if !started && !self.ours {
-            tracing::info!("somebody else started this engine: [dataplane] does not apply to it, and it stays when lvsd stops");
+            tracing::info!(
+                "somebody else started this engine: [dataplane] does not apply to it, and it stays when lvsd stops"
+            );
         }
     }
 
@@ -403,7 +406,12 @@ fn describe(op: &Op, infinitive: bool) -> String {
     let verb = |a: &'static str, b: &'static str| if infinitive { a } else { b };
     match op {
         Op::SetSysctl(sysctl) => {
-            format!("{} sysctl {} = {}", verb("set", "set"), sysctl.name, sysctl.value)
+            format!(
+                "{} sysctl {} = {}",
+                verb("set", "set"),
+                sysctl.name,
+                sysctl.value
+            )
         }
         Op::OwnVips(vips) => {
             let list: Vec<String> = vips.iter().map(ToString::to_string).collect();

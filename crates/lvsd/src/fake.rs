@@ -39,7 +39,12 @@ impl Engine {
         id: ServiceId,
         server: SocketAddr,
     ) -> Result<&mut ServerInfo, ControlError> {
-        match self.service(id)?.servers.iter_mut().find(|s| s.server == server) {
+        match self
+            .service(id)?
+            .servers
+            .iter_mut()
+            .find(|s| s.server == server)
+        {
             Some(server) => Ok(server),
             None => refuse(FailureCode::NoServer, "no such server"),
         }
@@ -168,7 +173,12 @@ impl World {
         let mut engine = self.engine();
         let mut all: Vec<_> = engine
             .service(id)
-            .map(|s| s.servers.iter().map(|s| (s.server, s.config.weight)).collect())
+            .map(|s| {
+                s.servers
+                    .iter()
+                    .map(|s| (s.server, s.config.weight))
+                    .collect()
+            })
             .unwrap_or_default();
         all.sort_unstable();
         all

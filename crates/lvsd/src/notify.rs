@@ -21,7 +21,10 @@ impl Notify {
         match (UnixDatagram::unbound(), address) {
             (Ok(socket), Ok(address)) => Self(Some((socket, address))),
             _ => {
-                tracing::warn!("NOTIFY_SOCKET is set, but {} cannot be used", name.display());
+                tracing::warn!(
+                    "NOTIFY_SOCKET is set, but {} cannot be used",
+                    name.display()
+                );
                 Self::default()
             }
         }

@@ -223,8 +223,9 @@ impl Checker<'_> {
             // sun_path has 108 bytes.
             if path.is_empty() || path == "@" || path.len() > 107 {
                 self.report(
-                    Diagnostic::error(socket.span(), "not the name of a socket")
-                        .help("give `@name` for an abstract socket, or a path of at most 107 bytes"),
+                    Diagnostic::error(socket.span(), "not the name of a socket").help(
+                        "give `@name` for an abstract socket, or a path of at most 107 bytes",
+                    ),
                 );
             }
         }
@@ -264,7 +265,9 @@ impl Checker<'_> {
             if key != "est_cpulist" && (text.is_empty() || !numbers) {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
-                        .help("sysctls of IPVS are whole numbers; sync_threshold takes two: \"3 50\""),
+                        .help(
+                            "sysctls of IPVS are whole numbers; sync_threshold takes two: \"3 50\"",
+                        ),
                 );
                 continue;
             }
@@ -393,12 +396,10 @@ impl Checker<'_> {
                 let finding =
                     Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
                 let list = format!("the schedulers are: {}", SCHEDULERS.join(", "));
-                self.report(
-                    match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
-                        Some(k) => finding.help(format!("did you mean \"{k}\"? {list}")),
-                        None => finding.help(list),
-                    },
-                );
+                self.report(match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
+                    Some(k) => finding.help(format!("did you mean \"{k}\"? {list}")),
+                    None => finding.help(list),
+                });
             }
         }
         self.scheduler_flags(raw, &mut config);
@@ -431,8 +432,11 @@ impl Checker<'_> {
         {
             let at = raw.address.as_ref().map_or(span.clone(), Spanned::span);
             self.report(
-                Diagnostic::error(at, "port 0 takes every port, and needs persistence for that")
-                    .help("add persistence = { timeout = \"6m\" }, or give the port"),
+                Diagnostic::error(
+                    at,
+                    "port 0 takes every port, and needs persistence for that",
+                )
+                .help("add persistence = { timeout = \"6m\" }, or give the port"),
             );
         }
         let vip = self
@@ -465,11 +469,7 @@ impl Checker<'_> {
         for server in &raw.server {
             let Some((id, _)) = identity else {
                 // Without the service's address nothing more can be said of its servers than their numbers.
-                self.number(
-                    server.get_ref().weight.as_ref(),
-                    "weight",
-                    0..=WEIGHT_MAX,
-                );
+                self.number(server.get_ref().weight.as_ref(), "weight", 0..=WEIGHT_MAX);
                 continue;
             };
             let place = server.get_ref().address.as_ref().map(Spanned::span);
@@ -490,8 +490,11 @@ impl Checker<'_> {
         if raw.server.is_empty() && self.complete {
             let span = self.first_line(span);
             self.report(
-                Diagnostic::warning(span, "the service has no server and refuses every connection")
-                    .help("add a [[service.server]] with its address below"),
+                Diagnostic::warning(
+                    span,
+                    "the service has no server and refuses every connection",
+                )
+                .help("add a [[service.server]] with its address below"),
             );
         }
         let (id, _) = identity?;
@@ -623,13 +626,18 @@ impl Checker<'_> {
         {
             let finding = Diagnostic::error(
                 at.span(),
-                format!("`lower` ({lower}) is above `upper` ({})", upper.unwrap_or(0)),
+                format!(
+                    "`lower` ({lower}) is above `upper` ({})",
+                    upper.unwrap_or(0)
+                ),
             );
             self.report(match &raw.upper {
-                Some(upper) => finding
-                    .context(upper.span(), "the upper threshold")
-                    .help("a server takes connections again below `lower`, which is at most `upper`"),
-                None => finding.help("set `upper` too: the number of connections at which it stops"),
+                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
+                    "a server takes connections again below `lower`, which is at most `upper`",
+                ),
+                None => {
+                    finding.help("set `upper` too: the number of connections at which it stops")
+                }
             });
         }
         let method = match &raw.forward {
@@ -692,7 +700,9 @@ impl Checker<'_> {
             );
             return None;
         }
-        let vip = vip?;
+        let Some(vip) = vip else {
+            return Some(());
+        };
         if address.ip() == vip.ip() && (method != Forwarding::Nat || address.port() == vip.port()) {
             let mut finding = Diagnostic::error(
                 text.span(),
@@ -713,7 +723,11 @@ impl Checker<'_> {
             };
             let mut finding = Diagnostic::error(
                 text.span(),
-                format!("{name} cannot change the port {} to {}", vip.port(), address.port()),
+                format!(
+                    "{name} cannot change the port {} to {}",
+                    vip.port(),
+                    address.port()
+                ),
             )
             .label("the server gets the packet as the client sent it")
             .help(format!(
@@ -729,8 +743,10 @@ impl Checker<'_> {
         }
         if vip.port() != 0 && address.port() == 0 {
             self.report(
-                Diagnostic::error(text.span(), "port 0 is not a server's port")
-                    .help(format!("leave the port out to take the service's, {}", vip.port())),
+                Diagnostic::error(text.span(), "port 0 is not a server's port").help(format!(
+                    "leave the port out to take the service's, {}",
+                    vip.port()
+                )),
             );
             return None;
         }
@@ -750,8 +766,9 @@ impl Checker<'_> {
             RawCheck::Word(word) if word == "none" => return None,
             RawCheck::Word(word) => {
                 self.once(
-                    Diagnostic::error(raw.span(), format!("unknown check `{word}`"))
-                        .help("write \"none\", or a table: check = { type = \"tcp\", interval = \"5s\" }"),
+                    Diagnostic::error(raw.span(), format!("unknown check `{word}`")).help(
+                        "write \"none\", or a table: check = { type = \"tcp\", interval = \"5s\" }",
+                    ),
                 );
                 return None;
             }
@@ -908,8 +925,11 @@ impl Checker<'_> {
             "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
         };
         self.report(
-            Diagnostic::error(text.span(), format!("`{word}` is not an address and a port"))
-                .help(help),
+            Diagnostic::error(
+                text.span(),
+                format!("`{word}` is not an address and a port"),
+            )
+            .help(help),
         );
         None
     }
@@ -962,7 +982,10 @@ fn parse_netmask(text: &str, family: Family) -> Option<u32> {
             if let Ok(prefix @ 1..=32) = text.parse::<u32>() {
                 return Some(u32::MAX << (32 - prefix));
             }
-            text.parse::<Ipv4Addr>().ok().map(u32::from).filter(|m| *m != 0)
+            text.parse::<Ipv4Addr>()
+                .ok()
+                .map(u32::from)
+                .filter(|m| *m != 0)
         }
         Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),
     }

@@ -377,7 +377,8 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         } else if expected.starts_with("a string") {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
         } else if expected.starts_with("an array of tables") && found == "map" {
-            finding.help("write the table's name in double brackets: [[service]], [[service.server]]")
+            finding
+                .help("write the table's name in double brackets: [[service]], [[service.server]]")
         } else {
             finding
         };

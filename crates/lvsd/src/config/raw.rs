@@ -182,7 +182,9 @@ pub(super) struct OneOrMore(pub(super) Vec<String>);
 /// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`.
 pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
-        format!("`{text}` is not a duration; write a whole number and its unit: \"500ms\", \"5s\", \"2m\", \"1h\"")
+        format!(
+            "`{text}` is not a duration; write a whole number and its unit: \"500ms\", \"5s\", \"2m\", \"1h\""
+        )
     };
     let mut rest = text.trim();
     let mut total = 0u64;
@@ -315,10 +317,31 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (text, ms) in [("500ms", 500), ("5s", 5_000), ("2m30s", 150_000), ("1h", 3_600_000), ("0s", 0)] {
-            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        for (text, ms) in [
+            ("500ms", 500),
+            ("5s", 5_000),
+            ("2m30s", 150_000),
+            ("1h", 3_600_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
         }
-        for text in ["", "5", "s", "5 s", "-1s", "1.5s", "5x", "99999999999999999999s", "400d", "18446744073709551615h"] {
+        for text in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            "-1s",
+            "1.5s",
+            "5x",
+            "99999999999999999999s",
+            "400d",
+            "18446744073709551615h",
+        ] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
     }
