@@ -22,6 +22,9 @@ use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
+/// An engine that has taken a request answers within this time, or it hangs.
+const HANG_LIMIT: Duration = Duration::from_secs(30);
+
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -100,7 +103,14 @@ pub async fn run<P: Prober>(
             () = tokio::time::sleep_until(next) => {
                 let announce = daemon.announce();
                 let goal = daemon.goal(announce);
-                let (back, step) = blocking(link, move |link, now| link.step(&goal, now)).await?;
+                let step = blocking(link, move |link, now| link.step(&goal, now));
+                let (back, step) = match tokio::time::timeout(HANG_LIMIT, step).await {
+                    Ok(done) => done?,
+                    // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+                    Err(_) => return Err(format!(
+                        "the engine took a request and does not answer it within {HANG_LIMIT:?}; if it hangs, end it with `kill -9` and start lvsd again"
+                    )),
+                };
                 link = back;
                 match step {
                     Step::InStep { refused, again } => {
@@ -257,7 +267,11 @@ impl<P: Prober> Daemon<P> {
             return;
         };
         let (name, server) = (&service.name, key.1);
-        let lasted = lasted.map(|d| Duration::from_secs(d.as_secs()));
+        // Seconds are enough where there are any.
+        let lasted = lasted.map(|d| match d.as_secs() {
+            0 => Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(0)),
+            whole => Duration::from_secs(whole),
+        });
         match (up, lasted) {
             (true, Some(time)) => {
                 tracing::info!(service = %name, %server, "server is up again, after {time:?} down");
