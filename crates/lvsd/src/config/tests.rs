@@ -442,6 +442,18 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_vip_has_one_owner() {
+    let service = |port: u16, vip: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:{port}\"\nforward = \"nat\"\nvip = \"{vip}\"\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        )
+    };
+    let both = service(80, "own") + &service(443, "host");
+    assert!(errors(&both).contains("the engine's own for one service"));
+    load(&(service(80, "own") + &service(443, "auto")));
+}
+
+#[test]
 fn port_zero_needs_persistence() {
     let text = "[[service]]\naddress = \"192.0.2.10:0\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     assert!(errors(text).contains("needs persistence"));
