@@ -240,6 +240,7 @@ impl Control {
         self.ftp_services += usize::from(key.port() == 21);
         self.any_port_services += usize::from(key.port() == 0);
         self.plan();
+        self.changed();
         Ok(())
     }
 
@@ -382,9 +383,14 @@ impl Control {
         Some(self.servers.get(id.index())?.as_ref()?.stats.stats())
     }
 
-    /// Every server's record, those that were removed and still have connections included.
-    pub fn records(&self) -> impl Iterator<Item = &Arc<Server>> {
-        self.servers.iter().flatten().map(|entry| &entry.server)
+    /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
+    /// packets may yet go to and come from.
+    pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
+        self.servers
+            .iter()
+            .flatten()
+            .filter(|entry| entry.trashed.is_none() || entry.server.is_referenced())
+            .map(|entry| (entry.key, &entry.server))
     }
 
     // --- settings and counters --------------------------------------------------------------------------------------
@@ -773,7 +779,14 @@ impl Control {
     }
 
     /// Tells the shards that their copies are out of date.
-    fn changed(&self) {
+    fn changed(&mut self) {
+        let serves = |family| {
+            self.services
+                .values()
+                .any(|service| service.key.family() == family)
+        };
+        self.settings.ipv4 = serves(Family::V4);
+        self.settings.ipv6 = serves(Family::V6);
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 

@@ -21,6 +21,8 @@ mod conn;
 mod control;
 mod director;
 mod error;
+#[cfg(feature = "ipvsadm")]
+pub mod ipvsadm;
 mod packet;
 mod pool;
 pub mod sched;

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
@@ -26,8 +26,21 @@ pub(crate) struct Shared {
 /// Settings of which each shard keeps a copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
+    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever connections there are.
+    pub(crate) ipv4: bool,
+    /// There is an IPv6 service.
+    pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
+}
+
+impl Settings {
+    fn serves(&self, addr: IpAddr) -> bool {
+        match addr {
+            IpAddr::V4(_) => self.ipv4,
+            IpAddr::V6(_) => self.ipv6,
+        }
+    }
 }
 
 /// A server's record and the counters that this shard keeps of it.
@@ -194,6 +207,16 @@ impl Shard {
         })
     }
 
+    /// Whether packets from `source` to `client` belong to a connection.
+    pub fn contains_reply(
+        &self,
+        protocol: Protocol,
+        source: SocketAddr,
+        client: SocketAddr,
+    ) -> bool {
+        self.table.find_out(protocol, source, client).is_some()
+    }
+
     #[inline]
     fn is_stale(&self) -> bool {
         // Pairs with the release in `Control::changed`: whoever sees the number sees the change.
@@ -207,6 +230,9 @@ impl Shard {
         now: Instant,
     ) -> Result<Verdict, Pending> {
         let Tuple { protocol, src, dst } = meta.tuple;
+        if !self.settings.serves(dst.ip()) {
+            return Ok(Verdict::Accept(AcceptReason::NoService));
+        }
         if !matches!(protocol, Protocol::TCP | Protocol::UDP) {
             return Ok(Verdict::Accept(AcceptReason::Protocol));
         }
@@ -307,7 +333,10 @@ impl Shard {
     /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
     pub(crate) fn decide_icmp_error(&mut self, error: &IcmpError, _now: Instant) -> Verdict {
         let Tuple { protocol, src, dst } = error.inner;
-        if !error.inner_ports || !matches!(protocol, Protocol::TCP | Protocol::UDP) {
+        if !self.settings.serves(error.dst)
+            || !error.inner_ports
+            || !matches!(protocol, Protocol::TCP | Protocol::UDP)
+        {
             return Verdict::Accept(AcceptReason::UnrelatedIcmp);
         }
         // About a packet from a client to a server, which is translated already.

@@ -1,6 +1,5 @@
 //! What is to become of a packet.
 
-use core::fmt;
 use core::net::SocketAddr;
 
 use crate::{Forwarding, Tunnel};
@@ -10,6 +9,11 @@ use crate::{Forwarding, Tunnel};
 pub struct ConnId(pub(crate) u32);
 
 impl ConnId {
+    /// The connection in a slot: for tests of whoever acts on verdicts.
+    pub const fn from_index(index: u32) -> Self {
+        Self(index)
+    }
+
     /// The slot's index, for tables beside the connection table.
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -74,6 +78,9 @@ pub struct Reply {
     pub source: Option<SocketAddr>,
 }
 
+/// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! reasons {
     ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -84,6 +91,12 @@ macro_rules! reasons {
         impl $name {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Its place in [`Self::ALL`], for arrays of counters.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
 
             /// A stable name: the label in metrics and in listings.
             pub const fn name(self) -> &'static str {
@@ -96,8 +109,8 @@ macro_rules! reasons {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.write_str(self.name())
             }
         }
@@ -121,6 +134,8 @@ reasons! {
         DropPacket => "drop_packet",
         /// The persistence engine found nothing to go by.
         PersistenceEngine => "persistence_engine",
+        /// The embedding program's own hook dropped it.
+        Hook => "hook",
     }
 }
 
@@ -141,5 +156,7 @@ reasons! {
         UnrelatedIcmp => "unrelated_icmp",
         /// A reply of no connection, to be routed as it is.
         NoConnection => "no_connection",
+        /// The embedding program's own hook left it to the host.
+        Hook => "hook",
     }
 }

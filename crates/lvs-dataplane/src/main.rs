@@ -1,2 +1,164 @@
-//! The packet engine.
-fn main() {}
+//! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, ValueEnum};
+use lvs_dataplane::control::Address;
+use lvs_dataplane::engine::{Config, Engine};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing_subscriber::EnvFilter;
+
+/// Packet engine of a Linux Virtual Server in userspace.
+///
+/// It forwards the connections of virtual services to real servers by NAT, direct routing or IP tunnelling. `lvsadm` and
+/// `lvsd` tell it what to do over its control socket, which answers when the engine is ready.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Use this network interface; may be given several times. Default: every Ethernet interface that is up and has no
+    /// master.
+    #[arg(long, value_name = "NAME")]
+    interface: Vec<String>,
+
+    /// How packets are received and sent.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+
+    /// Packet workers.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    workers: usize,
+
+    /// The control socket: a path, or a name in the abstract namespace with a leading @. Default: @lvs-dataplane, of
+    /// which every network namespace has its own.
+    #[arg(long, env = "LVS_SOCKET", value_name = "PATH")]
+    socket: Option<String>,
+
+    /// Apply these rules at the start, one ipvsadm command line a line, as `ipvsadm-save -n` writes them.
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+
+    /// Set an IPVS sysctl by the kernel's name; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
+    sysctl: Vec<(String, String)>,
+
+    /// Whose defaults to use.
+    #[arg(long, value_enum, default_value_t = Profile::Kernel)]
+    profile: Profile,
+
+    /// Answer ARP for the virtual addresses that the host does not have, and announce them.
+    #[arg(long)]
+    own_vips: bool,
+
+    /// Connections at most.
+    #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    max_connections: u32,
+
+    /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
+    #[arg(long, conflicts_with = "interface")]
+    no_interfaces: bool,
+
+    /// What to do with a new connection when the table is full.
+    #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
+    when_full: WhenFull,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Backend {
+    /// The fastest that works.
+    Auto,
+    /// Packet sockets.
+    #[value(name = "af_packet")]
+    AfPacket,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Profile {
+    /// The kernel's.
+    Kernel,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WhenFull {
+    /// Drop its packets.
+    Drop,
+}
+
+fn name_and_value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_env_filter(
+            EnvFilter::builder()
+                .with_env_var("LVS_LOG")
+                .with_default_directive(tracing::Level::INFO.into())
+                .from_env_lossy(),
+        )
+        .with_target(false)
+        .init();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lvs-dataplane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let Args {
+        backend: Backend::Auto | Backend::AfPacket,
+        ..
+    } = args;
+    let Args {
+        profile: Profile::Kernel,
+        when_full: WhenFull::Drop,
+        ..
+    } = args;
+    if args.workers != 1 {
+        anyhow::bail!(
+            "--workers {}: this version has one packet worker; leave it at 1",
+            args.workers
+        );
+    }
+    let rules = match &args.rules {
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+            Some((text, name))
+        }
+        None => None,
+    };
+    // Before the engine's threads exist, so that a signal during the start is not lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
+    let engine = Engine::start(Config {
+        interfaces: args.interface,
+        address: args.socket.as_ref().map(Address::new),
+        own_vips: args.own_vips,
+        no_interfaces: args.no_interfaces,
+        max_connections: Some(args.max_connections as usize),
+        sysctls: args.sysctl,
+        rules,
+        ..Config::default()
+    })?;
+    let shared = engine.shared();
+    let handle = signals.handle();
+    let waiter = std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            shared.stop();
+        }
+    });
+    engine.join();
+    handle.close();
+    let _ = waiter.join();
+    Ok(())
+}

@@ -1,1 +1,32 @@
-//! placeholder
+//! Hosts in network namespaces for the tests, the benches and the demo.
+//!
+//! A [`Testbed`] is a handful of *hosts* (network and mount namespaces, each kept open by one sleeping process), joined
+//! by veth pairs and bridges. On top of it a [`Site`] is a ready-made LVS installation: client, router, director and
+//! real servers in one of three [`Topology`]s, with a real nginx on every real server.
+//!
+//! ```text
+//!  two-arm   client ── front LAN ── director ── back LAN ── servers
+//!  one-arm   client ── router ── LAN (director, servers)
+//!  routed    client ── router ─┬─ front LAN (director)
+//!                              └─ back LAN (servers)
+//! ```
+//!
+//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a pipe and clears up
+//! when that closes, be it by a drop, a panic, Ctrl-C or `kill -9`. Root is used where there is root; otherwise a user
+//! namespace. The crate is for development and is not published.
+
+#![forbid(unsafe_code)]
+
+pub mod content;
+pub mod decap;
+pub mod demo;
+pub mod listing;
+pub mod load;
+pub mod netns;
+pub mod programs;
+pub mod servers;
+pub mod site;
+
+pub use load::{LoadOptions, LoadReport};
+pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};
+pub use site::{Forward, Site, SiteOptions, Topology, Vip};

@@ -1,1 +1,11 @@
-//! placeholder
+//! Administers a Linux Virtual Server in userspace, with the command line of ipvsadm.
+//!
+//! Called as `ipvsadm`, `ipvsadm-save` or `ipvsadm-restore` the program is that, to the byte. Called by any other name
+//! it takes the same command lines, and some options of its own before the command.
+#![forbid(unsafe_code)]
+
+mod program;
+mod session;
+pub mod start;
+
+pub use program::{Program, Streams, run};

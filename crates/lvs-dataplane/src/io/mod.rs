@@ -1,5 +1,10 @@
 //! Backends: how frames come in and go out.
 
+pub mod af_packet;
+pub mod memory;
+pub mod tun;
+mod vnet;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 

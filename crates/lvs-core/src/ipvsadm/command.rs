@@ -1,0 +1,134 @@
+//! What a command line asks for.
+
+use core::net::SocketAddr;
+
+use crate::api::{Call, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
+
+/// A command line that is in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// `-A`
+    AddService(ServiceSpec),
+    /// `-E`
+    EditService(ServiceSpec),
+    /// `-D`
+    DeleteService(ServiceId),
+    /// `-C`
+    Clear,
+    /// `-a`
+    AddServer(ServerSpec),
+    /// `-e`
+    EditServer(ServerSpec),
+    /// `-d`
+    DeleteServer {
+        /// The service.
+        service: ServiceId,
+        /// Address and port of the server.
+        server: SocketAddr,
+    },
+    /// `-L`
+    List(ListOptions),
+    /// `-Z`
+    Zero(Option<ServiceId>),
+    /// `--set`
+    Set(Timeouts),
+    /// `--start-daemon`
+    StartDaemon(SyncDaemon),
+    /// `--stop-daemon`
+    StopDaemon {
+        /// Master or backup.
+        role: SyncRole,
+        /// `--syncid`
+        syncid: u8,
+    },
+    /// `-S`
+    Save {
+        /// `-n`
+        numeric: bool,
+    },
+    /// `-R`
+    Restore,
+    /// `-h`
+    Help,
+    /// `-v`
+    Version,
+}
+
+impl Command {
+    /// The call that does it, if it changes something and one call does it.
+    pub fn call(&self) -> Option<Call> {
+        Some(match self {
+            Self::AddService(spec) => Call::ServiceAdd(spec.clone()),
+            Self::EditService(spec) => Call::ServiceEdit(spec.clone()),
+            Self::DeleteService(service) => Call::ServiceDelete { service: *service },
+            Self::Clear => Call::ServiceFlush {},
+            Self::AddServer(spec) => Call::ServerAdd(spec.clone()),
+            Self::EditServer(spec) => Call::ServerEdit(spec.clone()),
+            Self::DeleteServer { service, server } => Call::ServerDelete {
+                service: *service,
+                server: *server,
+            },
+            Self::Zero(service) => Call::ServiceZero { service: *service },
+            Self::Set(timeouts) => Call::TimeoutsSet(*timeouts),
+            Self::StartDaemon(daemon) => Call::DaemonStart(daemon.clone()),
+            Self::StopDaemon { role, syncid } => Call::DaemonStop {
+                role: *role,
+                syncid: *syncid,
+            },
+            Self::List(_) | Self::Save { .. } | Self::Restore | Self::Help | Self::Version => {
+                return None;
+            }
+        })
+    }
+}
+
+/// What `-L` shows, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListOptions {
+    /// What is listed.
+    pub what: What,
+    /// The columns.
+    pub format: Format,
+    /// `--persistent-conn`, which `-c` looks at apart from the format.
+    pub persistent_conn: bool,
+    /// `-n`
+    pub numeric: bool,
+    /// `--exact`
+    pub exact: bool,
+    /// `--nosort`
+    pub nosort: bool,
+}
+
+/// What `-L` lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum What {
+    /// Every service.
+    #[default]
+    Services,
+    /// One service.
+    Service(ServiceId),
+    /// `-c`
+    Connections,
+    /// `--timeout`
+    Timeouts,
+    /// `--daemon`
+    Daemons,
+}
+
+/// The columns of a listing of services.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Weight and connections.
+    #[default]
+    Plain,
+    /// `--stats`
+    Stats,
+    /// `--rate`
+    Rate,
+    /// `--thresholds`
+    Thresholds,
+    /// `--persistent-conn`
+    PersistentConn,
+    /// `--tun-info`
+    TunInfo,
+}

@@ -1,0 +1,113 @@
+//! How `ipvsadm -R` cuts its input into command lines.
+
+use alloc::vec::Vec;
+
+/// The longest word; what is longer is cut into words of this length.
+pub const WORD_MAX: usize = 4096;
+
+/// Command lines from a stream that comes in pieces.
+///
+/// Words are separated by blanks, tabs and carriage returns; there are no quotes and no comments. Every word `ipvsadm`
+/// is ignored, and so is an empty line.
+#[derive(Clone, Debug, Default)]
+pub struct Lines {
+    words: Vec<Vec<u8>>,
+    word: Vec<u8>,
+}
+
+impl Lines {
+    /// At the start of a stream.
+    pub const fn new() -> Self {
+        Self {
+            words: Vec::new(),
+            word: Vec::new(),
+        }
+    }
+
+    /// Takes one byte; gives the words of a line when it ends one that is not empty.
+    pub fn push(&mut self, byte: u8) -> Option<Vec<Vec<u8>>> {
+        match byte {
+            b' ' | b'\t' | b'\r' => self.end_word(),
+            b'\n' => return self.finish(),
+            _ => {
+                if self.word.len() == WORD_MAX {
+                    self.end_word();
+                }
+                self.word.push(byte);
+            }
+        }
+        None
+    }
+
+    /// Ends the stream; gives the words of a last line without a line end.
+    pub fn finish(&mut self) -> Option<Vec<Vec<u8>>> {
+        self.end_word();
+        let words = core::mem::take(&mut self.words);
+        (!words.is_empty()).then_some(words)
+    }
+
+    fn end_word(&mut self) {
+        let mut word = core::mem::take(&mut self.word);
+        if word.is_empty() {
+            return;
+        }
+        // It is a C string: a NUL hides what follows.
+        if let Some(end) = word.iter().position(|&b| b == 0) {
+            word.truncate(end);
+        }
+        if word != b"ipvsadm" {
+            self.words.push(word);
+        }
+    }
+}
+
+/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1. Lines that begin with
+/// `#` are left out, as ipvsadm-restore does.
+pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
+    text.split(|&b| b == b'\n')
+        .enumerate()
+        .filter(|(_, line)| !line.starts_with(b"#"))
+        .filter_map(|(i, line)| {
+            let mut lines = Lines::new();
+            for &byte in line {
+                lines.push(byte);
+            }
+            Some((i + 1, lines.finish()?))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_words_and_lines() {
+        let mut lines = Lines::new();
+        let mut seen = Vec::new();
+        for &byte in b"\n  \nipvsadm -A\t-t 192.0.2.1:80\r\n-C" {
+            seen.extend(lines.push(byte));
+        }
+        seen.extend(lines.finish());
+        let expected: [&[&[u8]]; 2] = [&[b"-A", b"-t", b"192.0.2.1:80"], &[b"-C"]];
+        assert_eq!(seen, expected);
+        assert_eq!(lines.finish(), None);
+    }
+
+    #[test]
+    fn rules_have_line_numbers() {
+        let lines: Vec<_> = rules(b"# saved\n\n-C\n -S -n").collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].0, 3);
+        assert_eq!(lines[1], (4, [b"-S".to_vec(), b"-n".to_vec()].to_vec()));
+    }
+
+    #[test]
+    fn cuts_long_words() {
+        let mut lines = Lines::new();
+        for _ in 0..WORD_MAX + 1 {
+            assert_eq!(lines.push(b'r'), None);
+        }
+        let line = lines.push(b'\n').expect("the line has words");
+        assert_eq!(line.iter().map(Vec::len).collect::<Vec<_>>(), [WORD_MAX, 1]);
+    }
+}

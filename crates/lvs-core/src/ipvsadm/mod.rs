@@ -1,0 +1,112 @@
+//! The command line of ipvsadm 1.31: its grammar, and the texts that it prints.
+//!
+//! [`parse`] turns the words of one command line into a [`Command`], or into the [`Refusal`] that ipvsadm would answer
+//! with, to the byte. [`render`] writes its listings from what an engine answers. [`Lines`] cuts a file of rules into
+//! command lines. Nothing here touches a file, a socket or a name server: names go through [`Resolve`].
+//!
+//! ```
+//! use lvs_core::ipvsadm::{Command, Numeric, parse};
+//!
+//! let words = ["-A", "-t", "192.0.2.1:80", "-s", "rr"];
+//! let Ok(Command::AddService(spec)) = parse("ipvsadm", &words, &Numeric) else {
+//!     panic!("that is a good line");
+//! };
+//! assert_eq!(spec.config.scheduler, "rr");
+//!
+//! let refusal = parse("ipvsadm", &["-A"], &Numeric).unwrap_err();
+//! assert_eq!(refusal.status(), 2);
+//! assert_eq!(refusal.text(), b"You need to supply the 'service-address' option for the 'add-service' command\n");
+//! ```
+
+mod command;
+mod lines;
+mod parse;
+mod popt;
+pub mod render;
+pub mod table;
+mod value;
+
+use alloc::string::String;
+use core::net::{IpAddr, Ipv4Addr};
+
+pub use command::{Command, Format, ListOptions, What};
+pub use lines::{Lines, WORD_MAX, rules};
+pub use parse::{Refusal, parse};
+
+use crate::Protocol;
+use crate::api::{Failure, FailureCode};
+
+/// What `-v` prints, and the first line of `-h`.
+pub const VERSION_TEXT: &str = "ipvsadm v1.31 2019/12/24 (compiled with popt and IPVS v1.2.1)\n";
+
+/// What `-h` prints after [`VERSION_TEXT`].
+pub const HELP_TEXT: &str = include_str!("help.txt");
+
+/// What ipvsadm prints after the reason why it found no IPVS.
+pub const NO_IPVS_HINT: &str =
+    "Are you sure that IP Virtual Server is built in the kernel or as module?";
+
+/// Names of hosts and ports, both ways. All of it may answer "unknown".
+pub trait Resolve {
+    /// The IPv4 address of a host.
+    fn host(&self, name: &str) -> Option<Ipv4Addr>;
+    /// The port of a service.
+    fn port(&self, name: &str, protocol: Protocol) -> Option<u16>;
+    /// The name of a host.
+    fn host_name(&self, address: IpAddr) -> Option<String>;
+    /// The name of a port.
+    fn port_name(&self, port: u16, protocol: Protocol) -> Option<String>;
+}
+
+/// Knows no names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Numeric;
+
+impl Resolve for Numeric {
+    fn host(&self, _: &str) -> Option<Ipv4Addr> {
+        None
+    }
+
+    fn port(&self, _: &str, _: Protocol) -> Option<u16> {
+        None
+    }
+
+    fn host_name(&self, _: IpAddr) -> Option<String> {
+        None
+    }
+
+    fn port_name(&self, _: u16, _: Protocol) -> Option<String> {
+        None
+    }
+}
+
+/// The line that ipvsadm prints when `command` is refused with `failure`, without its end.
+///
+/// A refusal that the kernel has no error number for is told in the engine's own words.
+pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
+    let of_server = matches!(
+        command,
+        Command::AddServer(_) | Command::EditServer(_) | Command::DeleteServer { .. }
+    );
+    match failure.code {
+        FailureCode::Exists if of_server => "Destination already exists",
+        FailureCode::Exists => "Service already exists",
+        FailureCode::NoService if of_server => "Service not defined",
+        FailureCode::NoService => "No such service",
+        FailureCode::NoServer => "No such destination",
+        FailureCode::NoScheduler => "Scheduler or persistence engine not found",
+        FailureCode::Running => "Daemon has already run",
+        FailureCode::NotRunning => "No daemon is running",
+        FailureCode::Permission => "Permission denied (you must be root)",
+        FailureCode::Invalid => {
+            "Invalid operation.  Possibly wrong module version, address not unicast, ..."
+        }
+        FailureCode::Full => "Memory allocation problem",
+        FailureCode::Range => "Numerical result out of range",
+        FailureCode::NoDevice => "No such device",
+        FailureCode::Unsupported
+        | FailureCode::Malformed
+        | FailureCode::Version
+        | FailureCode::Internal => &failure.message,
+    }
+}

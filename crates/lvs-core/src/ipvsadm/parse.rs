@@ -1,0 +1,799 @@
+//! From words to a [`Command`], with ipvsadm's checks in ipvsadm's order.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::popt::{Problem, Words};
+use super::table::{self, Flag, Flags, Meaning, Rule};
+use super::{Command, Format, ListOptions, Resolve, What, value};
+use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
+use crate::{
+    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum,
+};
+
+/// The scheduler where none is given.
+const DEFAULT_SCHEDULER: &[u8] = b"wlc";
+/// The persistence timeout where `-p` has none.
+const DEFAULT_PERSISTENCE: u32 = 360;
+/// 31 days: the longest timeout that ipvsadm takes.
+const TIMEOUT_MAX: i64 = 86_400 * 31;
+/// Bytes of a scheduler's, a persistence engine's and an interface's name that count.
+const NAME_MAX: usize = 15;
+/// The multicast interface where none is given.
+const DEFAULT_INTERFACE: &str = "eth0";
+
+/// Why a command line is not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    text: Vec<u8>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The command line is wrong.
+    Fail,
+    /// It does not begin with a command.
+    Try,
+    /// A later word is not an option.
+    Option,
+}
+
+impl Refusal {
+    /// What goes to standard error, line ends included. Bytes, since it repeats words of the command line.
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// The exit status.
+    pub const fn status(&self) -> u8 {
+        match self.kind {
+            Kind::Fail => 2,
+            Kind::Try | Kind::Option => 255,
+        }
+    }
+
+    /// Whether `-R` stops at such a line. It goes on after an unknown option.
+    pub const fn ends_restore(&self) -> bool {
+        !matches!(self.kind, Kind::Option)
+    }
+
+    /// The answer to a line that does not begin with a command.
+    pub fn try_help(program: &str) -> Self {
+        Self {
+            text: format!("Try `{program} -h' or '{program} --help' for more information.\n")
+                .into_bytes(),
+            kind: Kind::Try,
+        }
+    }
+}
+
+/// A [`Refusal`] of ipvsadm's own checks; `{}` in `text` stands for `word`.
+fn fail_with(text: &str, word: &[u8]) -> Refusal {
+    let mut bytes = Vec::new();
+    match text.split_once("{}") {
+        Some((before, after)) => {
+            bytes.extend_from_slice(before.as_bytes());
+            bytes.extend_from_slice(word);
+            bytes.extend_from_slice(after.as_bytes());
+        }
+        None => bytes.extend_from_slice(text.as_bytes()),
+    }
+    bytes.push(b'\n');
+    Refusal {
+        text: bytes,
+        kind: Kind::Fail,
+    }
+}
+
+fn fail(text: &str) -> Refusal {
+    fail_with(text, &[])
+}
+
+fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
+    let mut text = word.to_vec();
+    text.extend_from_slice(b": ");
+    text.extend_from_slice(problem.text().as_bytes());
+    text.push(b'\n');
+    Refusal {
+        text,
+        kind: Kind::Option,
+    }
+}
+
+/// Reads the words of one command line. `words` does not hold the program's name, which is `program`.
+///
+/// A line without words lists everything.
+///
+/// # Errors
+/// A [`Refusal`], for which nothing must be done.
+pub fn parse<W: AsRef<[u8]>>(
+    program: &str,
+    words: &[W],
+    names: &dyn Resolve,
+) -> Result<Command, Refusal> {
+    if words.is_empty() {
+        return Ok(Command::List(ListOptions::default()));
+    }
+    let mut words = Words::new(words);
+    let Ok(Some((first, argument))) = words.next() else {
+        return Err(Refusal::try_help(program));
+    };
+    let Meaning::Command(command) = first.meaning else {
+        return Err(Refusal::try_help(program));
+    };
+    let mut line = Line::new(command, names);
+    match command {
+        table::Command::Help => return Ok(Command::Help),
+        table::Command::Version => return Ok(Command::Version),
+        table::Command::StartDaemon => {
+            line.role =
+                role(argument).ok_or_else(|| fail("illegal start-daemon parameter specified"))?;
+        }
+        table::Command::StopDaemon => {
+            line.role = role(argument).ok_or_else(|| fail("illegal start_daemon specified"))?;
+        }
+        _ => {}
+    }
+    loop {
+        match words.next() {
+            Ok(Some((spec, argument))) => {
+                if let Meaning::Command(_) = spec.meaning {
+                    return Err(fail_with("invalid option `{}'", words.current()));
+                }
+                line.option(spec.meaning, argument)?;
+            }
+            Ok(None) => break,
+            Err(problem) => return Err(option_problem(problem, words.current())),
+        }
+    }
+    line.finish(words.leftovers())
+}
+
+fn role(word: Option<&[u8]>) -> Option<SyncRole> {
+    match word? {
+        b"master" => Some(SyncRole::Master),
+        b"backup" => Some(SyncRole::Backup),
+        _ => None,
+    }
+}
+
+/// What has been read of a command line.
+struct Line<'a> {
+    names: &'a dyn Resolve,
+    command: table::Command,
+    flags: Flags,
+    role: SyncRole,
+    /// `None` before any of `-t`, `-u`, `-f`.
+    protocol: Option<Protocol>,
+    family: Family,
+    mark: u32,
+    address: IpAddr,
+    port: u16,
+    scheduler: &'a [u8],
+    engine: &'a [u8],
+    service_flags: u32,
+    persistence: u32,
+    netmask: u32,
+    sched_flags: &'a [u8],
+    server: (IpAddr, u16),
+    forwarding: Forwarding,
+    weight: i32,
+    upper: u32,
+    lower: u32,
+    tunnel: TunnelKind,
+    tunnel_port: u16,
+    interface: String,
+    syncid: u8,
+    maxlen: Option<u16>,
+    group: Option<IpAddr>,
+    group_port: Option<u16>,
+    ttl: Option<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TunnelKind {
+    Ipip,
+    Gue,
+    Gre,
+}
+
+impl TunnelKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ipip => "ipip",
+            Self::Gue => "gue",
+            Self::Gre => "gre",
+        }
+    }
+
+    const fn rule(self, flag: Flag) -> Rule {
+        match (self, flag) {
+            (Self::Gue, Flag::TunPort) => Rule::Needed,
+            (Self::Gue, Flag::TunNocsum | Flag::TunCsum | Flag::TunRemcsum)
+            | (Self::Gre, Flag::TunNocsum | Flag::TunCsum) => Rule::OneOf,
+            _ => Rule::Illegal,
+        }
+    }
+}
+
+impl<'a> Line<'a> {
+    fn new(command: table::Command, names: &'a dyn Resolve) -> Self {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self {
+            names,
+            command,
+            flags: Flags::default(),
+            role: SyncRole::Master,
+            protocol: None,
+            family: Family::V4,
+            mark: 0,
+            address: nowhere,
+            port: 0,
+            scheduler: &[],
+            engine: &[],
+            service_flags: 0,
+            persistence: 0,
+            netmask: u32::MAX,
+            sched_flags: &[],
+            server: (nowhere, 0),
+            forwarding: Forwarding::Route,
+            weight: 1,
+            upper: 0,
+            lower: 0,
+            tunnel: TunnelKind::Ipip,
+            tunnel_port: 0,
+            interface: String::new(),
+            syncid: 0,
+            maxlen: None,
+            group: None,
+            group_port: None,
+            ttl: None,
+        }
+    }
+
+    /// One option: first that it is new, then its value.
+    fn option(&mut self, meaning: Meaning, argument: Option<&'a [u8]>) -> Result<(), Refusal> {
+        let word = argument.unwrap_or(&[]);
+        match meaning {
+            Meaning::Command(_) | Meaning::Sort => {}
+            Meaning::Tcp => self.service(Protocol::TCP, word)?,
+            Meaning::Udp => self.service(Protocol::UDP, word)?,
+            Meaning::Sctp => self.service(Protocol::SCTP, word)?,
+            Meaning::Fwmark => {
+                self.add(Flag::Service)?;
+                self.protocol = Some(Protocol::TCP);
+                self.family = Family::V4;
+                self.mark = value::number(word, 1, i64::from(u32::MAX))
+                    .and_then(|mark| u32::try_from(mark).ok())
+                    .ok_or_else(|| fail_with("invalid fwmark value `{}' specified", word))?;
+            }
+            Meaning::Ipv6 => {
+                if self.mark == 0 {
+                    return Err(fail("-6 used before -f\n"));
+                }
+                self.family = Family::V6;
+                self.netmask = 128;
+            }
+            Meaning::Gatewaying => self.forward(Forwarding::Route)?,
+            Meaning::Ipip => self.forward(Forwarding::Tunnel)?,
+            Meaning::Masquerading => self.forward(Forwarding::Nat)?,
+            Meaning::Set(flag) => {
+                self.add(flag)?;
+                self.value(flag, argument, word)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, flag: Flag) -> Result<(), Refusal> {
+        if self.flags.add(flag) {
+            Ok(())
+        } else {
+            Err(fail_with(
+                "multiple '{}' options specified",
+                flag.name().as_bytes(),
+            ))
+        }
+    }
+
+    fn forward(&mut self, method: Forwarding) -> Result<(), Refusal> {
+        self.add(Flag::Forward)?;
+        self.forwarding = method;
+        Ok(())
+    }
+
+    fn service(&mut self, protocol: Protocol, word: &[u8]) -> Result<(), Refusal> {
+        self.add(Flag::Service)?;
+        self.protocol = Some(protocol);
+        let (address, port) = value::endpoint(word, self.protocol, self.names)
+            .ok_or_else(|| fail("illegal virtual server address[:port] specified"))?;
+        self.address = address;
+        self.port = port.unwrap_or(0);
+        self.family = Family::of(&address);
+        if self.family == Family::V6 {
+            self.netmask = 128;
+        }
+        Ok(())
+    }
+
+    fn value(
+        &mut self,
+        flag: Flag,
+        argument: Option<&'a [u8]>,
+        word: &'a [u8],
+    ) -> Result<(), Refusal> {
+        match flag {
+            Flag::Scheduler => self.scheduler = word,
+            Flag::Pe => self.engine = word,
+            Flag::Persistent => {
+                self.service_flags |= ServiceFlags::PERSISTENT;
+                self.persistence = match argument {
+                    Some(word) => timeout(word, 1)?,
+                    None => DEFAULT_PERSISTENCE,
+                };
+            }
+            Flag::Netmask => {
+                self.netmask = match self.family {
+                    Family::V4 => value::host(word, self.names)
+                        .map(u32::from)
+                        .ok_or_else(|| fail("illegal virtual server persistent mask specified"))?,
+                    Family::V6 => {
+                        value::prefix(word).ok_or_else(|| fail("illegal ipv6 netmask specified"))?
+                    }
+                };
+            }
+            Flag::Ops => self.service_flags |= ServiceFlags::ONE_PACKET,
+            Flag::SchedFlags => self.sched_flags = word,
+            Flag::Server => {
+                let (address, port) = value::endpoint(word, self.protocol, self.names)
+                    .ok_or_else(|| fail("illegal real server address[:port] specified"))?;
+                // A service that comes later on the line does not lend its port any more.
+                self.server = (address, port.unwrap_or(self.port));
+            }
+            Flag::Weight => self.weight = ranged(flag, word, 0, i64::from(i32::MAX))?,
+            Flag::Upper => self.upper = ranged(flag, word, 0, i64::from(i32::MAX))?,
+            Flag::Lower => self.lower = ranged(flag, word, 0, i64::from(i32::MAX))?,
+            Flag::TunType => {
+                self.tunnel = match word {
+                    b"ipip" => TunnelKind::Ipip,
+                    b"gue" => TunnelKind::Gue,
+                    b"gre" => TunnelKind::Gre,
+                    _ => return Err(fail("illegal tunnel type specified")),
+                };
+            }
+            Flag::TunPort => self.tunnel_port = ranged(flag, word, 1, 65_535)?,
+            Flag::McastInterface => self.interface = name(word),
+            Flag::Syncid => self.syncid = ranged(flag, word, 0, 255)?,
+            Flag::SyncMaxlen => self.maxlen = Some(ranged(flag, word, 1, 65_507)?),
+            Flag::McastGroup => self.group = Some(group(word)?),
+            Flag::McastPort => self.group_port = Some(ranged(flag, word, 1, 65_535)?),
+            Flag::McastTtl => self.ttl = Some(ranged(flag, word, 1, 255)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The checks that come after the last option.
+    fn finish(mut self, leftovers: &[&[u8]]) -> Result<Command, Refusal> {
+        let mut stray = leftovers;
+        let mut timeouts = Timeouts {
+            tcp: 0,
+            tcp_fin: 0,
+            udp: 0,
+        };
+        if self.command == table::Command::Set {
+            let [tcp, tcp_fin, udp, rest @ ..] = leftovers else {
+                return Err(fail("--set option requires 3 timeout values"));
+            };
+            timeouts.tcp = timeout(tcp, 0)?;
+            timeouts.tcp_fin = timeout(tcp_fin, 0)?;
+            timeouts.udp = timeout(udp, 0)?;
+            stray = rest;
+        }
+        if let Some(word) = stray.first() {
+            return Err(fail_with("unexpected argument {}", word));
+        }
+        if self.flags.has(Flag::SchedFlags) {
+            self.service_flags |= sched_flags(self.scheduler, self.sched_flags)?;
+        }
+        self.check_matrix()?;
+
+        Ok(match self.command {
+            table::Command::AddService => Command::AddService(self.service_spec()?),
+            table::Command::EditService => Command::EditService(self.service_spec()?),
+            table::Command::DeleteService => Command::DeleteService(self.service_id()),
+            table::Command::Clear => Command::Clear,
+            table::Command::AddServer => Command::AddServer(self.server_spec()?),
+            table::Command::EditServer => Command::EditServer(self.server_spec()?),
+            table::Command::DeleteServer => Command::DeleteServer {
+                service: self.service_id(),
+                server: SocketAddr::new(self.server.0, self.server.1),
+            },
+            table::Command::List => Command::List(self.list_options()?),
+            table::Command::Zero => {
+                Command::Zero(self.flags.has(Flag::Service).then(|| self.service_id()))
+            }
+            table::Command::Set => Command::Set(timeouts),
+            table::Command::StartDaemon => Command::StartDaemon(SyncDaemon {
+                role: self.role,
+                interface: if self.interface.is_empty() {
+                    DEFAULT_INTERFACE.into()
+                } else {
+                    self.interface
+                },
+                syncid: self.syncid,
+                maxlen: self.maxlen,
+                group: self.group,
+                port: self.group_port,
+                ttl: self.ttl,
+            }),
+            table::Command::StopDaemon => Command::StopDaemon {
+                role: self.role,
+                syncid: self.syncid,
+            },
+            table::Command::Restore => Command::Restore,
+            table::Command::Save => Command::Save {
+                numeric: self.flags.has(Flag::Numeric),
+            },
+            table::Command::Help => Command::Help,
+            table::Command::Version => Command::Version,
+        })
+    }
+
+    fn check_matrix(&self) -> Result<(), Refusal> {
+        let command = self.command.name();
+        let mut chosen: Option<Flag> = None;
+        for flag in Flag::ALL {
+            let rule = self.command.rule(flag);
+            if !self.flags.has(flag) {
+                if rule == Rule::Needed {
+                    return Err(fail(&format!(
+                        "You need to supply the '{}' option for the '{command}' command",
+                        flag.name()
+                    )));
+                }
+                continue;
+            }
+            match (rule, chosen) {
+                (Rule::Illegal, _) => {
+                    return Err(fail(&format!(
+                        "Illegal '{}' option with the '{command}' command",
+                        flag.name()
+                    )));
+                }
+                (Rule::OneOf, Some(earlier)) => {
+                    return Err(fail(&format!(
+                        "The option '{}' conflicts with the '{}' option in the '{command}' command",
+                        flag.name(),
+                        earlier.name()
+                    )));
+                }
+                (Rule::OneOf, None) => chosen = Some(flag),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn service_id(&self) -> ServiceId {
+        if self.mark != 0 {
+            return ServiceId::Fwmark {
+                mark: self.mark,
+                family: self.family,
+            };
+        }
+        let address = SocketAddr::new(self.address, self.port);
+        match self.protocol {
+            Some(Protocol::UDP) => ServiceId::Udp { address },
+            Some(Protocol::SCTP) => ServiceId::Sctp { address },
+            _ => ServiceId::Tcp { address },
+        }
+    }
+
+    fn service_spec(&self) -> Result<ServiceSpec, Refusal> {
+        if self.mark == 0 {
+            if self.port == 0 && self.service_flags & ServiceFlags::PERSISTENT == 0 {
+                return Err(fail("Zero port specified for non-persistent service"));
+            }
+            if self.service_flags & ServiceFlags::ONE_PACKET != 0
+                && self.protocol != Some(Protocol::UDP)
+            {
+                return Err(fail(
+                    "One-Packet Scheduling is only for UDP virtual services",
+                ));
+            }
+        }
+        Ok(ServiceSpec {
+            service: self.service_id(),
+            config: ServiceConfig {
+                scheduler: name(if self.scheduler.is_empty() {
+                    DEFAULT_SCHEDULER
+                } else {
+                    self.scheduler
+                }),
+                flags: ServiceFlags(self.service_flags),
+                timeout: self.persistence,
+                netmask: self.netmask,
+                engine: (!self.engine.is_empty()).then(|| name(self.engine)),
+            },
+            owner: None,
+        })
+    }
+
+    fn server_spec(&self) -> Result<ServerSpec, Refusal> {
+        let (address, mut port) = self.server;
+        // Neither a tunnel nor direct routing can change the port, so the service's is taken whatever was given.
+        if self.mark == 0 && self.forwarding != Forwarding::Nat {
+            port = self.port;
+        }
+        if Family::of(&address) != self.family && self.forwarding != Forwarding::Tunnel {
+            return Err(fail(
+                "Different address family is allowed only for tunneling servers",
+            ));
+        }
+        let tunnel = self.tunnel()?;
+        Ok(ServerSpec {
+            service: self.service_id(),
+            server: SocketAddr::new(address, port),
+            config: ServerConfig {
+                weight: self.weight,
+                forwarding: self.forwarding,
+                tunnel,
+                upper: self.upper,
+                lower: self.lower,
+            },
+        })
+    }
+
+    fn tunnel(&self) -> Result<Tunnel, Refusal> {
+        const TUNNEL: [Flag; 5] = [
+            Flag::TunType,
+            Flag::TunPort,
+            Flag::TunNocsum,
+            Flag::TunCsum,
+            Flag::TunRemcsum,
+        ];
+        if self.forwarding != Forwarding::Tunnel && TUNNEL.iter().any(|&flag| self.flags.has(flag))
+        {
+            return Err(fail("Tunnel options conflict with forward method"));
+        }
+        let kind = self.tunnel.name();
+        let mut chosen: Option<Flag> = None;
+        for &flag in &TUNNEL[1..] {
+            let rule = self.tunnel.rule(flag);
+            if !self.flags.has(flag) {
+                if rule == Rule::Needed {
+                    return Err(fail(&format!(
+                        "You need to supply the '{}' option for the '{kind}' tunnel type",
+                        flag.name()
+                    )));
+                }
+                continue;
+            }
+            match (rule, chosen) {
+                (Rule::Illegal, _) => {
+                    return Err(fail(&format!(
+                        "Illegal '{}' option with the '{kind}' tunnel type",
+                        flag.name()
+                    )));
+                }
+                (Rule::OneOf, Some(earlier)) => {
+                    return Err(fail(&format!(
+                        "The option '{}' conflicts with the '{}' option in the '{kind}' tunnel type",
+                        flag.name(),
+                        earlier.name()
+                    )));
+                }
+                (Rule::OneOf, None) => chosen = Some(flag),
+                _ => {}
+            }
+        }
+        let checksum = if self.flags.has(Flag::TunRemcsum) {
+            TunnelChecksum::Remote
+        } else if self.flags.has(Flag::TunCsum) {
+            TunnelChecksum::Full
+        } else {
+            TunnelChecksum::None
+        };
+        Ok(match self.tunnel {
+            TunnelKind::Ipip => Tunnel::Ipip,
+            TunnelKind::Gue => Tunnel::Gue {
+                port: self.tunnel_port,
+                checksum,
+            },
+            TunnelKind::Gre => Tunnel::Gre { checksum },
+        })
+    }
+
+    fn list_options(&self) -> Result<ListOptions, Refusal> {
+        let has = |flag| self.flags.has(flag);
+        let any = |flags: &[Flag]| flags.iter().any(|&flag| has(flag));
+        let apart = any(&[Flag::Timeout, Flag::Daemon]);
+        if (apart || has(Flag::Connection)) && any(&[Flag::Stats, Flag::Rate, Flag::Thresholds])
+            || apart && has(Flag::PersistentConn)
+        {
+            return Err(fail("options conflicts in the list command"));
+        }
+        Ok(ListOptions {
+            what: if has(Flag::Connection) {
+                What::Connections
+            } else if has(Flag::Service) {
+                What::Service(self.service_id())
+            } else if has(Flag::Timeout) {
+                What::Timeouts
+            } else if has(Flag::Daemon) {
+                What::Daemons
+            } else {
+                What::Services
+            },
+            format: if has(Flag::Stats) {
+                Format::Stats
+            } else if has(Flag::Rate) {
+                Format::Rate
+            } else if has(Flag::Thresholds) {
+                Format::Thresholds
+            } else if has(Flag::PersistentConn) {
+                Format::PersistentConn
+            } else if has(Flag::TunInfo) {
+                Format::TunInfo
+            } else {
+                Format::Plain
+            },
+            persistent_conn: has(Flag::PersistentConn),
+            numeric: has(Flag::Numeric),
+            exact: has(Flag::Exact),
+            nosort: has(Flag::Nosort),
+        })
+    }
+}
+
+/// A name, cut to the length that the kernel keeps.
+fn name(word: &[u8]) -> String {
+    String::from_utf8_lossy(&word[..word.len().min(NAME_MAX)]).into_owned()
+}
+
+fn timeout(word: &[u8], min: i64) -> Result<u32, Refusal> {
+    value::number(word, min, TIMEOUT_MAX)
+        .and_then(|seconds| u32::try_from(seconds).ok())
+        .ok_or_else(|| fail_with("invalid timeout value `{}' specified", word))
+}
+
+/// A number within bounds; the message that refuses it names the option.
+fn ranged<T: TryFrom<i64>>(flag: Flag, word: &[u8], min: i64, max: i64) -> Result<T, Refusal> {
+    value::number(word, min, max)
+        .and_then(|value| T::try_from(value).ok())
+        .ok_or_else(|| {
+            let what = match flag {
+                Flag::Upper => "u_threshold",
+                Flag::Lower => "l_threshold",
+                Flag::TunPort => "tunnel port",
+                other => other.name(),
+            };
+            fail_with("illegal {} specified", what.as_bytes())
+        })
+}
+
+fn group(word: &[u8]) -> Result<IpAddr, Refusal> {
+    let (group, refusal) = if word.contains(&b':') {
+        (
+            value::inet6(word).map(IpAddr::V6),
+            "invalid IPv6 mcast-group `{}'",
+        )
+    } else {
+        (
+            value::inet4(word).map(IpAddr::V4),
+            "invalid IPv4 mcast-group `{}'",
+        )
+    };
+    group
+        .filter(IpAddr::is_multicast)
+        .ok_or_else(|| fail_with(refusal, word))
+}
+
+/// The list behind `-b`, cut as `strtok` does: empty items do not count.
+fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
+    let mut flags = 0;
+    let mut items = 0;
+    for item in list.split(|&b| b == b',').filter(|item| !item.is_empty()) {
+        items += 1;
+        let (flag, only): (u32, &[u8]) = match item {
+            b"flag-1" => (ServiceFlags::SCHED1, &[]),
+            b"flag-2" => (ServiceFlags::SCHED2, &[]),
+            b"flag-3" => (ServiceFlags::SCHED3, &[]),
+            b"sh-fallback" => (ServiceFlags::SCHED1, b"sh"),
+            b"sh-port" => (ServiceFlags::SCHED2, b"sh"),
+            b"mh-fallback" => (ServiceFlags::SCHED1, b"mh"),
+            b"mh-port" => (ServiceFlags::SCHED2, b"mh"),
+            _ => return Err(fail_with("invalid scheduler flag `{}'", item)),
+        };
+        if !only.is_empty() && scheduler != only {
+            return Err(fail_with("incompatible scheduler flag `{}'", item));
+        }
+        flags |= flag;
+    }
+    if items == 0 && !list.is_empty() {
+        // ipvsadm crashes here.
+        return Err(fail_with("invalid scheduler flag `{}'", list));
+    }
+    Ok(flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ipvsadm::{HELP_TEXT, Numeric};
+
+    fn text(words: &[&str]) -> String {
+        let refusal = parse("ipvsadm", words, &Numeric).expect_err("a bad line");
+        String::from_utf8_lossy(refusal.text()).into_owned()
+    }
+
+    #[test]
+    fn first_problem_wins() {
+        assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
+        assert_eq!(
+            text(&["-L", "-n=5"]),
+            "-n=5: option does not take an argument\n"
+        );
+        assert_eq!(text(&["-L", "--zero"]), "invalid option `--zero'\n");
+        assert_eq!(
+            text(&["-L", "--start-daemon", "master"]),
+            "invalid option `master'\n"
+        );
+        assert_eq!(text(&["-A", "-6", "-f", "1"]), "-6 used before -f\n\n");
+        assert_eq!(text(&["-L", "-b", "foo", "x"]), "unexpected argument x\n");
+        assert_eq!(
+            text(&["-n"]),
+            "Try `ipvsadm -h' or 'ipvsadm --help' for more information.\n"
+        );
+    }
+
+    #[test]
+    fn direct_routing_takes_the_port_of_the_service() {
+        let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
+        let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
+            panic!("that is a good line");
+        };
+        assert_eq!(spec.server.port(), 80);
+    }
+
+    #[test]
+    fn help_names_every_option() {
+        for option in table::OPTIONS {
+            if ["version"].contains(&option.long) {
+                continue;
+            }
+            assert!(HELP_TEXT.contains(option.long), "{}", option.long);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_read(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
+            let _ = parse("ipvsadm", &words, &Numeric);
+        }
+
+        #[test]
+        fn any_options_are_read(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
+            let mut words: Vec<String> = Vec::new();
+            for (pick, short, value) in picks {
+                let option = &table::OPTIONS[pick];
+                match option.short {
+                    Some(letter) if short => words.push(format!("-{}{value}", char::from(letter))),
+                    _ => {
+                        words.push(format!("--{}", option.long));
+                        words.push(value);
+                    }
+                }
+            }
+            if let Err(refusal) = parse("ipvsadm", &words, &Numeric) {
+                prop_assert!(refusal.text().ends_with(b"\n"));
+            }
+        }
+    }
+}

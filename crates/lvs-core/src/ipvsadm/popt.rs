@@ -1,0 +1,137 @@
+//! How the library popt cuts a command line into options: ipvsadm's users rely on its habits.
+
+use alloc::vec::Vec;
+
+use super::table::{self, Argument, OptionSpec};
+
+/// Why a word is not an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    Unknown,
+    MissingArgument,
+    UnwantedArgument,
+}
+
+impl Problem {
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown option",
+            Self::MissingArgument => "missing argument",
+            Self::UnwantedArgument => "option does not take an argument",
+        }
+    }
+}
+
+/// An option and its argument.
+pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
+
+/// The words of a command line, without the program's name, and how far they have been read.
+pub(super) struct Words<'a, W> {
+    words: &'a [W],
+    next: usize,
+    /// What is left of a word of short options.
+    glued: &'a [u8],
+    /// `--` has come: no more options.
+    ended: bool,
+    /// Words that are not options, in order.
+    leftovers: Vec<&'a [u8]>,
+}
+
+impl<'a, W: AsRef<[u8]>> Words<'a, W> {
+    pub(super) const fn new(words: &'a [W]) -> Self {
+        Self {
+            words,
+            next: 0,
+            glued: &[],
+            ended: false,
+            leftovers: Vec::new(),
+        }
+    }
+
+    /// The next option; `None` at the end of the line.
+    pub(super) fn next(&mut self) -> Result<Option<Found<'a>>, Problem> {
+        if self.glued.is_empty() {
+            loop {
+                let Some(word) = self.take() else {
+                    return Ok(None);
+                };
+                if self.ended || word.len() < 2 || word[0] != b'-' {
+                    self.leftovers.push(word);
+                } else if word == b"--" {
+                    self.ended = true;
+                } else if let Some(name) = word.strip_prefix(b"--") {
+                    return self.long(name).map(Some);
+                } else {
+                    self.glued = &word[1..];
+                    break;
+                }
+            }
+        }
+        self.short().map(Some)
+    }
+
+    /// The word that was read last: what messages name.
+    pub(super) fn current(&self) -> &'a [u8] {
+        match self.next.checked_sub(1).and_then(|i| self.words.get(i)) {
+            Some(word) => word.as_ref(),
+            None => &[],
+        }
+    }
+
+    /// The words that are neither options nor their arguments. Complete once [`next`](Self::next) has given `None`.
+    pub(super) fn leftovers(&self) -> &[&'a [u8]] {
+        &self.leftovers
+    }
+
+    fn take(&mut self) -> Option<&'a [u8]> {
+        let word = self.words.get(self.next)?.as_ref();
+        self.next += 1;
+        Some(word)
+    }
+
+    fn long(&mut self, word: &'a [u8]) -> Result<Found<'a>, Problem> {
+        let (name, inline) = match word.iter().position(|&b| b == b'=') {
+            Some(at) => (&word[..at], Some(&word[at + 1..])),
+            None => (word, None),
+        };
+        let spec = table::long(name).ok_or(Problem::Unknown)?;
+        self.argument(spec, inline)
+    }
+
+    fn short(&mut self) -> Result<Found<'a>, Problem> {
+        let (&letter, rest) = self.glued.split_first().ok_or(Problem::Unknown)?;
+        self.glued = &[];
+        let spec = table::short(letter).ok_or(Problem::Unknown)?;
+        if spec.argument == Argument::No {
+            if rest.first() == Some(&b'=') {
+                return Err(Problem::UnwantedArgument);
+            }
+            self.glued = rest;
+            return Ok((spec, None));
+        }
+        let inline = match rest {
+            [] => None,
+            [b'=', value @ ..] => Some(value),
+            value => Some(value),
+        };
+        self.argument(spec, inline)
+    }
+
+    fn argument(
+        &mut self,
+        spec: &'static OptionSpec,
+        inline: Option<&'a [u8]>,
+    ) -> Result<Found<'a>, Problem> {
+        let value = match (spec.argument, inline) {
+            (Argument::No, Some(_)) => return Err(Problem::UnwantedArgument),
+            (Argument::No, None) => None,
+            (_, Some(value)) => Some(value),
+            (Argument::Required(_), None) => Some(self.take().ok_or(Problem::MissingArgument)?),
+            (Argument::Optional(_), None) => match self.words.get(self.next) {
+                Some(word) if word.as_ref().first() != Some(&b'-') => self.take(),
+                _ => None,
+            },
+        };
+        Ok((spec, value))
+    }
+}

@@ -1,0 +1,766 @@
+//! The listings of ipvsadm, to the byte.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::cmp::Ordering;
+use core::fmt::{self, Write};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::{Format, ListOptions, Resolve};
+use crate::api::{
+    ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
+};
+use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum};
+
+/// The version of IPVS that listings name.
+const IPVS_VERSION: &str = "1.2.1";
+/// Characters of an IPv4 service's protocol, address and port that are printed.
+const SERVICE_WIDTH: usize = 33;
+/// Characters of an IPv4 server's address and port that are printed.
+const SERVER_WIDTH: usize = 28;
+/// Characters of any address with port that ipvsadm has room for.
+const ENDPOINT_MAX: usize = 59;
+
+/// How addresses and numbers are written.
+#[derive(Clone, Copy)]
+struct Style<'a> {
+    /// `None`: only numbers.
+    names: Option<&'a dyn Resolve>,
+    exact: bool,
+}
+
+impl fmt::Debug for Style<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Style")
+            .field("numeric", &self.names.is_none())
+            .field("exact", &self.exact)
+            .finish()
+    }
+}
+
+impl<'a> Style<'a> {
+    fn new(options: &ListOptions, names: &'a dyn Resolve) -> Self {
+        Self {
+            names: (!options.numeric).then_some(names),
+            exact: options.exact,
+        }
+    }
+}
+
+/// The first line of a listing of all services.
+pub fn banner(out: &mut String, table_size: u32) {
+    put(
+        out,
+        format_args!("IP Virtual Server version {IPVS_VERSION} (size={table_size})\n"),
+    );
+}
+
+/// The two lines above a listing of services.
+pub fn titles(out: &mut String, format: Format) {
+    const LOCAL: &str = "Prot LocalAddress:Port";
+    const REMOTE: &str = "  -> RemoteAddress:Port";
+    match format {
+        Format::Stats | Format::Rate => {
+            let columns = if format == Format::Stats {
+                ["Conns", "InPkts", "OutPkts", "InBytes", "OutBytes"]
+            } else {
+                ["CPS", "InPPS", "OutPPS", "InBPS", "OutBPS"]
+            };
+            put(out, format_args!("{LOCAL:<33}"));
+            for column in columns {
+                put(out, format_args!(" {column:>8}"));
+            }
+            put(out, format_args!("\n{REMOTE}\n"));
+        }
+        Format::Thresholds => put(
+            out,
+            format_args!(
+                "{LOCAL:<33} {:<10} {:<10} {:<10} {:<10}\n{REMOTE}\n",
+                "Uthreshold", "Lthreshold", "ActiveConn", "InActConn"
+            ),
+        ),
+        Format::PersistentConn => put(
+            out,
+            format_args!(
+                "{LOCAL:<33} {:<9} {:<11} {:<10} {:<10}\n{REMOTE}\n",
+                "Weight", "PersistConn", "ActiveConn", "InActConn"
+            ),
+        ),
+        Format::Plain => put(
+            out,
+            format_args!(
+                "{LOCAL} Scheduler Flags\n{REMOTE}           Forward Weight ActiveConn InActConn\n"
+            ),
+        ),
+        Format::TunInfo => put(
+            out,
+            format_args!(
+                "{LOCAL} Scheduler Flags\n\
+                 {REMOTE}           Forward TunnelInfo    Weight ActiveConn InActConn\n"
+            ),
+        ),
+    }
+}
+
+/// Services and their servers, sorted unless `options` says otherwise; without title lines.
+pub fn services(
+    out: &mut String,
+    mut services: Vec<ServiceInfo>,
+    options: &ListOptions,
+    names: &dyn Resolve,
+) {
+    if !options.nosort {
+        sort(&mut services);
+    }
+    let style = Style::new(options, names);
+    for service in &services {
+        service_line(out, service, options.format, style);
+        for server in &service.servers {
+            server_line(out, service, server, options.format, style);
+        }
+    }
+}
+
+/// The commands that make the services again: `-S`.
+pub fn save(out: &mut String, mut services: Vec<ServiceInfo>, numeric: bool, names: &dyn Resolve) {
+    sort(&mut services);
+    let style = Style {
+        names: (!numeric).then_some(names),
+        exact: false,
+    };
+    for service in &services {
+        save_service(out, service, style);
+    }
+}
+
+/// The two lines above a listing of connections.
+pub fn conn_titles(out: &mut String, persistent_conn: bool) {
+    out.push_str("IPVS connection entries\n");
+    put(
+        out,
+        format_args!(
+            "pro expire {:<11} {:<18} {:<18} ",
+            "state", "source", "virtual"
+        ),
+    );
+    if persistent_conn {
+        put(
+            out,
+            format_args!("{:<18} {:<16} {}\n", "destination", "pe name", "pe_data"),
+        );
+    } else {
+        out.push_str("destination\n");
+    }
+}
+
+/// One line of a listing of connections.
+pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dyn Resolve) {
+    let style = Style::new(options, names);
+    let protocol = Protocol(conn.protocol);
+    let seconds = conn.expires_ms / 1000;
+    let label = if conn.protocol == 0 {
+        "IP".to_string()
+    } else {
+        protocol.to_string()
+    };
+    // The name of an SCTP port is not looked up here.
+    let named = matches!(protocol, Protocol::TCP | Protocol::UDP).then_some(protocol);
+    put(
+        out,
+        format_args!(
+            "{label:<3} {:<6} {:<11} {:<18} {:<18} ",
+            format_args_string(format_args!("{:02}:{:02}", seconds / 60, seconds % 60)),
+            conn.state,
+            endpoint(conn.client, named, style),
+            endpoint(conn.virt, named, style),
+        ),
+    );
+    let server = endpoint(conn.server, named, style);
+    match &conn.engine {
+        Some((engine, data)) if options.persistent_conn => put(
+            out,
+            format_args!(
+                "{server:<16} {engine:<18} {}\n",
+                String::from_utf8_lossy(data)
+            ),
+        ),
+        _ => put(out, format_args!("{server}\n")),
+    }
+}
+
+/// The line of `-L --timeout`.
+pub fn timeouts(out: &mut String, timeouts: &Timeouts) {
+    put(
+        out,
+        format_args!(
+            "Timeout (tcp tcpfin udp): {} {} {}\n",
+            timeouts.tcp, timeouts.tcp_fin, timeouts.udp
+        ),
+    );
+}
+
+/// The lines of `-L --daemon`, the master first.
+pub fn daemons(out: &mut String, daemons: &[SyncDaemon]) {
+    for (role, name) in [(SyncRole::Master, "master"), (SyncRole::Backup, "backup")] {
+        for daemon in daemons.iter().filter(|daemon| daemon.role == role) {
+            put(
+                out,
+                format_args!(
+                    "{name} sync daemon (mcast={}, syncid={}, maxlen={}, group={}, port={}, ttl={})\n",
+                    daemon.interface,
+                    daemon.syncid,
+                    daemon.maxlen.unwrap_or(1472),
+                    daemon.group.map_or_else(|| "224.0.0.81".into(), address),
+                    daemon.port.unwrap_or(8848),
+                    daemon.ttl.unwrap_or(1),
+                ),
+            );
+        }
+    }
+}
+
+fn service_line(out: &mut String, service: &ServiceInfo, format: Format, style: Style<'_>) {
+    let name = service_name(&service.service, style);
+    match format {
+        Format::Stats => {
+            put(out, format_args!("{name:<33}"));
+            counts(out, &service.stats.shown, style.exact);
+        }
+        Format::Rate => {
+            put(out, format_args!("{name:<33}"));
+            counts(out, &service.stats.rates, style.exact);
+        }
+        _ => {
+            put(out, format_args!("{name} {}", service.config.scheduler));
+            let flags = sched_flags(&service.config);
+            if let Some(flags) = flags {
+                put(out, format_args!(" ({flags})"));
+            }
+            if service.config.flags.has(ServiceFlags::PERSISTENT) {
+                put(out, format_args!(" persistent {}", service.config.timeout));
+                if let Some(mask) = mask(service) {
+                    put(out, format_args!(" mask {mask}"));
+                }
+                if let Some(engine) = &service.config.engine {
+                    put(out, format_args!(" pe {engine}"));
+                }
+            }
+            if service.config.flags.has(ServiceFlags::ONE_PACKET) {
+                out.push_str(" ops");
+            }
+        }
+    }
+    out.push('\n');
+}
+
+fn server_line(
+    out: &mut String,
+    service: &ServiceInfo,
+    server: &ServerInfo,
+    format: Format,
+    style: Style<'_>,
+) {
+    let mut name = endpoint(server.server, protocol(&service.service), style);
+    if server.server.is_ipv4() {
+        cut(&mut name, SERVER_WIDTH);
+    }
+    put(out, format_args!("  -> {name:<28}"));
+    let config = &server.config;
+    match format {
+        Format::Plain => put(
+            out,
+            format_args!(
+                " {:<7} {:<6} {:<10} {:<10}",
+                method(config.forwarding),
+                config.weight,
+                server.active,
+                server.inactive
+            ),
+        ),
+        Format::TunInfo => put(
+            out,
+            format_args!(
+                " {:<7} {:<13} {:<6} {:<10} {:<10}",
+                method(config.forwarding),
+                tunnel_info(server),
+                config.weight,
+                server.active,
+                server.inactive
+            ),
+        ),
+        Format::Thresholds => put(
+            out,
+            format_args!(
+                " {:<10} {:<10} {:<10} {:<10}",
+                config.upper, config.lower, server.active, server.inactive
+            ),
+        ),
+        Format::PersistentConn => put(
+            out,
+            format_args!(
+                " {:<9} {:<11} {:<10} {:<10}",
+                config.weight, server.persistent, server.active, server.inactive
+            ),
+        ),
+        Format::Stats => {
+            let mut shown = server.stats.shown;
+            for count in [
+                &mut shown.conns,
+                &mut shown.in_packets,
+                &mut shown.out_packets,
+            ] {
+                *count = low_word(*count);
+            }
+            counts(out, &shown, style.exact);
+        }
+        Format::Rate => {
+            let rates = &server.stats.rates;
+            for count in [rates.conns, rates.in_packets, rates.out_packets] {
+                put(out, format_args!(" {:>8}", low_word(count)));
+            }
+            large(out, low_word(rates.in_bytes), style.exact);
+            large(out, low_word(rates.out_bytes), style.exact);
+        }
+    }
+    out.push('\n');
+}
+
+/// ipvsadm reads these 64-bit numbers of a server as 32-bit ones.
+const fn low_word(value: u64) -> u64 {
+    value & 0xffff_ffff
+}
+
+fn save_service(out: &mut String, service: &ServiceInfo, style: Style<'_>) {
+    let config = &service.config;
+    let name = match service.service {
+        ServiceId::Fwmark { mark, family } => {
+            let mark = mark.cast_signed();
+            match family {
+                Family::V4 => format_args_string(format_args!("-f {mark}")),
+                Family::V6 => format_args_string(format_args!("-f {mark} -6")),
+            }
+        }
+        ServiceId::Tcp { address } => rule_name("-t", address, Protocol::TCP, style),
+        ServiceId::Udp { address } => rule_name("-u", address, Protocol::UDP, style),
+        ServiceId::Sctp { address } => rule_name("--sctp-service", address, Protocol::SCTP, style),
+    };
+    put(out, format_args!("-A {name} -s {}", config.scheduler));
+    if config.flags.has(ServiceFlags::PERSISTENT) {
+        put(out, format_args!(" -p {}", config.timeout));
+        if let Some(mask) = mask(service) {
+            put(out, format_args!(" -M {mask}"));
+        }
+    }
+    if let Some(engine) = &config.engine {
+        put(out, format_args!(" --pe {engine}"));
+    }
+    if config.flags.has(ServiceFlags::ONE_PACKET) {
+        out.push_str(" -o");
+    }
+    if let Some(flags) = sched_flags(config) {
+        put(out, format_args!(" -b {flags}"));
+    }
+    out.push('\n');
+    for server in &service.servers {
+        let config = &server.config;
+        put(
+            out,
+            format_args!(
+                "-a {name} -r {} {} -w {}",
+                endpoint(server.server, protocol(&service.service), style),
+                match config.forwarding {
+                    Forwarding::Nat => "-m",
+                    Forwarding::Tunnel => "-i",
+                    Forwarding::Local | Forwarding::Route | Forwarding::Bypass => "-g",
+                },
+                config.weight
+            ),
+        );
+        if config.forwarding == Forwarding::Tunnel {
+            match config.tunnel {
+                Tunnel::Ipip => out.push_str(" --tun-type ipip"),
+                Tunnel::Gue { port, checksum } => put(
+                    out,
+                    format_args!(
+                        " --tun-type gue --tun-port {port} {}",
+                        checksum_option(checksum)
+                    ),
+                ),
+                Tunnel::Gre { checksum } => put(
+                    out,
+                    format_args!(" --tun-type gre {}", checksum_option(checksum)),
+                ),
+            }
+        }
+        out.push('\n');
+    }
+}
+
+fn rule_name(option: &str, address: SocketAddr, protocol: Protocol, style: Style<'_>) -> String {
+    format_args_string(format_args!(
+        "{option} {}",
+        endpoint(address, Some(protocol), style)
+    ))
+}
+
+const fn checksum_option(checksum: TunnelChecksum) -> &'static str {
+    match checksum {
+        TunnelChecksum::None => "--tun-nocsum",
+        TunnelChecksum::Full => "--tun-csum",
+        TunnelChecksum::Remote => "--tun-remcsum",
+    }
+}
+
+fn tunnel_info(server: &ServerInfo) -> String {
+    let sign = |checksum| match checksum {
+        TunnelChecksum::None => "-c",
+        TunnelChecksum::Full => "+c",
+        TunnelChecksum::Remote => "r+c",
+    };
+    if server.config.forwarding != Forwarding::Tunnel {
+        return "n/a".into();
+    }
+    match server.config.tunnel {
+        Tunnel::Ipip => "ipip".into(),
+        Tunnel::Gue { port, checksum } => {
+            format_args_string(format_args!("gue:{port}:{}", sign(checksum)))
+        }
+        Tunnel::Gre { checksum } => format_args_string(format_args!("gre:{}", sign(checksum))),
+    }
+}
+
+const fn method(forwarding: Forwarding) -> &'static str {
+    match forwarding {
+        Forwarding::Nat => "Masq",
+        Forwarding::Local => "Local",
+        Forwarding::Tunnel => "Tunnel",
+        Forwarding::Route => "Route",
+        Forwarding::Bypass => "Bypass",
+    }
+}
+
+/// The protocol whose service names the servers' ports have; a mark has none.
+const fn protocol(service: &ServiceId) -> Option<Protocol> {
+    match service {
+        ServiceId::Tcp { .. } => Some(Protocol::TCP),
+        ServiceId::Udp { .. } => Some(Protocol::UDP),
+        ServiceId::Sctp { .. } => Some(Protocol::SCTP),
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+fn service_name(service: &ServiceId, style: Style<'_>) -> String {
+    let (label, address) = match *service {
+        ServiceId::Fwmark { mark, family } => {
+            let mark = mark.cast_signed();
+            return match family {
+                Family::V4 => format_args_string(format_args!("FWM  {mark}")),
+                Family::V6 => format_args_string(format_args!("FWM  {mark} IPv6")),
+            };
+        }
+        ServiceId::Tcp { address } => ("TCP", address),
+        ServiceId::Udp { address } => ("UDP", address),
+        ServiceId::Sctp { address } => ("SCTP", address),
+    };
+    let mut name = format_args_string(format_args!(
+        "{label:<4} {}",
+        endpoint(address, protocol(service), style)
+    ));
+    if address.is_ipv4() {
+        cut(&mut name, SERVICE_WIDTH);
+    }
+    name
+}
+
+/// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has no name.
+fn sched_flags(config: &ServiceConfig) -> Option<String> {
+    let names = match config.scheduler.as_str() {
+        "sh" => ["sh-fallback", "sh-port", ""],
+        "mh" => ["mh-fallback", "mh-port", ""],
+        _ => ["flag-1", "flag-2", "flag-3"],
+    };
+    let bits = [
+        ServiceFlags::SCHED1,
+        ServiceFlags::SCHED2,
+        ServiceFlags::SCHED3,
+    ];
+    if !bits.iter().any(|&bit| config.flags.has(bit)) {
+        return None;
+    }
+    let mut list = String::new();
+    for (bit, name) in bits.into_iter().zip(names) {
+        if config.flags.has(bit) && !name.is_empty() {
+            if !list.is_empty() {
+                list.push(',');
+            }
+            list.push_str(name);
+        }
+    }
+    Some(list)
+}
+
+/// The persistence mask, unless it is the full one.
+fn mask(service: &ServiceInfo) -> Option<String> {
+    let mask = service.config.netmask;
+    match crate::ServiceKey::from(service.service).family() {
+        Family::V4 => (mask != u32::MAX).then(|| core::net::Ipv4Addr::from(mask).to_string()),
+        Family::V6 => (mask != 128).then(|| mask.to_string()),
+    }
+}
+
+fn endpoint(addr: SocketAddr, protocol: Option<Protocol>, style: Style<'_>) -> String {
+    let mut text = String::new();
+    let host = style
+        .names
+        .and_then(|names| names.host_name(addr.ip()))
+        .unwrap_or_else(|| address(addr.ip()));
+    if addr.is_ipv4() {
+        text.push_str(&host);
+    } else {
+        put(&mut text, format_args!("[{host}]"));
+    }
+    let port = style
+        .names
+        .zip(protocol)
+        .and_then(|(names, protocol)| names.port_name(addr.port(), protocol));
+    match port {
+        Some(port) => put(&mut text, format_args!(":{port}")),
+        None => put(&mut text, format_args!(":{}", addr.port())),
+    }
+    cut(&mut text, ENDPOINT_MAX);
+    text
+}
+
+/// An address as `inet_ntop` writes it: as Rust does, but for IPv4-compatible ones (`::192.0.2.1`).
+fn address(address: IpAddr) -> String {
+    match address {
+        IpAddr::V6(v6) if is_compatible(v6) => {
+            let [.., high, low] = v6.segments();
+            let v4 = core::net::Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
+            format_args_string(format_args!("::{v4}"))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The first six groups are zero and the seventh is not.
+fn is_compatible(address: Ipv6Addr) -> bool {
+    let groups = address.segments();
+    groups[..6] == [0; 6] && groups[6] != 0
+}
+
+/// Cuts a text to `width` characters.
+fn cut(text: &mut String, width: usize) {
+    if let Some((at, _)) = text.char_indices().nth(width) {
+        text.truncate(at);
+    }
+}
+
+fn counts(out: &mut String, counts: &Counts, exact: bool) {
+    for value in [
+        counts.conns,
+        counts.in_packets,
+        counts.out_packets,
+        counts.in_bytes,
+        counts.out_bytes,
+    ] {
+        large(out, value, exact);
+    }
+}
+
+/// A number in nine characters, abbreviated where it does not fit, unless all its digits are wanted.
+fn large(out: &mut String, value: u64, exact: bool) {
+    const UNITS: [(u64, u64, char); 3] = [
+        (1_000_000_000, 1_000, 'K'),
+        (100_000_000_000, 1_000_000, 'M'),
+        (100_000_000_000_000, 1_000_000_000, 'G'),
+    ];
+    if value < 100_000_000 {
+        put(out, format_args!("{value:>9}"));
+    } else if exact {
+        put(out, format_args!(" {value}"));
+    } else {
+        let (unit, letter) = UNITS
+            .into_iter()
+            .find(|&(below, _, _)| value < below)
+            .map_or((1_000_000_000_000, 'T'), |(_, unit, letter)| (unit, letter));
+        put(out, format_args!("{:>8}{letter}", value / unit));
+    }
+}
+
+/// Sorts services and the servers in each.
+fn sort(services: &mut Vec<ServiceInfo>) {
+    let list = core::mem::take(services);
+    *services = merge_sort(list, &compare_services);
+    for service in services.iter_mut() {
+        let servers = core::mem::take(&mut service.servers);
+        service.servers = merge_sort(servers, &|a: &ServerInfo, b: &ServerInfo| {
+            compare_endpoints(a.server, b.server)
+        });
+    }
+}
+
+/// The merge sort of the C library: its halves and its choice of the left one decide the order where the comparison
+/// contradicts itself.
+fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<T> {
+    if list.len() < 2 {
+        return list;
+    }
+    let len = list.len();
+    let right = list.split_off(len / 2);
+    let mut left = merge_sort(list, compare).into_iter().peekable();
+    let mut right = merge_sort(right, compare).into_iter().peekable();
+    let mut sorted = Vec::with_capacity(len);
+    while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+        if compare(a, b) == Ordering::Greater {
+            sorted.extend(right.next());
+        } else {
+            sorted.extend(left.next());
+        }
+    }
+    sorted.extend(left);
+    sorted.extend(right);
+    sorted
+}
+
+/// The sign of the difference of two numbers as a 32-bit integer: wrong for numbers that are far apart, as in ipvsadm.
+fn difference(a: u32, b: u32) -> Ordering {
+    a.wrapping_sub(b).cast_signed().cmp(&0)
+}
+
+fn compare_services(a: &ServiceInfo, b: &ServiceInfo) -> Ordering {
+    // Mark, family (with the numbers of Linux), protocol, address and port.
+    let key = |id: &ServiceId| {
+        let nowhere = |family| match family {
+            Family::V4 => SocketAddr::from(([0; 4], 0)),
+            Family::V6 => SocketAddr::from(([0; 16], 0)),
+        };
+        let (mark, protocol, address) = match *id {
+            ServiceId::Fwmark { mark, family } => (mark, Protocol(0), nowhere(family)),
+            ServiceId::Tcp { address } => (0, Protocol::TCP, address),
+            ServiceId::Udp { address } => (0, Protocol::UDP, address),
+            ServiceId::Sctp { address } => (0, Protocol::SCTP, address),
+        };
+        let family = if address.is_ipv4() { 2 } else { 10 };
+        (mark, family, u32::from(protocol.0), address)
+    };
+    let (a, b) = (key(&a.service), key(&b.service));
+    difference(a.0, b.0)
+        .then_with(|| difference(a.1, b.1))
+        .then_with(|| difference(a.2, b.2))
+        .then_with(|| compare_endpoints(a.3, b.3))
+}
+
+fn compare_endpoints(a: SocketAddr, b: SocketAddr) -> Ordering {
+    words(a.ip())
+        .into_iter()
+        .zip(words(b.ip()))
+        .map(|(a, b)| difference(a, b))
+        .find(|order| order.is_ne())
+        .unwrap_or_else(|| difference(u32::from(a.port()), u32::from(b.port())))
+}
+
+/// An address as four words; an IPv4 address is the first of them.
+fn words(address: IpAddr) -> [u32; 4] {
+    match address {
+        IpAddr::V4(v4) => [u32::from(v4), 0, 0, 0],
+        IpAddr::V6(v6) => {
+            let bits = u128::from(v6);
+            #[expect(clippy::cast_possible_truncation, reason = "one word at a time")]
+            [96, 64, 32, 0].map(|shift| (bits >> shift) as u32)
+        }
+    }
+}
+
+fn put(out: &mut String, args: fmt::Arguments<'_>) {
+    out.write_fmt(args)
+        .expect("writing to a string does not fail");
+}
+
+fn format_args_string(args: fmt::Arguments<'_>) -> String {
+    alloc::fmt::format(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ServerConfig;
+    use crate::api::Stats;
+    use crate::ipvsadm::{Numeric, What};
+
+    fn number(value: u64, exact: bool) -> String {
+        let mut out = String::new();
+        large(&mut out, value, exact);
+        out
+    }
+
+    #[test]
+    fn large_numbers() {
+        assert_eq!(number(99_999_999, false), " 99999999");
+        assert_eq!(number(100_000_000, false), "  100000K");
+        assert_eq!(number(999_999_999, false), "  999999K");
+        assert_eq!(number(1_000_000_000, false), "    1000M");
+        assert_eq!(number(100_000_000_000, false), "     100G");
+        assert_eq!(number(100_000_000_000_000, false), "     100T");
+        assert_eq!(number(123_456_789_012, true), " 123456789012");
+    }
+
+    #[test]
+    fn far_addresses_sort_backwards() {
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        assert_eq!(
+            compare_endpoints(at("192.168.0.1:80"), at("10.0.0.1:80")),
+            Ordering::Less
+        );
+        assert_eq!(
+            compare_endpoints(at("[fd00::1]:80"), at("10.0.0.1:80")),
+            Ordering::Less
+        );
+    }
+
+    #[test]
+    fn counters_of_servers_wrap() {
+        let counts = Counts {
+            conns: 1 << 32,
+            in_packets: (1 << 32) + 7,
+            in_bytes: 1 << 40,
+            ..Counts::default()
+        };
+        let service = ServiceInfo {
+            service: ServiceId::Tcp {
+                address: SocketAddr::from(([192, 0, 2, 1], 80)),
+            },
+            config: ServiceConfig::new(Family::V4, "rr"),
+            owner: None,
+            stats: Stats {
+                shown: counts,
+                ..Stats::default()
+            },
+            servers: alloc::vec![ServerInfo {
+                server: SocketAddr::from(([10, 0, 0, 1], 80)),
+                config: ServerConfig::new(1, Forwarding::Nat),
+                active: 0,
+                inactive: 0,
+                persistent: 0,
+                overloaded: false,
+                stats: Stats {
+                    shown: counts,
+                    ..Stats::default()
+                },
+            }],
+        };
+        let options = ListOptions {
+            what: What::Services,
+            format: Format::Stats,
+            numeric: true,
+            ..ListOptions::default()
+        };
+        let mut out = String::new();
+        services(&mut out, alloc::vec![service], &options, &Numeric);
+        assert_eq!(
+            out,
+            "TCP  192.0.2.1:80                    4294M    4294M        0    1099G        0\n  \
+             -> 10.0.0.1:80                         0        7        0    1099G        0\n"
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Why the packet path discards a frame.
+
+use lvs_core::reasons;
+
+reasons! {
+    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its own reason is counted
+    /// in `lvs_core`.
+    FrameDrop {
+        /// The frame or packet is shorter than its headers say.
+        Truncated => "truncated",
+        /// The version in the IP header does not match the EtherType.
+        IpVersion => "ip_version",
+        /// The header length in the IP header is below 20.
+        IpHeaderLength => "ip_header_length",
+        /// The checksum of the IP header is wrong.
+        IpChecksum => "ip_checksum",
+        /// The total length in the IP header is shorter than the header.
+        IpLength => "ip_length",
+        /// The unfinished checksum that a device announced lies outside the frame.
+        BadOffload => "bad_offload",
+        /// An ICMP message of less than 8 bytes.
+        IcmpShort => "icmp_short",
+        /// The frame came on a port that is not known (any more).
+        NoPort => "no_port",
+        /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64 KiB.
+        BadFragment => "bad_fragment",
+        /// The director decided to drop it.
+        Verdict => "verdict",
+        /// The director had it answered with an ICMP unreachable error.
+        Rejected => "rejected",
+        /// Its time to live ran out here.
+        TtlExceeded => "ttl_exceeded",
+        /// Longer than the MTU of its way, and not to be fragmented.
+        TooBig => "too_big",
+        /// The MTU of the way is too small for a tunnel.
+        MtuTooSmall => "mtu_too_small",
+        /// No route to where it is to go.
+        NoRoute => "no_route",
+        /// No address to send from on that way.
+        NoSource => "no_source",
+        /// Too short to be translated.
+        ShortHeader => "short_header",
+        /// A mix of address families or a method that this version cannot send.
+        Unsupported => "unsupported",
+        /// An aggregate of segments that contradicts its own headers.
+        BadAggregate => "bad_aggregate",
+        /// No room in front of the packet for another header.
+        NoRoom => "no_room",
+        /// A loopback source on its way to another host, or a translation to a loopback address.
+        Martian => "martian",
+        /// It would come straight back: the host routes this address to the engine.
+        Loop => "loop",
+        /// There is no way to give it back to the host.
+        NoHostPort => "no_host_port",
+        /// The host sent something into the engine's device that is not for a virtual address.
+        HostStray => "host_stray",
+        /// For an address that the engine owns, and nobody answers there.
+        OwnAddress => "own_address",
+    }
+}

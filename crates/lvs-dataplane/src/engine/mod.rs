@@ -1,0 +1,238 @@
+//! The engine: a director between the packets of this host's interfaces and a control socket.
+
+mod calls;
+mod decider;
+mod network;
+mod offline;
+mod rules;
+mod shared;
+mod worker;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use lvs_core::api::{Call, Failure};
+use lvs_core::{Control, Options, PacketMeta};
+use serde_json::Value;
+use tracing::info;
+
+use self::offline::Offline;
+pub use self::rules::RulesError;
+pub use self::shared::Shared;
+use self::worker::{Setup, Worker};
+use crate::control::Address;
+use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
+use crate::io::af_packet::OpenError;
+use crate::io::tun::TunError;
+use crate::netlink::NetlinkError;
+use crate::shield::ShieldError;
+use crate::sys::EventFd;
+
+/// How an engine is to run.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
+    pub interfaces: Vec<String>,
+    /// Where the control socket is; `None` for the default.
+    pub address: Option<Address>,
+    /// Group whose members may change things, besides root and the engine's own user.
+    pub group: Option<u32>,
+    /// Own every virtual address that the host does not have: answer ARP for it and announce it.
+    pub own_vips: bool,
+    /// Connections at most; `None` for 2^20.
+    pub max_connections: Option<usize>,
+    /// Sysctls to set before anything else, as name and value.
+    pub sysctls: Vec<(String, String)>,
+    /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
+    pub rules: Option<(String, String)>,
+    /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
+    pub no_interfaces: bool,
+    /// Sees each packet before the director.
+    pub hook: Option<Box<dyn PacketHook>>,
+}
+
+/// What an embedding program does with a packet before the director sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookAction {
+    /// Let the director decide.
+    Continue,
+    /// Leave it to the host.
+    Host,
+    /// Discard it.
+    Drop,
+}
+
+/// A look at each packet before the director decides. It runs on the packet path: it should be quick and not block.
+pub trait PacketHook: Send {
+    /// Decides on a packet.
+    fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;
+}
+
+impl fmt::Debug for dyn PacketHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PacketHook")
+    }
+}
+
+/// Why an engine did not start. The host is as it was before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The control socket.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A packet socket.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The device that leads to the host.
+    #[error(transparent)]
+    Tun(#[from] TunError),
+    /// The kernel's tables.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The shield.
+    #[error(transparent)]
+    Shield(#[from] ShieldError),
+    /// A sysctl.
+    #[error("--sysctl {name}={value}: {error}")]
+    Sysctl {
+        /// Its name.
+        name: String,
+        /// The value.
+        value: String,
+        /// What is wrong.
+        error: lvs_core::Error,
+    },
+    /// The file of rules.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// An interface that was asked for is not there.
+    #[error("there is no interface {0}: `ip link` lists them")]
+    NoInterface(String),
+    /// An interface that was asked for is not Ethernet.
+    #[error(
+        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
+    )]
+    NotEthernet(String),
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// The random numbers that key the connection table.
+    #[error("cannot read random numbers from /dev/urandom: {0}")]
+    Random(#[source] std::io::Error),
+}
+
+/// A running engine. Dropping it stops it.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+    server: Option<Handle>,
+}
+
+impl Engine {
+    /// Starts an engine in this thread's network namespace. When it returns, the control socket answers and packets are
+    /// handled.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        let address = config.address.unwrap_or_default();
+        // First of all: a second engine must not touch anything.
+        let server = Server::bind(
+            &address,
+            Access {
+                group: config.group,
+            },
+        )?;
+        let mut options = Options {
+            seed: random_seed()?,
+            ..Options::default()
+        };
+        if let Some(max) = config.max_connections {
+            options.max_connections = max;
+        }
+        let mut control = Control::new(options);
+        for (name, value) in config.sysctls {
+            control
+                .set_sysctl(&name, &value)
+                .map_err(|error| StartError::Sysctl { name, value, error })?;
+        }
+        let shard = control.shard(0);
+        let wake = EventFd::new().map_err(StartError::Thread)?;
+        let (shared, commands) = Shared::new(control, wake);
+        let shared = Arc::new(shared);
+        let setup = Setup {
+            interfaces: config.interfaces,
+            own_all_vips: config.own_vips,
+            hook: config.hook,
+        };
+        let spawn = |run: Box<dyn FnOnce() + Send>| {
+            let builder = thread::Builder::new().name("lvs-worker".into());
+            builder.spawn(run).map_err(StartError::Thread)
+        };
+        let worker = if config.no_interfaces {
+            let worker = Offline::new(shared.clone(), commands, shard);
+            spawn(Box::new(move || worker.run()))?
+        } else {
+            let worker = Worker::new(shared.clone(), commands, shard, setup)?;
+            spawn(Box::new(move || worker.run()))?
+        };
+        let mut engine = Self {
+            shared,
+            worker: Some(worker),
+            server: None,
+        };
+        if let Some((text, name)) = config.rules {
+            rules::apply(&engine.shared, &text, &name)?;
+        }
+        let handle = server.serve(engine.shared()).map_err(StartError::Thread)?;
+        engine.server = Some(handle);
+        info!("ready at {address}");
+        Ok(engine)
+    }
+
+    /// Does what a client of the control socket could ask for. Items of a list are not kept.
+    ///
+    /// # Errors
+    /// The refusal that the client would get; then nothing has changed.
+    pub fn call(&self, call: Call) -> Result<Value, Failure> {
+        let mut nowhere = std::io::sink();
+        server::Engine::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
+    }
+
+    /// A handle to stop the engine from another thread.
+    pub fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    /// Waits until the engine has stopped.
+    pub fn join(mut self) {
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        if let Some(worker) = self.worker.take()
+            && worker.join().is_err()
+        {
+            tracing::error!("the packet worker has failed");
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.stop();
+        self.wait();
+    }
+}
+
+fn random_seed() -> Result<u64, StartError> {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(StartError::Random)?;
+    Ok(u64::from_ne_bytes(bytes))
+}

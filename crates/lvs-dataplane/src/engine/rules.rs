@@ -1,0 +1,59 @@
+//! Rules in the form of `ipvsadm-save`, applied when the engine starts.
+
+use lvs_core::ipvsadm::{Command, Lines, failure_text, parse};
+
+use super::shared::Shared;
+use crate::control::server::{Engine, Sink};
+use crate::names::Names;
+
+/// A line that cannot be applied.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}, line {line}: {message}")]
+pub struct RulesError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and empty lines are
+/// skipped, as `ipvsadm-restore` does.
+pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), RulesError> {
+    let names = Names::system();
+    for (number, line) in text.lines().enumerate() {
+        if line.starts_with('#') {
+            continue;
+        }
+        let fail = |message: String| RulesError {
+            file: file.to_owned(),
+            line: number + 1,
+            message: message.trim_end().to_owned(),
+        };
+        let mut lines = Lines::default();
+        let words = line
+            .bytes()
+            .find_map(|byte| lines.push(byte))
+            .or_else(|| lines.finish());
+        let Some(words) = words.filter(|words| !words.is_empty()) else {
+            continue;
+        };
+        let command = parse("lvs-dataplane", &words, &names)
+            .map_err(|refusal| fail(String::from_utf8_lossy(refusal.text()).into_owned()))?;
+        let call = match &command {
+            Command::List(_) | Command::Save { .. } => None,
+            command => command.call(),
+        };
+        let Some(call) = call else {
+            return Err(fail(
+                "only commands that change something belong into a file of rules".into(),
+            ));
+        };
+        let mut nowhere = std::io::sink();
+        engine
+            .call(call, &mut Sink::new(0, &mut nowhere))
+            .map_err(|failure| fail(failure_text(&command, &failure).to_owned()))?;
+    }
+    Ok(())
+}

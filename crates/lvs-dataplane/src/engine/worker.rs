@@ -1,0 +1,745 @@
+//! The packet worker: one thread that owns the ports, the shard and everything that follows the kernel.
+//!
+//! ```text
+//! wait ─▶ each port: receive a batch ─▶ pipeline ─▶ requests, send ─▶ kernel's events ─▶ commands ─▶ timers ─▶ wait
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::{Forwarding, Instant, ServiceKey, Shard};
+use tracing::{debug, error, info, warn};
+
+use super::decider::{Decider, reason};
+use super::network::{Network, is_usable};
+use super::shared::{Command, Shared};
+use super::{PacketHook, StartError};
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::icmp::Limits;
+use crate::io::af_packet::AfPacket;
+use crate::io::tun::HostDevice;
+use crate::io::{BATCH, PacketIo};
+use crate::net::{Net, PortId, PortInfo};
+use crate::netlink::{Netlink, RouteKind};
+use crate::pipeline::{Env, Output, Pipeline, Request};
+use crate::shield::{self, Shield};
+use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::sys::Poller;
+use crate::wire::Mac;
+
+/// The port that leads to the host.
+const HOST_PORT: PortId = PortId(0);
+/// Batches of one port before the others have their turn.
+const BATCHES_PER_TURN: usize = 4;
+/// Connections whose end is looked at between two batches.
+const EXPIRY_BUDGET: usize = 1024;
+/// Between two rounds of housekeeping.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// How long the kernel hides replies to a client on the director itself, unless the worker renews it.
+const LOCAL_CLIENT_TIMEOUT: Duration = Duration::from_secs(300);
+/// How often an own address is announced, one second apart: the first announcement may be lost.
+const ANNOUNCEMENTS: u8 = 3;
+
+/// How the worker is to run.
+#[derive(Debug)]
+pub(super) struct Setup {
+    /// The interfaces to use; empty for all that are fit.
+    pub(super) interfaces: Vec<String>,
+    /// Own every virtual address that the host does not have.
+    pub(super) own_all_vips: bool,
+    pub(super) hook: Option<Box<dyn PacketHook>>,
+}
+
+/// An interface in use.
+struct Attached {
+    io: AfPacket,
+    name: String,
+    down: bool,
+}
+
+/// Everything that one thread of packet processing owns.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    commands: mpsc::Receiver<Command>,
+    setup: Setup,
+    decider: Decider,
+    pipeline: Pipeline,
+    output: Output,
+    frames: Vec<Frame>,
+    host: HostDevice,
+    /// By port; the host's place stays empty.
+    ports: Vec<Option<Attached>>,
+    network: Network,
+    netlink: Netlink,
+    shield: Shield,
+    hidden: ShieldSpec,
+    pmtu_disc: bool,
+    /// Asked for by `vips.own`.
+    wanted_vips: HashSet<IpAddr>,
+    /// Announcements that own addresses still get.
+    announcing: HashMap<IpAddr, u8>,
+    /// Neighbours that the kernel keeps fresh for us.
+    managed: HashSet<(u32, IpAddr)>,
+    /// Own addresses that another host claims, and who.
+    conflicts: HashMap<IpAddr, Mac>,
+    refused: u64,
+    next_housekeeping: Instant,
+}
+
+impl Worker {
+    /// Attaches to the network. Nothing is hidden from the host yet.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        commands: mpsc::Receiver<Command>,
+        shard: Shard,
+        mut setup: Setup,
+    ) -> Result<Self, StartError> {
+        let host = HostDevice::create(HostDevice::NAME)?;
+        let (netlink, state) = Netlink::open()?;
+        let shield = Shield::open()?;
+        for name in &setup.interfaces {
+            match state.link_by_name(name) {
+                None => return Err(StartError::NoInterface(name.clone())),
+                Some(link) if !link.is_arp_capable() => {
+                    return Err(StartError::NotEthernet(name.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        let hook = setup.hook.take();
+        let mut worker = Self {
+            decider: Decider::new(shared.clone(), shard, hook),
+            shared,
+            commands,
+            setup,
+            pipeline: Pipeline::new(Limits::default()),
+            output: Output::new(),
+            frames: (0..BATCH).map(|_| Frame::new()).collect(),
+            network: Network::new(state),
+            ports: vec![None],
+            host,
+            netlink,
+            shield,
+            hidden: ShieldSpec::default(),
+            pmtu_disc: true,
+            wanted_vips: HashSet::new(),
+            announcing: HashMap::new(),
+            managed: HashSet::new(),
+            conflicts: HashMap::new(),
+            refused: 0,
+            next_housekeeping: Instant::ZERO,
+        };
+        let info = PortInfo {
+            mac: Mac([0; 6]),
+            mtu: 65_535,
+            ethernet: false,
+            offload: true,
+        };
+        worker
+            .network
+            .set_port(HOST_PORT, worker.host.ifindex(), info, true);
+        worker.attach_links(true)?;
+        Ok(worker)
+    }
+
+    /// Processes packets until the engine is told to stop.
+    pub(super) fn run(mut self) {
+        let mut poller = Poller::new();
+        while !self.shared.is_stopping() {
+            poller.clear();
+            let wake = poller.add(self.shared.wake().as_fd());
+            let netlink = poller.add(self.netlink.fd());
+            let host = self.host.fd().map(|fd| poller.add(fd));
+            let ports: Vec<(usize, PortId)> = self
+                .ports
+                .iter()
+                .zip((0..).map(PortId))
+                .filter_map(|(attached, port)| {
+                    Some((poller.add(attached.as_ref()?.io.fd()?), port))
+                })
+                .collect();
+            if let Err(error) = poller.wait(Some(self.until_next_timer())) {
+                error!("cannot wait for packets: {error}");
+                return;
+            }
+            for (place, port) in ports {
+                if poller.is_ready(place) {
+                    self.receive(port);
+                }
+            }
+            if host.is_some_and(|place| poller.is_ready(place)) {
+                self.receive(HOST_PORT);
+            }
+            if poller.is_ready(netlink) {
+                self.follow_kernel();
+            }
+            if poller.is_ready(wake) && self.shared.wake().take() {
+                while let Ok(command) = self.commands.try_recv() {
+                    self.obey(command);
+                }
+            }
+            self.timers();
+        }
+        self.withdraw();
+    }
+
+    fn until_next_timer(&self) -> Duration {
+        let now = self.shared.now();
+        let next = self
+            .decider
+            .shard
+            .next_wakeup()
+            .map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        // Rounded up: a wake-up a moment too early would find nothing due.
+        next.saturating_since(now) + Duration::from_millis(1)
+    }
+
+    // --- packets ----------------------------------------------------------------------------------------------------
+
+    fn receive(&mut self, port: PortId) {
+        for _ in 0..BATCHES_PER_TURN {
+            let received = match self.ports.get_mut(port.index()) {
+                _ if port == HOST_PORT => self.host.recv(&mut self.frames),
+                Some(Some(attached)) => attached.io.recv(&mut self.frames),
+                _ => return,
+            };
+            let count = match received {
+                Ok(count) => count,
+                Err(error) => return self.port_failed(port, &error),
+            };
+            if count == 0 {
+                return;
+            }
+            let now = self.shared.now();
+            let env = Env {
+                net: &self.network,
+                shield: &self.hidden,
+                pmtu_disc: self.pmtu_disc,
+            };
+            self.pipeline.process(
+                port,
+                &mut self.frames[..count],
+                &env,
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Does what the packet path asks for, and sends what it has made.
+    fn flush(&mut self) {
+        for request in std::mem::take(&mut self.output.requests) {
+            self.serve(request);
+        }
+        for (port, frames) in self.output.queues() {
+            self.refused += match self.ports.get_mut(port.index()) {
+                _ if port == HOST_PORT => self.host.send(frames),
+                Some(Some(attached)) => attached.io.send(frames),
+                _ => frames.len(),
+            } as u64;
+        }
+        self.output.recycle();
+    }
+
+    fn serve(&mut self, request: Request) {
+        match request {
+            Request::Resolve(port, addr) => {
+                let Some(ifindex) = self.network.ifindex(port) else {
+                    return;
+                };
+                if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
+                    debug!(%addr, "{error}");
+                    self.pipeline.neighbour_failed(port, addr);
+                }
+            }
+            Request::ShieldLocalClient(client) => {
+                self.hide_local_client(&client);
+                self.hidden.local_clients.insert(client);
+            }
+            Request::AddressConflict { port, addr, mac } => {
+                let addr = IpAddr::V4(addr);
+                if self.conflicts.insert(addr, mac) != Some(mac) {
+                    let interface = self.name_of(port);
+                    error!(
+                        "{mac} on {interface} answers for {addr}, which this director owns: clients may reach the wrong \
+                         host. Take the address from that host, or make it silent there (arp_ignore=1, arp_announce=2)"
+                    );
+                }
+            }
+        }
+    }
+
+    fn hide_local_client(&mut self, client: &LocalClient) {
+        let element = shield::LocalClient {
+            protocol: client.protocol.0,
+            server: client.server,
+            local: client.local,
+        };
+        if let Err(error) = self.shield.add_local_client(&element, LOCAL_CLIENT_TIMEOUT) {
+            warn!("a connection of this host's own to a virtual address will fail: {error}");
+        }
+    }
+
+    fn timers(&mut self) {
+        let now = self.shared.now();
+        self.decider.shard.advance(now, EXPIRY_BUDGET);
+        if now < self.next_housekeeping {
+            return;
+        }
+        self.next_housekeeping = now + HOUSEKEEPING;
+        self.shared.control().advance(now);
+        self.pipeline.expire(now);
+        self.renew_local_clients();
+        // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
+        if let Err(failure) = self.follow_control() {
+            warn!("{}", failure.message);
+        }
+        self.announce();
+    }
+
+    /// Keeps hidden what clients on this host still use, and forgets the rest.
+    fn renew_local_clients(&mut self) {
+        let clients: Vec<LocalClient> = self.hidden.local_clients.iter().copied().collect();
+        for client in clients {
+            let LocalClient {
+                protocol,
+                server,
+                local,
+            } = client;
+            if self.decider.shard.contains_reply(protocol, server, local) {
+                self.hide_local_client(&client);
+            } else {
+                self.hidden.local_clients.remove(&client);
+            }
+        }
+    }
+
+    // --- what the control half wants ----------------------------------------------------------------------------------
+
+    fn obey(&mut self, command: Command) {
+        // Whoever asked may have given up waiting; then nobody needs the answer.
+        match command {
+            Command::Follow(reply) => {
+                let done = self.follow_control();
+                let _ = reply.send(done);
+            }
+            Command::OwnVips(addresses, reply) => {
+                self.wanted_vips = addresses.into_iter().collect();
+                let done = self.follow_control();
+                let _ = reply.send(done);
+            }
+            Command::Connections { start, max, reply } => {
+                let now = self.shared.now();
+                let connections = self.decider.shard.connections_from(start, now);
+                let _ = reply.send(connections.take(max).collect());
+            }
+            Command::IsBroadcast(addr, reply) => {
+                let route = self.network.state.lookup(addr);
+                let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
+            }
+            Command::Info(reply) => {
+                let _ = reply.send(self.info());
+            }
+            Command::Reasons(reply) => {
+                let _ = reply.send(self.reasons());
+            }
+        }
+    }
+
+    /// Brings shard, shield, own addresses and neighbours in line with the control half.
+    fn follow_control(&mut self) -> Result<(), Failure> {
+        let mut hidden = ShieldSpec {
+            local_clients: std::mem::take(&mut self.hidden.local_clients),
+            ..ShieldSpec::default()
+        };
+        let mut next_hops = Vec::new();
+        {
+            let mut control = self.shared.control();
+            control.sweep(&mut self.decider.shard);
+            self.pmtu_disc = control.sysctls().pmtu_disc;
+            for service in control.services() {
+                hide_service(&mut hidden, service.key());
+            }
+            let any = control.services().next().is_some();
+            // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+            for (key, server) in control.endpoints().filter(|_| any) {
+                hide_service(&mut hidden, key);
+                next_hops.push(server.addr().ip());
+                if server.forwarding() == Forwarding::Nat
+                    && let ServiceKey::Address { protocol, .. } = key
+                {
+                    let addr = server.addr();
+                    hidden
+                        .nat_servers
+                        .insert((addr.ip(), protocol, addr.port()));
+                    hidden.nat_server_addrs.insert(addr.ip());
+                }
+            }
+        }
+        let own = self.choose_own(&hidden.vips);
+        hidden.own_vips.clone_from(&own);
+        let shielded = self.shield.update(&shield_rules(&hidden));
+        self.network.set_vips(hidden.vips.clone(), own.clone());
+        self.hidden = hidden;
+        self.route_own(&own);
+        self.manage_neighbours(&next_hops);
+        shielded.map(drop).map_err(|error| Failure {
+            code: FailureCode::Internal,
+            message: error.to_string(),
+        })
+    }
+
+    /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of services, without
+    /// those that the host has.
+    fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
+        let all = self.setup.own_all_vips.then_some(vips);
+        self.wanted_vips
+            .iter()
+            .chain(all.into_iter().flatten())
+            .copied()
+            .filter(|&addr| !self.network.state.is_local(addr))
+            .collect()
+    }
+
+    /// Leads this host's own packets for own addresses into the engine, and has new ones announced.
+    fn route_own(&mut self, own: &HashSet<IpAddr>) {
+        let ifindex = self.host.ifindex();
+        let routed: HashSet<IpAddr> = self.announcing.keys().copied().collect();
+        for &addr in own.difference(&routed) {
+            if let Err(error) = self.netlink.add_host_route(addr, ifindex) {
+                warn!("this host itself cannot reach {addr}: {error}");
+            }
+            info!("answering for {addr}");
+            self.announcing.insert(addr, ANNOUNCEMENTS);
+        }
+        for &addr in routed.difference(own) {
+            if let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
+                warn!("{error}");
+            }
+            info!("no longer answering for {addr}");
+            self.announcing.remove(&addr);
+            self.conflicts.remove(&addr);
+        }
+        self.announce();
+    }
+
+    /// Gratuitous ARP for own addresses that have announcements left.
+    fn announce(&mut self) {
+        let addresses: Vec<IpAddr> = self
+            .announcing
+            .iter_mut()
+            .filter(|(_, left)| **left > 0)
+            .map(|(addr, left)| {
+                *left -= 1;
+                *addr
+            })
+            .collect();
+        if addresses.is_empty() {
+            return;
+        }
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
+        for addr in addresses {
+            let IpAddr::V4(addr) = addr else { continue };
+            for (_, port) in self
+                .ports
+                .iter()
+                .zip((0..).map(PortId))
+                .filter(|(p, _)| p.is_some())
+            {
+                self.pipeline.announce(port, addr, &env, &mut self.output);
+            }
+        }
+        self.flush();
+    }
+
+    /// Has the kernel keep the link-layer addresses of the servers' next hops fresh.
+    fn manage_neighbours(&mut self, servers: &[IpAddr]) {
+        let wanted: HashSet<(u32, IpAddr)> = servers
+            .iter()
+            .filter_map(|&server| {
+                let hop = self.network.route(server)?;
+                Some((self.network.ifindex(hop.port)?, hop.addr))
+            })
+            .collect();
+        for &(ifindex, addr) in wanted.difference(&self.managed) {
+            if let Err(error) = self.netlink.manage(&self.network.state, ifindex, addr) {
+                warn!("{error}");
+            }
+        }
+        for &(ifindex, addr) in self.managed.difference(&wanted) {
+            if let Err(error) = self.netlink.unmanage(&self.network.state, ifindex, addr) {
+                debug!("{error}");
+            }
+        }
+        self.managed = wanted;
+    }
+
+    // --- what the kernel tells ----------------------------------------------------------------------------------------
+
+    fn follow_kernel(&mut self) {
+        let changes = match self.netlink.poll_events(&mut self.network.state) {
+            Ok(changes) => changes,
+            Err(error) => return warn!("{error}"),
+        };
+        if changes.links
+            && let Err(error) = self.attach_links(false)
+        {
+            warn!("{error}");
+        }
+        if changes.links || changes.addresses || changes.routes {
+            self.network.forget_ways();
+            if let Err(failure) = self.follow_control() {
+                warn!("{}", failure.message);
+            }
+        }
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
+        for (ifindex, addr) in changes.neighbours {
+            let Some(port) = self.network.port_of(ifindex) else {
+                continue;
+            };
+            let Some(neighbour) = self.network.state.neighbour(ifindex, addr) else {
+                continue;
+            };
+            if let Some(mac) = neighbour.usable() {
+                let out = &mut self.output;
+                self.pipeline
+                    .neighbour_resolved(port, addr, Mac(mac), &env, out);
+            } else if neighbour.is_failed() {
+                self.pipeline.neighbour_failed(port, addr);
+            }
+        }
+        self.flush();
+    }
+
+    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over MTU and MAC changes.
+    fn attach_links(&mut self, starting: bool) -> Result<(), StartError> {
+        let gone: Vec<PortId> = (0..)
+            .map(PortId)
+            .zip(&self.ports)
+            .filter_map(|(port, attached)| {
+                let attached = attached.as_ref()?;
+                let link = self.network.state.link(attached.io.ifindex());
+                link.is_none_or(|link| link.name != attached.name)
+                    .then_some(port)
+            })
+            .collect();
+        for port in gone {
+            self.detach(port);
+        }
+        let links: Vec<_> = self
+            .network
+            .state
+            .links()
+            .filter(|link| {
+                if self.setup.interfaces.is_empty() {
+                    is_usable(link)
+                } else {
+                    link.is_arp_capable() && self.setup.interfaces.contains(&link.name)
+                }
+            })
+            .cloned()
+            .collect();
+        for link in links {
+            let Some(mac) = link.mac else { continue };
+            let info = PortInfo {
+                mac: Mac(mac),
+                mtu: link.mtu,
+                ethernet: true,
+                offload: true,
+            };
+            if let Some(port) = self.network.port_of(link.index) {
+                self.network.set_port(port, link.index, info, false);
+                if let Some(attached) = &mut self.ports[port.index()]
+                    && std::mem::replace(&mut attached.down, !link.running) == link.running
+                {
+                    let state = if link.running { "up" } else { "down" };
+                    info!("{} is {state}", link.name);
+                }
+                continue;
+            }
+            let opened = AfPacket::open(link.index, &link.name)
+                .map_err(StartError::from)
+                .and_then(|io| {
+                    self.shield.add_interface(&link.name)?;
+                    Ok(io)
+                });
+            match opened {
+                Ok(io) => {
+                    let place = self.ports.iter().skip(1).position(Option::is_none);
+                    let index = place.map_or(self.ports.len(), |place| place + 1);
+                    if index == self.ports.len() {
+                        self.ports.push(None);
+                    }
+                    let port = PortId(u16::try_from(index).unwrap_or(u16::MAX));
+                    info!(
+                        "using {} ({}, MTU {})",
+                        link.name,
+                        io.capabilities().name,
+                        link.mtu
+                    );
+                    let down = !link.running;
+                    self.ports[index] = Some(Attached {
+                        io,
+                        name: link.name.clone(),
+                        down,
+                    });
+                    self.network.set_port(port, link.index, info, false);
+                }
+                Err(error) if starting => return Err(error),
+                Err(error) => warn!("cannot use {}: {error}", link.name),
+            }
+        }
+        if self.setup.interfaces.is_empty() && starting && self.ports.iter().flatten().count() == 0
+        {
+            warn!("no Ethernet interface is up: waiting for one");
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, port: PortId) {
+        let Some(attached) = self.ports[port.index()].take() else {
+            return;
+        };
+        self.network.remove_port(port);
+        if let Err(error) = self.shield.remove_interface(&attached.name) {
+            debug!("{error}");
+        }
+        warn!(
+            "{} is gone: its packets are lost until it comes back",
+            attached.name
+        );
+    }
+
+    fn port_failed(&mut self, port: PortId, error: &io::Error) {
+        // Whether the interface is down or gone is told by the kernel's events; here it is only logged.
+        debug!("{}: {error}", self.name_of(port));
+    }
+
+    fn name_of(&self, port: PortId) -> &str {
+        match self.ports.get(port.index()) {
+            Some(Some(attached)) => &attached.name,
+            _ => self.host.name(),
+        }
+    }
+
+    /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
+    fn withdraw(&mut self) {
+        self.route_own(&HashSet::new());
+        self.manage_neighbours(&[]);
+    }
+
+    // --- what others want to know -------------------------------------------------------------------------------------
+
+    fn info(&self) -> Info {
+        let attached = self.ports.iter().zip((0..).map(PortId));
+        Info {
+            connections: self.decider.shard.len() as u64,
+            capacity: self.decider.shard.capacity() as u64,
+            interfaces: attached
+                .filter_map(|(attached, port)| {
+                    let attached = attached.as_ref()?;
+                    Some(InterfaceInfo {
+                        name: attached.name.clone(),
+                        backend: attached.io.capabilities().name.to_owned(),
+                        mtu: self.network.port(port)?.mtu,
+                        up: !attached.down,
+                    })
+                })
+                .collect(),
+            own_vips: self.network.own_vips().iter().copied().collect(),
+            ..Info::default()
+        }
+    }
+
+    fn reasons(&mut self) -> Vec<ReasonCount> {
+        let counters = &self.pipeline.counters;
+        let frames = FrameDrop::ALL
+            .iter()
+            // What these two stand for is counted by the director's own reasons.
+            .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
+            .map(|&drop| {
+                reason(
+                    "drop",
+                    drop.name(),
+                    counters.dropped_for(drop),
+                    drop.describe(),
+                )
+            });
+        let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
+        let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
+        all.push(reason("drop", "not_sent", self.refused, unsent));
+        let missed: u64 = self
+            .ports
+            .iter_mut()
+            .flatten()
+            .map(|port| port.io.drops())
+            .sum();
+        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
+        all.push(reason("drop", "not_received", missed, ring));
+        let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
+        all.push(reason(
+            "drop",
+            "no_neighbour",
+            self.pipeline.waiting.dropped,
+            waiting,
+        ));
+        all
+    }
+}
+
+/// Hides what a service takes.
+fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
+    let ServiceKey::Address { protocol, addr } = key else {
+        return;
+    };
+    hidden.vips.insert(addr.ip());
+    if addr.port() == 0 {
+        hidden.services_all_ports.insert((addr.ip(), protocol));
+    } else {
+        hidden.services.insert((addr.ip(), protocol, addr.port()));
+    }
+}
+
+/// The same as rules.
+fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
+    let endpoint =
+        |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
+            address,
+            protocol: protocol.0,
+            port,
+        };
+    let all_ports = hidden
+        .services_all_ports
+        .iter()
+        .map(|&(addr, protocol)| (addr, protocol, 0));
+    shield::ShieldSpec {
+        services: hidden
+            .services
+            .iter()
+            .copied()
+            .chain(all_ports)
+            .map(endpoint)
+            .collect(),
+        own_vips: hidden.own_vips.iter().copied().collect(),
+        nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
+    }
+}

@@ -1,0 +1,332 @@
+//! Packet sockets: every frame of one Ethernet interface, 64 KiB aggregates and unfinished checksums included.
+//!
+//! Frames are received with `recvmmsg` straight into their buffers. A ring (`TPACKET_V3`) hands over a block only when
+//! it is full or a millisecond has passed, which would be the latency of an idle director; this costs tens of
+//! microseconds, and the same for bulk. Frames are sent without `PACKET_QDISC_BYPASS`, because with it a device that
+//! cannot segment refuses aggregates (`ENOBUFS`) that the ordinary path cuts in software.
+//!
+//! The socket sees a *copy* of what the host receives, before the host's own filters; what the host must not see is the
+//! business of the [shield](crate::shield). Frames for other stations are delivered too (a promiscuous device, a
+//! macvlan child of the same interface): the caller compares the destination with the interface's own address.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use super::{BATCH, Capabilities, PacketIo, vnet};
+use crate::frame::Frame;
+use crate::sys::{self, MessageBatch, PacketSocket};
+
+/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
+const BUFFER: i32 = 16 << 20;
+
+/// How long one call of `send` may wait in all for a full queue.
+const SEND_PATIENCE: Duration = Duration::from_millis(1);
+
+/// What keeps an interface from being opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The process may not open packet sockets.
+    #[error(
+        "no permission to open a packet socket on {interface}: run as root, or give the program CAP_NET_RAW and \
+         CAP_NET_ADMIN"
+    )]
+    Permission {
+        /// The interface.
+        interface: String,
+    },
+    /// There is no such interface.
+    #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
+    NoInterface {
+        /// The interface.
+        interface: String,
+        /// The index that was asked for.
+        ifindex: u32,
+    },
+    /// Anything else.
+    #[error("cannot {step} for {interface}: {source}")]
+    Os {
+        /// The interface.
+        interface: String,
+        /// What was being done.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What the backend itself has counted since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames that were not sent because a queue or buffer was full.
+    pub send_full: u64,
+    /// Frames that were not sent because they were longer than the device takes.
+    pub send_too_long: u64,
+    /// Frames that were not sent because the interface was down or gone.
+    pub send_down: u64,
+    /// Frames that were not sent for another reason.
+    pub send_other: u64,
+    /// Frames that came in cut, being longer than a buffer; they are not handed over.
+    pub receive_cut: u64,
+}
+
+/// A packet socket on one Ethernet interface.
+#[derive(Debug)]
+pub struct AfPacket {
+    socket: PacketSocket,
+    interface: String,
+    ifindex: u32,
+    receive: MessageBatch,
+    transmit: MessageBatch,
+    counters: Counters,
+    kernel_drops: u64,
+    was_down: bool,
+}
+
+impl AfPacket {
+    /// Opens the interface with this index; `name` is for messages only, as a name can change.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        let fail = |step: &'static str| {
+            move |source: io::Error| match source.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => OpenError::Permission {
+                    interface: name.to_owned(),
+                },
+                Some(libc::ENODEV | libc::ENXIO) => OpenError::NoInterface {
+                    interface: name.to_owned(),
+                    ifindex,
+                },
+                _ => OpenError::Os {
+                    interface: name.to_owned(),
+                    step,
+                    source,
+                },
+            }
+        };
+        let socket = PacketSocket::new().map_err(fail("open a packet socket"))?;
+        for (option, step) in [
+            (libc::PACKET_VNET_HDR, "set PACKET_VNET_HDR"),
+            (PACKET_IGNORE_OUTGOING, "set PACKET_IGNORE_OUTGOING"),
+            (libc::PACKET_AUXDATA, "set PACKET_AUXDATA"),
+        ] {
+            socket.set_packet_option(option, 1).map_err(fail(step))?;
+        }
+        let rx = sys::set_receive_buffer(&socket, BUFFER).map_err(fail("set SO_RCVBUF"))?;
+        let tx = sys::set_send_buffer(&socket, BUFFER).map_err(fail("set SO_SNDBUF"))?;
+        if rx < BUFFER || tx < BUFFER {
+            tracing::info!(
+                interface = name,
+                receive = rx,
+                send = tx,
+                "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
+            );
+        }
+        socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
+        Ok(Self {
+            socket,
+            interface: name.to_owned(),
+            ifindex,
+            receive: MessageBatch::new(BATCH),
+            transmit: MessageBatch::new(BATCH),
+            counters: Counters::default(),
+            kernel_drops: 0,
+            was_down: false,
+        })
+    }
+
+    /// The interface's name when it was opened.
+    pub fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    /// The interface's index.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// What the backend has counted.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Frames that the kernel could not put into the receive buffer, since the interface was opened. Asks the kernel.
+    pub fn drops(&mut self) -> u64 {
+        // The kernel's counter starts again with each reading.
+        if let Ok(stats) = self.socket.take_stats() {
+            self.kernel_drops += u64::from(stats.drops);
+        }
+        self.kernel_drops
+    }
+
+    /// The error for an interface that is down or gone.
+    fn down(&self, err: io::Error) -> io::Error {
+        let (kind, what) = match self.socket.interface() {
+            Ok(None) => (io::ErrorKind::NotFound, "gone"),
+            _ => (io::ErrorKind::NetworkDown, "down"),
+        };
+        io::Error::new(
+            kind,
+            format!("interface {} is {what}: {err}", self.interface),
+        )
+    }
+}
+
+impl PacketIo for AfPacket {
+    fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        let count = match self.receive.receive(
+            self.socket.as_fd(),
+            frames.iter_mut().map(Frame::receive_buffer),
+        ) {
+            Ok(count) => count,
+            Err(err) => {
+                return match err.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
+                    // The kernel tells once that the interface went down (packet_notifier()) and says nothing when it
+                    // is unregistered afterwards.
+                    Some(libc::EAGAIN | libc::EINTR) => match self.socket.interface() {
+                        Ok(None) => Err(self.down(io::Error::from_raw_os_error(libc::ENODEV))),
+                        _ => Ok(0),
+                    },
+                    Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                        self.was_down = true;
+                        Err(self.down(err))
+                    }
+                    // An error that a transmission has left behind; nothing was received.
+                    Some(libc::ENOBUFS | libc::EMSGSIZE) => Ok(0),
+                    _ => Err(err),
+                };
+            }
+        };
+        if count > 0 {
+            self.was_down = false;
+        }
+        let mut kept = 0;
+        for i in 0..count {
+            let (header, len, aux) = self.receive.received(i);
+            if u32::try_from(len).is_ok_and(|len| len < aux.len) {
+                self.counters.receive_cut += 1;
+                continue;
+            }
+            let offload = vnet::decode(header);
+            frames.swap(kept, i);
+            // Nothing was received into the other one if it was cut: the order of the kept stays.
+            let frame = &mut frames[kept];
+            frame.filled(len, offload);
+            if let Some((tpid, tci)) = aux.vlan {
+                insert_vlan(frame, tpid, tci);
+            }
+            kept += 1;
+        }
+        Ok(kept)
+    }
+
+    fn send(&mut self, frames: &mut [Frame]) -> usize {
+        let mut refused = 0;
+        let mut done = 0;
+        let mut patience = SEND_PATIENCE;
+        while done < frames.len() {
+            let messages = frames[done..]
+                .iter()
+                .map(|frame| (vnet::encode(&frame.offload), frame.bytes()));
+            let err = match self.transmit.send(self.socket.as_fd(), messages) {
+                Ok(sent) if sent > 0 => {
+                    done += sent;
+                    continue;
+                }
+                Ok(_) => break,
+                Err(err) => err,
+            };
+            match err.raw_os_error() {
+                Some(libc::EINTR) => continue,
+                Some(libc::EAGAIN | libc::ENOBUFS) => {
+                    if !patience.is_zero() {
+                        let started = std::time::Instant::now();
+                        sys::wait_writable(self.socket.as_fd(), patience);
+                        // A queue that is full though the socket is writable gets one more try, not a busy loop.
+                        let spent = started.elapsed().max(SEND_PATIENCE / 4);
+                        patience = patience.saturating_sub(spent);
+                        continue;
+                    }
+                    self.counters.send_full += 1;
+                }
+                Some(libc::EMSGSIZE) => self.counters.send_too_long += 1,
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                    let rest = frames.len() - done;
+                    self.counters.send_down += u64::try_from(rest).unwrap_or(u64::MAX);
+                    return refused + rest;
+                }
+                _ => self.counters.send_other += 1,
+            }
+            refused += 1;
+            done += 1;
+        }
+        refused
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "af_packet",
+            ethernet: true,
+            offload: true,
+        }
+    }
+}
+
+/// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+/// Puts a VLAN tag that the kernel has taken out back behind the two addresses, so that the frame is what was on the
+/// wire (IEEE 802.1Q, 9.4).
+fn insert_vlan(frame: &mut Frame, tpid: u16, tci: u16) {
+    const ADDRESSES: usize = 12;
+    const TAG: usize = 4;
+    if frame.len() < ADDRESSES || frame.push_front(TAG).is_none() {
+        return;
+    }
+    if let Some(segments) = &mut frame.offload.segments
+        && segments.header_len != 0
+    {
+        segments.header_len = segments.header_len.saturating_add(4);
+    }
+    let bytes = frame.bytes_mut();
+    bytes.copy_within(TAG..TAG + ADDRESSES, 0);
+    bytes[ADDRESSES..ADDRESSES + 2].copy_from_slice(&tpid.to_be_bytes());
+    bytes[ADDRESSES + 2..ADDRESSES + TAG].copy_from_slice(&tci.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Offload, PartialChecksum};
+
+    #[test]
+    fn a_tag_returns_to_its_place_and_offsets_move() {
+        let mut frame = Frame::from_bytes(b"DDDDDDSSSSSS\x08\x00payload");
+        frame.offload = Offload {
+            checksum: Some(PartialChecksum {
+                start: 34,
+                offset: 16,
+            }),
+            ..Offload::default()
+        };
+        insert_vlan(&mut frame, 0x88a8, 0x2064);
+        assert_eq!(
+            frame.bytes(),
+            b"DDDDDDSSSSSS\x88\xa8\x20\x64\x08\x00payload"
+        );
+        assert_eq!(frame.offload.checksum.map(|c| c.start), Some(38));
+    }
+
+    #[test]
+    fn a_runt_gets_no_tag() {
+        let mut frame = Frame::from_bytes(b"short");
+        insert_vlan(&mut frame, 0x8100, 1);
+        assert_eq!(frame.bytes(), b"short");
+    }
+}

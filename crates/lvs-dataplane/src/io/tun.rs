@@ -1,0 +1,338 @@
+//! TUN devices: bare IP packets between this process and the host's own stack.
+//!
+//! The first use is the [`HostDevice`], through which packets that the director leaves alone are given back to the
+//! host, as if they had been received: the shield has hidden them from it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use super::{Capabilities, PacketIo, vnet};
+use crate::frame::Frame;
+use crate::sys::{self, TunDevice, TunOptions};
+
+/// What keeps a TUN device from being made ready.
+#[derive(Debug, thiserror::Error)]
+pub enum TunError {
+    /// The kernel has no TUN driver, or this container does not show it.
+    #[error("/dev/net/tun is missing: load the module tun, or give the container that device")]
+    NoDriver,
+    /// The process may not create devices.
+    #[error(
+        "no permission to create the device {name}: run as root, or give the program CAP_NET_ADMIN"
+    )]
+    Permission {
+        /// The device.
+        name: String,
+    },
+    /// There is such a device already.
+    #[error(
+        "the device {name} exists already: another engine runs in this network namespace, or `ip link delete {name}`"
+    )]
+    Exists {
+        /// The device.
+        name: String,
+    },
+    /// Anything else.
+    #[error("cannot {step} of the device {name}: {source}")]
+    Os {
+        /// The device.
+        name: String,
+        /// What was being done.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What the backend itself has counted since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that the host did not take.
+    pub send_refused: u64,
+}
+
+/// A TUN device as a backend. Frames are bare IP packets; offsets in their `offload` count from the IP header.
+#[derive(Debug)]
+pub struct Tun {
+    device: TunDevice,
+    name: String,
+    ifindex: u32,
+    counters: Counters,
+}
+
+impl Tun {
+    /// Creates a device that vanishes with its owner. It is down and has no address.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub fn create(name: &str, options: TunOptions) -> Result<Self, TunError> {
+        let device = TunDevice::create(name, options).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => TunError::NoDriver,
+            io::ErrorKind::PermissionDenied => TunError::Permission {
+                name: name.to_owned(),
+            },
+            io::ErrorKind::ResourceBusy => TunError::Exists {
+                name: name.to_owned(),
+            },
+            _ => TunError::Os {
+                name: name.to_owned(),
+                step: "create the queue",
+                source,
+            },
+        })?;
+        let ifindex = sys::if_index(name).map_err(|source| TunError::Os {
+            name: name.to_owned(),
+            step: "find the index",
+            source,
+        })?;
+        Ok(Self {
+            device,
+            name: name.to_owned(),
+            ifindex,
+            counters: Counters::default(),
+        })
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device's index.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// What the backend has counted.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl PacketIo for Tun {
+    fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        let mut header = [0; vnet::LEN];
+        for (i, frame) in frames.iter_mut().enumerate() {
+            match self.device.read(&mut header, frame.receive_buffer()) {
+                Ok(len) => frame.filled(len, vnet::decode(&header)),
+                Err(err) if i > 0 || err.kind() == io::ErrorKind::WouldBlock => return Ok(i),
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => return Ok(0),
+                // EBADFD: the device was deleted under us. EIO: it is down.
+                Err(err) => {
+                    let kind = match err.raw_os_error() {
+                        Some(libc::EBADFD) => io::ErrorKind::NotFound,
+                        Some(libc::EIO) => io::ErrorKind::NetworkDown,
+                        _ => err.kind(),
+                    };
+                    return Err(io::Error::new(kind, format!("device {}: {err}", self.name)));
+                }
+            }
+        }
+        Ok(frames.len())
+    }
+
+    fn send(&mut self, frames: &mut [Frame]) -> usize {
+        let mut refused = 0;
+        for frame in frames.iter() {
+            let header = vnet::encode(&frame.offload);
+            if self.device.write(&header, frame.bytes()).is_err() {
+                refused += 1;
+                self.counters.send_refused += 1;
+            }
+        }
+        refused
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.as_fd())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "tun",
+            ethernet: false,
+            offload: true,
+        }
+    }
+}
+
+/// The device through which packets are given back to the host, and into which the engine's own VIPs are routed.
+///
+/// It has no address, makes no IPv6 ones up, and takes 64 KiB packets. Reverse-path filtering must not apply to it: a
+/// packet given back has the source of some client elsewhere. The kernel uses the greater one of
+/// `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where it is not, the value is moved into the
+/// interfaces (and into `default`, for later ones) first, so that the filter of every other interface stays what it was
+/// at every moment, and after a `kill -9` too; an orderly end puts everything back.
+///
+/// `accept_local` stays off: a packet from outside with one of the host's own addresses as its source is forged, and
+/// is refused here as it would have been on the interface where it arrived.
+#[derive(Debug)]
+pub struct HostDevice {
+    tun: Tun,
+    _rp_filter: RpFilter,
+}
+
+impl HostDevice {
+    /// The usual name.
+    pub const NAME: &'static str = "lvs-host0";
+
+    /// Creates the device and brings it up.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub fn create(name: &str) -> Result<Self, TunError> {
+        let tun = Tun::create(name, TunOptions::default())?;
+        let fail = |step: &'static str| {
+            move |source: io::Error| TunError::Os {
+                name: name.to_owned(),
+                step,
+                source,
+            }
+        };
+        sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
+        let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
+        write_setting(&conf.join(name).join("rp_filter"), 0)
+            .map_err(fail("switch off rp_filter"))?;
+        let rp_filter = RpFilter::clear(&conf, name)
+            .map_err(fail("move net.ipv4.conf.all.rp_filter out of the way"))?;
+        // No link-local address and no router solicitations. A host without IPv6 has nothing to set.
+        let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
+        if conf6.is_dir() {
+            write_setting(&conf6.join("addr_gen_mode"), 1)
+                .map_err(fail("switch off IPv6 addresses"))?;
+            write_setting(&conf6.join("accept_ra"), 0)
+                .map_err(fail("switch off IPv6 autoconfiguration"))?;
+        }
+        sys::set_up(name).map_err(fail("set the link up"))?;
+        Ok(Self {
+            tun,
+            _rp_filter: rp_filter,
+        })
+    }
+
+    /// The backend.
+    pub fn tun(&mut self) -> &mut Tun {
+        &mut self.tun
+    }
+
+    /// The device's index.
+    pub fn ifindex(&self) -> u32 {
+        self.tun.ifindex
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.tun.name
+    }
+}
+
+impl PacketIo for HostDevice {
+    fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        self.tun.recv(frames)
+    }
+
+    fn send(&mut self, frames: &mut [Frame]) -> usize {
+        self.tun.send(frames)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.tun.fd()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.tun.capabilities()
+    }
+}
+
+/// Settings that were moved out of `all.rp_filter`, in the order in which they are put back.
+#[derive(Debug, Default)]
+struct RpFilter {
+    moved: Vec<Moved>,
+}
+
+#[derive(Debug)]
+struct Moved {
+    path: PathBuf,
+    old: u32,
+    new: u32,
+}
+
+impl RpFilter {
+    /// Makes `all` 0 under `conf` without a change for any interface but `except`.
+    fn clear(conf: &Path, except: &str) -> io::Result<Self> {
+        let mut this = Self::default();
+        let all = conf.join("all/rp_filter");
+        let strictest = read_setting(&all)?;
+        if strictest == 0 {
+            return Ok(this);
+        }
+        // `all` is put back first and cleared last: at no moment is an interface filtered less than before.
+        this.moved.push(Moved {
+            path: all.clone(),
+            old: strictest,
+            new: 0,
+        });
+        for entry in fs::read_dir(conf)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == "all" || name == except {
+                continue;
+            }
+            let path = entry.path().join("rp_filter");
+            // An interface may go while we look.
+            let Ok(old) = read_setting(&path) else {
+                continue;
+            };
+            if old < strictest && write_setting(&path, strictest).is_ok() {
+                this.moved.push(Moved {
+                    path,
+                    old,
+                    new: strictest,
+                });
+            }
+        }
+        write_setting(&all, 0)?;
+        tracing::warn!(
+            was = strictest,
+            "net.ipv4.conf.all.rp_filter is 0 while the engine runs; every interface keeps the filter that it had, \
+             by a setting of its own"
+        );
+        Ok(this)
+    }
+}
+
+impl Drop for RpFilter {
+    fn drop(&mut self) {
+        for Moved { path, old, new } in &self.moved {
+            // What somebody else has changed meanwhile is theirs.
+            if read_setting(path).is_ok_and(|now| now == *new)
+                && let Err(err) = write_setting(path, *old)
+            {
+                tracing::warn!("cannot set {} back to {old}: {err}", path.display());
+            }
+        }
+    }
+}
+
+fn read_setting(path: &Path) -> io::Result<u32> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{}: not a number", path.display()),
+        )
+    })
+}
+
+/// Writes a setting. It is written even if it has that value already: what is set expressly no longer follows
+/// `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only and right already.
+fn write_setting(path: &Path, value: u32) -> io::Result<()> {
+    match fs::write(path, value.to_string()) {
+        Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),
+        result => result.map_err(|err| {
+            io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
+        }),
+    }
+}

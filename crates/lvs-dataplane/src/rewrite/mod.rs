@@ -1,0 +1,7 @@
+//! Applying a verdict to one packet in place: translation, encapsulation, link header.
+//!
+//! All of it works on frames that begin with their IP header; the link header is put on last.
+
+pub mod ipip;
+pub mod mac;
+pub mod nat;

@@ -1,0 +1,357 @@
+//! The part of nf_tables' netlink language that the shield speaks.
+//!
+//! Rules are lists of expressions that load 32-bit registers and compare them; `linux/netfilter/nf_tables.h` names the
+//! numbers. Numbers are in network byte order.
+
+use crate::netlink::message::Builder;
+
+const SUBSYSTEM: u16 = 10;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// `NFPROTO_NETDEV`.
+const FAMILY: u8 = 5;
+
+const NEWTABLE: u16 = 0;
+const NEWCHAIN: u16 = 3;
+const DELCHAIN: u16 = 5;
+const NEWRULE: u16 = 6;
+const NEWSET: u16 = 9;
+const NEWSETELEM: u16 = 12;
+const DELSETELEM: u16 = 14;
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_EXCL: u16 = 0x200;
+const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_APPEND: u16 = 0x800;
+
+/// Elements in one message: each takes at most 60 bytes, a list at most 64 KiB.
+const ELEMENTS_MAX: usize = 500;
+
+/// The type numbers by which `nft list` prints keys.
+pub(super) const TYPE_IP4: u32 = 7;
+pub(super) const TYPE_IP6: u32 = 8;
+pub(super) const TYPE_PROTOCOL: u32 = 12;
+pub(super) const TYPE_PORT: u32 = 13;
+pub(super) const TYPE_ICMP: u32 = 14;
+
+/// The first 32-bit register (`NFT_REG32_00`); there are sixteen.
+pub(super) const REG: u32 = 8;
+
+/// Where a payload expression counts from.
+#[derive(Clone, Copy)]
+pub(super) enum Base {
+    Link = 0,
+    Network = 1,
+    Transport = 2,
+}
+
+/// What a set holds.
+pub(super) struct SetSpec<'a> {
+    pub(super) name: &'a str,
+    pub(super) id: u32,
+    pub(super) key_types: &'a [u32],
+    pub(super) key_len: u32,
+    /// Elements end by themselves, and there are at most so many.
+    pub(super) expiring: Option<u32>,
+}
+
+/// Commands that the kernel applies all or none.
+pub(super) struct Batch<'a> {
+    table: &'a str,
+    builder: Builder,
+    commands: usize,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(table: &'a str, first_seq: u32) -> Self {
+        let mut builder = Builder::new(first_seq);
+        builder.begin(BATCH_BEGIN, NLM_F_REQUEST, &batch_header());
+        builder.end();
+        Self {
+            table,
+            builder,
+            commands: 0,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.commands == 0
+    }
+
+    /// The finished batch, and the sequence number whose acknowledgement says that it was applied.
+    pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
+        // Errors are always told; an acknowledgement is wanted of the last command only.
+        self.builder.add_flags(NLM_F_ACK);
+        let acknowledged = self.builder.seq;
+        self.builder
+            .begin(BATCH_END, NLM_F_REQUEST, &batch_header());
+        self.builder.end();
+        (
+            self.builder.bytes().to_vec(),
+            acknowledged,
+            self.builder.seq.wrapping_add(1),
+        )
+    }
+
+    fn command(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Builder, &str)) {
+        self.commands += 1;
+        let header = [FAMILY, 0, 0, 0];
+        self.builder
+            .begin(SUBSYSTEM << 8 | kind, NLM_F_REQUEST | flags, &header);
+        fill(&mut self.builder, self.table);
+        self.builder.end();
+    }
+
+    /// Creates the table; it goes with the socket that sends this.
+    pub(super) fn add_table(&mut self) {
+        const NFT_TABLE_F_OWNER: u32 = 2;
+        self.command(NEWTABLE, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
+            b.attr_str(1, table);
+            b.attr_be32(2, NFT_TABLE_F_OWNER);
+        });
+    }
+
+    /// Creates a chain to which others jump.
+    pub(super) fn add_chain(&mut self, name: &str) {
+        self.command(NEWCHAIN, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
+            b.attr_str(1, table);
+            b.attr_str(3, name);
+        });
+    }
+
+    /// Creates a chain at the ingress of a device.
+    pub(super) fn add_ingress_chain(&mut self, name: &str, device: &str, priority: i32) {
+        const NF_NETDEV_INGRESS: u32 = 0;
+        const NF_ACCEPT: u32 = 1;
+        self.command(NEWCHAIN, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
+            b.attr_str(1, table);
+            b.attr_str(3, name);
+            b.nest(4, |b| {
+                b.attr_be32(1, NF_NETDEV_INGRESS);
+                b.attr_be32(2, priority.cast_unsigned());
+                b.attr_str(3, device);
+            });
+            b.attr_be32(5, NF_ACCEPT);
+            b.attr_str(7, "filter");
+        });
+    }
+
+    /// Deletes a chain with its rules.
+    pub(super) fn delete_chain(&mut self, name: &str) {
+        self.command(DELCHAIN, 0, |b, table| {
+            b.attr_str(1, table);
+            b.attr_str(3, name);
+        });
+    }
+
+    pub(super) fn add_set(&mut self, set: &SetSpec<'_>) {
+        const NFT_SET_TIMEOUT: u32 = 0x10;
+        // Six bits for each type, as nft has it.
+        let key_type = set.key_types.iter().fold(0, |all, t| all << 6 | t);
+        self.command(NEWSET, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
+            b.attr_str(1, table);
+            b.attr_str(2, set.name);
+            b.attr_be32(
+                3,
+                if set.expiring.is_some() {
+                    NFT_SET_TIMEOUT
+                } else {
+                    0
+                },
+            );
+            b.attr_be32(4, key_type);
+            b.attr_be32(5, set.key_len);
+            if let Some(size) = set.expiring {
+                b.nest(9, |b| b.attr_be32(1, size));
+            }
+            b.attr_be32(10, set.id);
+        });
+    }
+
+    /// Adds elements. `timeout_ms` is for sets whose elements expire.
+    pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>], timeout_ms: Option<u64>) {
+        // With NLM_F_EXCL, so that what the kernel has and what we think it has cannot drift apart unseen.
+        self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys, timeout_ms);
+    }
+
+    pub(super) fn delete_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
+        self.elements(DELSETELEM, 0, set, keys, None);
+    }
+
+    fn elements(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        set: &str,
+        keys: &[Vec<u8>],
+        timeout_ms: Option<u64>,
+    ) {
+        for keys in keys.chunks(ELEMENTS_MAX) {
+            self.command(kind, flags, |b, table| {
+                b.attr_str(1, table);
+                b.attr_str(2, set);
+                b.nest(3, |b| {
+                    for key in keys {
+                        b.nest(1, |b| {
+                            b.nest(1, |b| b.attr(1, key));
+                            if let Some(ms) = timeout_ms {
+                                b.attr(4, &ms.to_be_bytes());
+                            }
+                        });
+                    }
+                });
+            });
+        }
+    }
+
+    /// Appends a rule to a chain.
+    pub(super) fn add_rule(&mut self, chain: &str, fill: impl FnOnce(&mut Rule<'_>)) {
+        self.command(NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |b, table| {
+            b.attr_str(1, table);
+            b.attr_str(2, chain);
+            b.nest(4, |b| fill(&mut Rule { b }));
+        });
+    }
+}
+
+/// The header of a batch's begin and end: any family, and the subsystem in network byte order.
+fn batch_header() -> [u8; 4] {
+    let [high, low] = SUBSYSTEM.to_be_bytes();
+    [0, 0, high, low]
+}
+
+/// The expressions of a rule, in the order of their evaluation.
+pub(super) struct Rule<'a> {
+    b: &'a mut Builder,
+}
+
+impl Rule<'_> {
+    fn expression(&mut self, name: &str, fill: impl FnOnce(&mut Builder)) -> &mut Self {
+        self.b.nest(1, |b| {
+            b.attr_str(1, name);
+            b.nest(2, fill);
+        });
+        self
+    }
+
+    /// Loads bytes of the frame; the rule does not match if they are not there.
+    pub(super) fn load(&mut self, base: Base, offset: u32, len: u32, register: u32) -> &mut Self {
+        self.expression("payload", |b| {
+            b.attr_be32(1, register);
+            b.attr_be32(2, base as u32);
+            b.attr_be32(3, offset);
+            b.attr_be32(4, len);
+        })
+    }
+
+    /// Loads the transport protocol.
+    pub(super) fn load_protocol(&mut self, register: u32) -> &mut Self {
+        self.meta(16, register)
+    }
+
+    /// Loads how the frame is addressed on the link (`PACKET_HOST` and so on).
+    pub(super) fn load_packet_type(&mut self, register: u32) -> &mut Self {
+        self.meta(19, register)
+    }
+
+    fn meta(&mut self, key: u32, register: u32) -> &mut Self {
+        self.expression("meta", |b| {
+            b.attr_be32(1, register);
+            b.attr_be32(2, key);
+        })
+    }
+
+    pub(super) fn mask(&mut self, register: u32, mask: &[u8]) -> &mut Self {
+        self.expression("bitwise", |b| {
+            b.attr_be32(1, register);
+            b.attr_be32(2, register);
+            b.attr_be32(3, u32::try_from(mask.len()).unwrap_or(0));
+            b.nest(4, |b| b.attr(1, mask));
+            b.nest(5, |b| b.attr(1, &[0; 16][..mask.len()]));
+        })
+    }
+
+    pub(super) fn equal(&mut self, register: u32, value: &[u8]) -> &mut Self {
+        self.compare(0, register, value)
+    }
+
+    pub(super) fn not_equal(&mut self, register: u32, value: &[u8]) -> &mut Self {
+        self.compare(1, register, value)
+    }
+
+    fn compare(&mut self, op: u32, register: u32, value: &[u8]) -> &mut Self {
+        self.expression("cmp", |b| {
+            b.attr_be32(1, register);
+            b.attr_be32(2, op);
+            b.nest(3, |b| b.attr(1, value));
+        })
+    }
+
+    /// Goes on if the registers from the first one hold an element of the set.
+    pub(super) fn in_set(&mut self, set: &str) -> &mut Self {
+        self.expression("lookup", |b| {
+            b.attr_str(1, set);
+            b.attr_be32(2, REG);
+        })
+    }
+
+    /// Goes on if the destination is not an address of this host.
+    pub(super) fn not_for_host(&mut self) -> &mut Self {
+        const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
+        const NFTA_FIB_F_DADDR: u32 = 2;
+        self.expression("fib", |b| {
+            b.attr_be32(1, REG);
+            b.attr_be32(2, NFT_FIB_RESULT_ADDRTYPE);
+            b.attr_be32(3, NFTA_FIB_F_DADDR);
+        });
+        // The register holds RTN_LOCAL in the host's byte order.
+        self.not_equal(REG, &u32::from(libc::RTN_LOCAL).to_ne_bytes())
+    }
+
+    /// Goes on if the IPv6 packet has a fragment header.
+    pub(super) fn has_fragment_header(&mut self) -> &mut Self {
+        const IPPROTO_FRAGMENT: u8 = 44;
+        const NFT_EXTHDR_F_PRESENT: u32 = 1;
+        self.expression("exthdr", |b| {
+            b.attr_be32(1, REG);
+            b.attr(2, &[IPPROTO_FRAGMENT]);
+            b.attr_be32(3, 0);
+            b.attr_be32(4, 1);
+            b.attr_be32(5, NFT_EXTHDR_F_PRESENT);
+        });
+        self.equal(REG, &[1])
+    }
+
+    /// Counts and drops what came so far.
+    pub(super) fn drop(&mut self) {
+        const NF_DROP: u32 = 0;
+        self.expression("counter", |_| {});
+        self.verdict(NF_DROP, None);
+    }
+
+    pub(super) fn accept(&mut self) {
+        const NF_ACCEPT: u32 = 1;
+        self.verdict(NF_ACCEPT, None);
+    }
+
+    pub(super) fn jump(&mut self, chain: &str) {
+        const NFT_JUMP: i32 = -3;
+        self.verdict(NFT_JUMP.cast_unsigned(), Some(chain));
+    }
+
+    fn verdict(&mut self, code: u32, chain: Option<&str>) {
+        const NFT_REG_VERDICT: u32 = 0;
+        self.expression("immediate", |b| {
+            b.attr_be32(1, NFT_REG_VERDICT);
+            b.nest(2, |b| {
+                b.nest(2, |b| {
+                    b.attr_be32(1, code);
+                    if let Some(chain) = chain {
+                        b.attr_str(2, chain);
+                    }
+                });
+            });
+        });
+    }
+}

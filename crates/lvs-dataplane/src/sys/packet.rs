@@ -1,0 +1,331 @@
+//! Packet sockets, and several messages in one system call.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::{Plain, check, get_option, set_option, socklen};
+
+/// Length of `virtio_net_hdr`, which stands before each frame on a socket with `PACKET_VNET_HDR`.
+pub const VNET_HDR_LEN: usize = 10;
+
+/// Bytes of one control message with `tpacket_auxdata`, rounded up for the alignment of the next.
+const CONTROL_LEN: usize = 64;
+
+/// Length of `tpacket_auxdata`: three numbers of 32 bits and four of 16.
+const AUXDATA_LEN: u32 = 20;
+const _: () = assert!(size_of::<libc::tpacket_auxdata>() == AUXDATA_LEN as usize);
+
+// SAFETY: a `repr(C)` struct of integers.
+unsafe impl Plain for libc::tpacket_stats {}
+
+/// What a packet socket has counted since it was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketStats {
+    /// Frames that matched, those dropped included.
+    pub packets: u32,
+    /// Frames for which the receive buffer had no room.
+    pub drops: u32,
+}
+
+/// A raw packet socket bound to one interface, non-blocking, with virtio headers.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+}
+
+impl PacketSocket {
+    /// A socket that receives nothing yet.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without `CAP_NET_RAW`.
+    pub fn new() -> io::Result<Self> {
+        // Protocol 0 receives nothing: no frame of another interface slips in before `bind`.
+        // SAFETY: takes numbers only.
+        let fd = check(unsafe {
+            libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                0,
+            )
+        })?;
+        // SAFETY: the descriptor is new, open and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd })
+    }
+
+    /// Sets an option of level `SOL_PACKET` that is a number.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    pub fn set_packet_option(&self, option: i32, value: i32) -> io::Result<()> {
+        set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
+    }
+
+    /// Receives all protocols of one interface from now on.
+    ///
+    /// # Errors
+    /// If there is no such interface.
+    pub fn bind(&self, ifindex: u32) -> io::Result<()> {
+        let protocol = u16::try_from(libc::ETH_P_ALL).expect("ETH_P_ALL is 3");
+        let address = libc::sockaddr_ll {
+            sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
+            sll_protocol: protocol.to_be(),
+            sll_ifindex: i32::try_from(ifindex)
+                .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: pointer and length describe `address`, which the kernel only reads.
+        check(unsafe {
+            libc::bind(
+                self.fd.as_raw_fd(),
+                std::ptr::from_ref(&address).cast(),
+                socklen::<libc::sockaddr_ll>(),
+            )
+        })?;
+        Ok(())
+    }
+
+    /// The interface that it is bound to; `None` once that interface is gone.
+    ///
+    /// # Errors
+    /// None that is known for a bound socket.
+    pub fn interface(&self) -> io::Result<Option<u32>> {
+        // SAFETY: sockaddr_ll is made of integers: all zeros is a value.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut len = socklen::<libc::sockaddr_ll>();
+        // SAFETY: pointer and length describe `address`; any bytes are a value of it.
+        check(unsafe {
+            libc::getsockname(
+                self.fd.as_raw_fd(),
+                std::ptr::from_mut(&mut address).cast(),
+                &raw mut len,
+            )
+        })?;
+        // packet_notifier() sets it to -1 when the device is unregistered.
+        Ok(u32::try_from(address.sll_ifindex).ok())
+    }
+
+    /// Reads and resets the kernel's counters.
+    ///
+    /// # Errors
+    /// None that is known for a packet socket.
+    pub fn take_stats(&self) -> io::Result<PacketStats> {
+        let none = libc::tpacket_stats {
+            tp_packets: 0,
+            tp_drops: 0,
+        };
+        let stats = get_option(
+            self.fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            none,
+        )?;
+        Ok(PacketStats {
+            packets: stats.tp_packets,
+            drops: stats.tp_drops,
+        })
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What the kernel says of a frame beside its bytes (`tpacket_auxdata`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Auxdata {
+    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control information.
+    pub vlan: Option<(u16, u16)>,
+    /// Length of the frame, even if it did not fit into the buffer.
+    pub len: u32,
+}
+
+/// Room for control messages, aligned as `cmsghdr` is.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_LEN]);
+
+/// The arrays behind `recvmmsg` and `sendmmsg`, allocated once.
+pub struct MessageBatch {
+    messages: Box<[libc::mmsghdr]>,
+    vectors: Box<[[libc::iovec; 2]]>,
+    headers: Box<[[u8; VNET_HDR_LEN]]>,
+    control: Box<[Control]>,
+}
+
+// SAFETY: the raw pointers are written from live references at the start of each call and are read by the kernel in
+// that call only; between calls nothing reads them.
+unsafe impl Send for MessageBatch {}
+
+impl MessageBatch {
+    /// Room for `len` messages.
+    pub fn new(len: usize) -> Self {
+        // SAFETY: mmsghdr is made of integers and pointers that may be null: all zeros is a value.
+        let message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        let vector = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        Self {
+            messages: vec![message; len].into_boxed_slice(),
+            vectors: vec![[vector; 2]; len].into_boxed_slice(),
+            headers: vec![[0; VNET_HDR_LEN]; len].into_boxed_slice(),
+            control: vec![Control([0; CONTROL_LEN]); len].into_boxed_slice(),
+        }
+    }
+
+    /// Receives at most one message into each of `buffers` (as many as there is room for) and returns how many came.
+    /// [`Self::received`] tells about each.
+    ///
+    /// # Errors
+    /// `WouldBlock` if none is waiting; what is wrong with the socket.
+    pub fn receive<'a>(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        buffers: impl Iterator<Item = &'a mut [u8]>,
+    ) -> io::Result<usize> {
+        let mut count = 0;
+        for (i, buffer) in buffers.take(self.messages.len()).enumerate() {
+            self.vectors[i] = [
+                libc::iovec {
+                    iov_base: self.headers[i].as_mut_ptr().cast(),
+                    iov_len: VNET_HDR_LEN,
+                },
+                libc::iovec {
+                    iov_base: buffer.as_mut_ptr().cast(),
+                    iov_len: buffer.len(),
+                },
+            ];
+            let header = &mut self.messages[i].msg_hdr;
+            header.msg_iov = self.vectors[i].as_mut_ptr();
+            header.msg_iovlen = 2;
+            header.msg_control = self.control[i].0.as_mut_ptr().cast();
+            header.msg_controllen = CONTROL_LEN;
+            header.msg_flags = 0;
+            count = i + 1;
+        }
+        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours and to a caller's
+        // buffer, all exclusively borrowed until this function returns, with their true lengths; a null timeout waits
+        // for nothing, as the socket does not block.
+        let n = check(unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                self.messages.as_mut_ptr(),
+                libc::c_uint::try_from(count).expect("a batch is small"),
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        })?;
+        Ok(usize::try_from(n).unwrap_or(0))
+    }
+
+    /// Of message `i` of the last [`Self::receive`]: its virtio header, its length without that, what the kernel adds.
+    pub fn received(&self, i: usize) -> (&[u8; VNET_HDR_LEN], usize, Auxdata) {
+        let message = &self.messages[i];
+        let len = usize::try_from(message.msg_len).unwrap_or(0);
+        (
+            &self.headers[i],
+            len.saturating_sub(VNET_HDR_LEN),
+            self.auxdata(i),
+        )
+    }
+
+    fn auxdata(&self, i: usize) -> Auxdata {
+        let mut header = self.messages[i].msg_hdr;
+        header.msg_control = self.control[i].0.as_ptr().cast_mut().cast();
+        header.msg_controllen = header.msg_controllen.min(CONTROL_LEN);
+        let mut found = Auxdata::default();
+        // SAFETY: control pointer and length describe our buffer, which the last receive call has filled.
+        let mut cmsg = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+        while !cmsg.is_null() {
+            // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header inside of the buffer.
+            let head = unsafe { cmsg.read_unaligned() };
+            // SAFETY: takes a number only.
+            let need = unsafe { libc::CMSG_LEN(AUXDATA_LEN) };
+            if head.cmsg_level == libc::SOL_PACKET
+                && head.cmsg_type == libc::PACKET_AUXDATA
+                && head.cmsg_len >= need as usize
+            {
+                // SAFETY: the data behind the header is inside of the buffer, as the kernel has written `cmsg_len`.
+                let data = unsafe { libc::CMSG_DATA(cmsg) };
+                // SAFETY: there are at least size_of::<tpacket_auxdata>() bytes, and any bytes are a value of it.
+                let aux = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
+                found.len = aux.tp_len;
+                if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
+                    // Kernels before 3.14 do not tell the identifier; it is 802.1Q then.
+                    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
+                        aux.tp_vlan_tpid
+                    } else {
+                        0x8100
+                    };
+                    found.vlan = Some((tpid, aux.tp_vlan_tci));
+                }
+            }
+            // SAFETY: `cmsg` came from CMSG_FIRSTHDR or CMSG_NXTHDR of the same header.
+            cmsg = unsafe { libc::CMSG_NXTHDR(&raw const header, cmsg) };
+        }
+        found
+    }
+
+    /// Sends messages in order, each a virtio header and a frame (as many as there is room for), and returns how many
+    /// were taken.
+    ///
+    /// # Errors
+    /// What the kernel has against the first message.
+    pub fn send<'a>(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        messages: impl Iterator<Item = ([u8; VNET_HDR_LEN], &'a [u8])>,
+    ) -> io::Result<usize> {
+        let mut count = 0;
+        for (i, (header, frame)) in messages.take(self.messages.len()).enumerate() {
+            self.headers[i] = header;
+            self.vectors[i] = [
+                libc::iovec {
+                    iov_base: self.headers[i].as_mut_ptr().cast(),
+                    iov_len: VNET_HDR_LEN,
+                },
+                libc::iovec {
+                    // The kernel only reads through it.
+                    iov_base: frame.as_ptr().cast_mut().cast(),
+                    iov_len: frame.len(),
+                },
+            ];
+            let header = &mut self.messages[i].msg_hdr;
+            header.msg_iov = self.vectors[i].as_mut_ptr();
+            header.msg_iovlen = 2;
+            header.msg_control = std::ptr::null_mut();
+            header.msg_controllen = 0;
+            header.msg_flags = 0;
+            count = i + 1;
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours and to a caller's
+        // frame, all alive until this function returns, with their true lengths; the kernel writes `msg_len` only.
+        let n = check(unsafe {
+            libc::sendmmsg(
+                fd.as_raw_fd(),
+                self.messages.as_mut_ptr(),
+                libc::c_uint::try_from(count).expect("a batch is small"),
+                libc::MSG_DONTWAIT,
+            )
+        })?;
+        Ok(usize::try_from(n).unwrap_or(0))
+    }
+}
+
+impl fmt::Debug for MessageBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageBatch")
+            .field("len", &self.messages.len())
+            .finish_non_exhaustive()
+    }
+}

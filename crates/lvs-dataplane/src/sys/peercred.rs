@@ -1,0 +1,100 @@
+//! Who is at the other end of a Unix socket (`SO_PEERCRED`, `SO_PEERGROUPS`, unix(7)).
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Process and user at the other end, as they were when it connected or began to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerCred {
+    /// Process id; 0 if the process is in another PID namespace.
+    pub(crate) pid: u32,
+    /// Effective user.
+    pub(crate) uid: u32,
+    /// Effective group.
+    pub(crate) gid: u32,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "twelve bytes")]
+const CRED_LEN: libc::socklen_t = size_of::<libc::ucred>() as libc::socklen_t;
+
+/// The process and user at the other end of `socket`.
+pub(crate) fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = CRED_LEN;
+    // SAFETY: `cred` and `len` live for the call, and `len` is the size of `cred`, which takes any bytes.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(PeerCred {
+        pid: u32::try_from(cred.pid).unwrap_or(0),
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// Whether the other end of `socket` is in the supplementary group `gid`.
+pub(crate) fn peer_in_group(socket: &impl AsFd, gid: u32) -> io::Result<bool> {
+    let mut groups = vec![0 as libc::gid_t; 64];
+    loop {
+        let room = u32::try_from(groups.len() * size_of::<libc::gid_t>())
+            .map_err(|_| io::Error::other("too many groups"))?;
+        let mut len: libc::socklen_t = room;
+        // SAFETY: `groups` has room for `len` bytes, and any bytes are group ids.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        if rc == 0 {
+            groups.truncate(len as usize / size_of::<libc::gid_t>());
+            return Ok(groups.contains(&gid));
+        }
+        let error = io::Error::last_os_error();
+        // ERANGE: the kernel has put into `len` how much room it wants.
+        if error.raw_os_error() != Some(libc::ERANGE) || len <= room {
+            return Err(error);
+        }
+        groups.resize(len as usize / size_of::<libc::gid_t>(), 0);
+    }
+}
+
+/// The effective user of this process.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: the call takes nothing and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_peer_of_a_pair_is_this_process() -> io::Result<()> {
+        let (a, _b) = UnixStream::pair()?;
+        let cred = peer_cred(&a)?;
+        assert_eq!(cred.pid, std::process::id());
+        assert_eq!(cred.uid, own_uid());
+        assert!(!peer_in_group(&a, u32::MAX - 7)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! Waiting for descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use super::{check, check_len};
+
+/// A counter in the kernel that another thread can raise to wake the one that polls it.
+#[derive(Debug)]
+pub struct EventFd {
+    fd: OwnedFd,
+}
+
+impl EventFd {
+    /// A new counter at 0.
+    ///
+    /// # Errors
+    /// If the process has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes numbers only.
+        let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: the descriptor is new, open and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd })
+    }
+
+    /// Wakes whoever polls it. A counter that is full is as good as a raised one.
+    pub fn notify(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: the pointer and the length describe `one`, which lives during the call.
+        let _ = unsafe { libc::write(self.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Lowers the counter to 0 and says whether it was raised.
+    pub fn take(&self) -> bool {
+        let mut value = [0_u8; 8];
+        // SAFETY: the pointer and the length describe `value`, which lives during the call.
+        let n = unsafe { libc::read(self.fd.as_raw_fd(), value.as_mut_ptr().cast(), value.len()) };
+        check_len(n).is_ok()
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one of several descriptors has input.
+///
+/// The set is filled anew for each wait, which costs a few stores and allocates nothing after the first time:
+/// `clear`, `add` each descriptor, `wait`, ask `is_ready` with what `add` returned.
+#[derive(Debug, Default)]
+pub struct Poller {
+    fds: Vec<libc::pollfd>,
+}
+
+impl Poller {
+    /// An empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Forgets all descriptors.
+    pub fn clear(&mut self) {
+        self.fds.clear();
+    }
+
+    /// Adds a descriptor to be watched for input, and returns its place in the set.
+    pub fn add(&mut self, fd: BorrowedFd<'_>) -> usize {
+        self.fds.push(libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        self.fds.len() - 1
+    }
+
+    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns how many descriptors are
+    /// ready. A signal ends the wait with 0.
+    ///
+    /// # Errors
+    /// Only for want of memory in the kernel.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        let timeout = timeout.map(timespec);
+        let timeout = timeout
+            .as_ref()
+            .map_or(std::ptr::null(), std::ptr::from_ref);
+        let count = libc::nfds_t::try_from(self.fds.len()).expect("a length fits nfds_t");
+        // SAFETY: pointer and count describe the vector; the timeout is null or a timespec that lives during the call;
+        // a null signal mask leaves the mask alone. A descriptor that was closed meanwhile is answered by POLLNVAL.
+        let ready = unsafe { libc::ppoll(self.fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
+        match check(ready) {
+            Ok(n) => Ok(usize::try_from(n).unwrap_or(0)),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {
+                for fd in &mut self.fds {
+                    fd.revents = 0;
+                }
+                Ok(0)
+            }
+            Err(err) => Err(err),
+        }
+    }
+
+    /// Whether the last wait found input, an error or a hang-up on the descriptor at this place.
+    pub fn is_ready(&self, place: usize) -> bool {
+        self.fds.get(place).is_some_and(|fd| fd.revents != 0)
+    }
+}
+
+/// Waits at most `timeout` until a descriptor takes output; `false` if it did not.
+pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let mut fd = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let timeout = timespec(timeout);
+    // SAFETY: one pollfd and a timespec, both alive during the call; a null signal mask leaves the mask alone.
+    let ready = unsafe { libc::ppoll(&raw mut fd, 1, &raw const timeout, std::ptr::null()) };
+    ready > 0 && fd.revents & libc::POLLOUT != 0
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(
+            i32::try_from(duration.subsec_nanos()).expect("less than a thousand million"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raised_counter_wakes_the_poller_once() {
+        let event = EventFd::new().expect("descriptors are left");
+        let mut poller = Poller::new();
+        let place = poller.add(event.as_fd());
+        assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap(), 0);
+        assert!(!poller.is_ready(place));
+        event.notify();
+        event.notify();
+        assert_eq!(poller.wait(None).unwrap(), 1);
+        assert!(poller.is_ready(place));
+        assert!(event.take());
+        assert!(!event.take());
+        poller.clear();
+        let place = poller.add(event.as_fd());
+        assert_eq!(poller.wait(Some(Duration::from_micros(1))).unwrap(), 0);
+        assert!(!poller.is_ready(place));
+        assert!(!poller.is_ready(place + 1));
+    }
+}

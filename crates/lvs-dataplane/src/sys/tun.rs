@@ -1,0 +1,87 @@
+//! A TUN device's descriptor.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use super::check;
+use super::device::request;
+
+/// How to open a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TunOptions {
+    /// One of several queues (`IFF_MULTI_QUEUE`); otherwise the device is exclusive.
+    pub multi_queue: bool,
+}
+
+/// One queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
+#[derive(Debug)]
+pub struct TunDevice {
+    file: File,
+}
+
+/// Offloads that the reader takes upon itself: checksums, and TCP aggregates of both families, with ECN.
+/// `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
+const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
+
+impl TunDevice {
+    /// Creates the device `name`, which lives as long as the descriptor.
+    ///
+    /// # Errors
+    /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`, `ResourceBusy` if there is such a
+    /// device already.
+    pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open("/dev/net/tun")?;
+        let mut request = request(name)?;
+        let mut flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if options.multi_queue {
+            flags |= libc::IFF_MULTI_QUEUE;
+        } else {
+            // Do not become a second owner of a persistent device of this name.
+            flags |= libc::IFF_TUN_EXCL;
+        }
+        let [low, high, ..] = flags.to_le_bytes();
+        request.ifr_ifru.ifru_flags = libc::c_short::from_le_bytes([low, high]);
+        // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags` set.
+        check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+        // SAFETY: TUNSETOFFLOAD takes its argument by value.
+        check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
+        Ok(Self { file })
+    }
+
+    /// Reads one packet: its virtio header and itself. Returns the length without the header.
+    ///
+    /// # Errors
+    /// `WouldBlock` if none is waiting.
+    pub fn read(&self, header: &mut [u8; 10], packet: &mut [u8]) -> io::Result<usize> {
+        let len = header.len();
+        let n =
+            (&self.file).read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(packet)])?;
+        n.checked_sub(len)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Writes one packet behind its virtio header.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    pub fn write(&self, header: &[u8; 10], packet: &[u8]) -> io::Result<()> {
+        let n = (&self.file).write_vectored(&[IoSlice::new(header), IoSlice::new(packet)])?;
+        // The driver takes a packet whole or not at all (tun_get_user()).
+        if n < header.len() + packet.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for TunDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

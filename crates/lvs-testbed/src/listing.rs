@@ -1,0 +1,146 @@
+//! Reads what `lvsadm -L -n` prints, in its three shapes.
+
+use anyhow::{Context, Result};
+
+/// A line of a listing: a service, or one of its servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// `TCP`, `UDP`, `FWM`; empty for a server.
+    pub protocol: String,
+    /// Address and port as printed.
+    pub address: String,
+    /// The words after the address: scheduler and flags, or forwarding method, weight and counters.
+    pub words: Vec<String>,
+}
+
+impl Row {
+    /// Whether this is a real server's line.
+    #[must_use]
+    pub fn is_server(&self) -> bool {
+        self.protocol.is_empty()
+    }
+
+    /// The number in a column after the address, counted from 0.
+    ///
+    /// # Errors
+    ///
+    /// When there is no number.
+    pub fn number(&self, column: usize) -> Result<u64> {
+        let word = self
+            .words
+            .get(column)
+            .with_context(|| format!("{self:?} has no column {column}"))?;
+        word.parse()
+            .with_context(|| format!("{self:?}: {word:?} is no number"))
+    }
+}
+
+/// The rows of `-L -n`, `-L -n --stats --exact` or `-L -n --rate --exact`, without the headings.
+#[must_use]
+pub fn rows(text: &str) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace().map(str::to_owned);
+        let (Some(first), Some(second)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let protocol = match first.as_str() {
+            "TCP" | "UDP" | "SCTP" | "FWM" => first,
+            "->" if second != "RemoteAddress:Port" => String::new(),
+            _ => continue,
+        };
+        rows.push(Row {
+            protocol,
+            address: second,
+            words: words.collect(),
+        });
+    }
+    rows
+}
+
+/// A line of `-L -n -c`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// Time left, in seconds.
+    pub expires: u64,
+    /// The state's name.
+    pub state: String,
+    /// The client.
+    pub source: String,
+    /// The virtual address.
+    pub virtual_address: String,
+    /// The real server.
+    pub destination: String,
+}
+
+/// The rows of `-L -n -c`.
+///
+/// # Errors
+///
+/// When a line is not of that shape.
+pub fn connections(text: &str) -> Result<Vec<Connection>> {
+    text.lines()
+        .filter(|line| {
+            line.starts_with("TCP") || line.starts_with("UDP") || line.starts_with("IP ")
+        })
+        .map(|line| {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [
+                protocol,
+                expires,
+                state,
+                source,
+                virtual_address,
+                destination,
+            ] = words[..]
+            else {
+                anyhow::bail!("not a connection: {line:?}");
+            };
+            let (minutes, seconds) = expires.split_once(':').context("minutes and seconds")?;
+            Ok(Connection {
+                protocol: protocol.to_owned(),
+                expires: minutes.parse::<u64>()? * 60 + seconds.parse::<u64>()?,
+                state: state.to_owned(),
+                source: source.to_owned(),
+                virtual_address: virtual_address.to_owned(),
+                destination: destination.to_owned(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_read() {
+        let text = "IP Virtual Server version 1.2.1 (size=4096)\n\
+                    Prot LocalAddress:Port Scheduler Flags\n\
+                    \x20 -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\
+                    TCP  192.0.2.10:80 rr\n\
+                    \x20 -> 10.0.0.11:80                 Masq    1      0          500       \n";
+        let rows = rows(text);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            (rows[0].protocol.as_str(), rows[0].words[0].as_str()),
+            ("TCP", "rr")
+        );
+        assert!(rows[1].is_server());
+        assert_eq!(rows[1].number(3).expect("a number"), 500);
+    }
+
+    #[test]
+    fn connections_are_read() {
+        let text = "IPVS connection entries\npro expire state       source             virtual            destination\n\
+                    TCP 01:59  TIME_WAIT   192.0.2.100:40000 192.0.2.10:80      10.0.0.11:80\n";
+        let connections = connections(text).expect("well formed");
+        assert_eq!(connections.len(), 1);
+        assert_eq!(
+            (connections[0].expires, connections[0].state.as_str()),
+            (119, "TIME_WAIT")
+        );
+    }
+}

@@ -1,0 +1,369 @@
+//! An HTTP client that checks every byte; the subcommand `load`, run on a client host by [`Host::load`].
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::content;
+use crate::netns::{Host, Proc};
+
+/// What to ask for.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoadOptions {
+    /// The server's address and port
+    pub target: SocketAddr,
+    /// How many requests; 0 for no end (until --for, or the end of the input)
+    #[arg(long, default_value_t = 1000)]
+    pub requests: u64,
+    /// How many at a time
+    #[arg(long, default_value_t = 8)]
+    pub concurrency: u64,
+    /// Body sizes to take in turn, each as the file /s/SIZE; 1 byte to 10 MiB when none is given
+    #[arg(long, value_delimiter = ',')]
+    pub sizes: Vec<u64>,
+    /// Ask many times over one connection
+    #[arg(long)]
+    pub keepalive: bool,
+    /// Stop after this many milliseconds
+    #[arg(long = "for", value_name = "MS")]
+    pub for_ms: Option<u64>,
+    /// Pause of each client between two requests, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    pub pause_ms: u64,
+    /// A request that takes longer than this many milliseconds has failed
+    #[arg(long, default_value_t = 20_000)]
+    pub timeout_ms: u64,
+    /// Stop when the input ends
+    #[arg(long)]
+    pub until_eof: bool,
+}
+
+impl LoadOptions {
+    /// A thousand requests of all sizes, eight at a time, each over a connection of its own.
+    #[must_use]
+    pub fn new(target: SocketAddr) -> Self {
+        Self {
+            target,
+            requests: 1000,
+            concurrency: 8,
+            sizes: Vec::new(),
+            keepalive: false,
+            for_ms: None,
+            pause_ms: 0,
+            timeout_ms: 20_000,
+            until_eof: false,
+        }
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["load".to_owned(), self.target.to_string()];
+        let mut option = |name: &str, value: u64| arguments.push(format!("--{name}={value}"));
+        option("requests", self.requests);
+        option("concurrency", self.concurrency);
+        option("pause-ms", self.pause_ms);
+        option("timeout-ms", self.timeout_ms);
+        if let Some(limit) = self.for_ms {
+            option("for", limit);
+        }
+        if !self.sizes.is_empty() {
+            let sizes: Vec<String> = self.sizes.iter().map(u64::to_string).collect();
+            arguments.push(format!("--sizes={}", sizes.join(",")));
+        }
+        if self.keepalive {
+            arguments.push("--keepalive".to_owned());
+        }
+        if self.until_eof {
+            arguments.push("--until-eof".to_owned());
+        }
+        arguments
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Requests that were answered in full, each byte as it should be.
+    pub ok: u64,
+    /// Requests that were not.
+    pub failed: u64,
+    /// Body bytes of the good ones.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Good requests by the server that answered.
+    pub servers: BTreeMap<String, u64>,
+    /// What went wrong, up to twenty of them, each with its time in seconds.
+    pub errors: Vec<String>,
+}
+
+impl LoadReport {
+    /// Body bytes a second, in Mbit/s.
+    #[must_use]
+    pub fn mbits(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        let bits = self.bytes as f64 * 8.0;
+        bits / self.seconds.max(1e-9) / 1e6
+    }
+
+    /// Complains unless all requests were answered well.
+    ///
+    /// # Errors
+    ///
+    /// With what went wrong.
+    pub fn all_ok(&self, requests: u64) -> Result<()> {
+        ensure!(
+            self.failed == 0 && self.ok == requests,
+            "of {requests} requests {} succeeded and {} failed: {:#?}",
+            self.ok,
+            self.failed,
+            self.errors
+        );
+        Ok(())
+    }
+}
+
+impl Host {
+    /// Runs the requests from this host and reports.
+    ///
+    /// # Errors
+    ///
+    /// When the client program cannot run; failed requests are in the report.
+    pub fn load(&self, options: &LoadOptions) -> Result<LoadReport> {
+        let printed = self.run(crate::programs::own()?, &options.arguments())?;
+        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+    }
+
+    /// Starts requests that go on until [`SteadyLoad::finish`].
+    ///
+    /// # Errors
+    ///
+    /// When the client program cannot be started.
+    pub fn steady_load(&self, options: &LoadOptions) -> Result<SteadyLoad> {
+        let options = LoadOptions {
+            until_eof: true,
+            requests: 0,
+            ..options.clone()
+        };
+        Ok(SteadyLoad(
+            self.spawn(crate::programs::own()?, &options.arguments())?,
+        ))
+    }
+}
+
+/// Requests that are under way.
+#[derive(Debug)]
+pub struct SteadyLoad(Proc);
+
+impl SteadyLoad {
+    /// Ends them and reports.
+    ///
+    /// # Errors
+    ///
+    /// When the client program failed as such.
+    pub fn finish(mut self) -> Result<LoadReport> {
+        let status = self.0.wait(Duration::from_secs(40))?;
+        let printed = self.0.log();
+        ensure!(status.success(), "the load client: {status}: {printed}");
+        serde_json::from_str(printed.lines().last().unwrap_or_default())
+            .with_context(|| format!("not a report: {printed}"))
+    }
+}
+
+/// The subcommand: runs the requests and prints the report as one line of JSON.
+///
+/// # Errors
+///
+/// When the report cannot be printed.
+pub fn main(options: LoadOptions) -> Result<()> {
+    let report = run(options);
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// Runs the requests in this network namespace.
+#[must_use]
+pub fn run(mut options: LoadOptions) -> LoadReport {
+    if options.sizes.is_empty() {
+        options.sizes = content::SIZES.to_vec();
+    }
+    let largest = options.sizes.iter().copied().max().unwrap_or(0);
+    let mut expected = vec![0; usize::try_from(largest).unwrap_or(usize::MAX)];
+    content::fill(0, &mut expected);
+
+    let stop = Arc::new(AtomicBool::new(false));
+    if options.until_eof {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    let start = Instant::now();
+    let next = AtomicU64::new(0);
+    let report = Mutex::new(LoadReport::default());
+    std::thread::scope(|scope| {
+        for _ in 0..options.concurrency.max(1) {
+            scope.spawn(|| {
+                let own = client(&options, &expected, &next, &stop, start);
+                if let Ok(mut report) = report.lock() {
+                    report.add(own);
+                }
+            });
+        }
+    });
+    let mut report = report.into_inner().unwrap_or_default();
+    report.seconds = start.elapsed().as_secs_f64();
+    report
+}
+
+impl LoadReport {
+    fn add(&mut self, other: Self) {
+        self.ok += other.ok;
+        self.failed += other.failed;
+        self.bytes += other.bytes;
+        for (server, count) in other.servers {
+            *self.servers.entry(server).or_default() += count;
+        }
+        self.errors.extend(other.errors);
+        self.errors.truncate(20);
+    }
+}
+
+fn client(
+    options: &LoadOptions,
+    expected: &[u8],
+    next: &AtomicU64,
+    stop: &AtomicBool,
+    start: Instant,
+) -> LoadReport {
+    let mut report = LoadReport::default();
+    let mut connection = None;
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let late = options
+            .for_ms
+            .is_some_and(|limit| start.elapsed() >= Duration::from_millis(limit));
+        if late || stop.load(Ordering::Relaxed) {
+            return report;
+        }
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        if options.requests != 0 && index >= options.requests {
+            return report;
+        }
+        let which = usize::try_from(index % options.sizes.len() as u64).unwrap_or(0);
+        let size = usize::try_from(options.sizes[which]).unwrap_or(usize::MAX);
+        match request(options, &mut connection, &expected[..size], &mut buffer) {
+            Ok(server) => {
+                report.ok += 1;
+                report.bytes += size as u64;
+                *report.servers.entry(server).or_default() += 1;
+            }
+            Err(error) => {
+                connection = None;
+                report.failed += 1;
+                if report.errors.len() < 20 {
+                    let at = start.elapsed().as_secs_f64();
+                    report.errors.push(format!(
+                        "{at:.3} s: request {index} of {size} bytes: {error:#}"
+                    ));
+                }
+            }
+        }
+        if options.pause_ms > 0 {
+            std::thread::sleep(Duration::from_millis(options.pause_ms));
+        }
+    }
+}
+
+fn request(
+    options: &LoadOptions,
+    connection: &mut Option<BufReader<TcpStream>>,
+    expected: &[u8],
+    buffer: &mut [u8],
+) -> Result<String> {
+    let timeout = Duration::from_millis(options.timeout_ms.max(1));
+    let mut stream = match connection.take() {
+        Some(stream) => stream,
+        None => {
+            let stream = TcpStream::connect_timeout(&options.target, timeout).context("connect")?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            stream.set_nodelay(true)?;
+            BufReader::with_capacity(64 << 10, stream)
+        }
+    };
+    let keep = if options.keepalive {
+        "keep-alive"
+    } else {
+        "close"
+    };
+    let head = format!(
+        "GET /s/{} HTTP/1.1\r\nHost: {}\r\nConnection: {keep}\r\n\r\n",
+        expected.len(),
+        options.target
+    );
+    stream
+        .get_mut()
+        .write_all(head.as_bytes())
+        .context("send")?;
+
+    let mut server = String::from("?");
+    let mut length = None;
+    let mut line = String::new();
+    let mut first = true;
+    loop {
+        line.clear();
+        ensure!(
+            stream
+                .read_line(&mut line)
+                .context("read the answer's head")?
+                > 0,
+            "closed before the answer"
+        );
+        let text = line.trim_end();
+        if first {
+            ensure!(text.starts_with("HTTP/1.1 200"), "answered {text:?}");
+            first = false;
+        } else if text.is_empty() {
+            break;
+        } else if let Some((name, value)) = text.split_once(':') {
+            match name.to_ascii_lowercase().as_str() {
+                "x-server" => value.trim().clone_into(&mut server),
+                "content-length" => length = value.trim().parse::<usize>().ok(),
+                _ => {}
+            }
+        }
+    }
+    ensure!(length == Some(expected.len()), "content length {length:?}");
+    let mut done = 0;
+    while done < expected.len() {
+        let want = buffer.len().min(expected.len() - done);
+        let read = stream
+            .read(&mut buffer[..want])
+            .with_context(|| format!("read after {done} bytes"))?;
+        ensure!(read > 0, "closed after {done} bytes");
+        if buffer[..read] != expected[done..done + read] {
+            let at = buffer
+                .iter()
+                .zip(&expected[done..])
+                .take_while(|(a, b)| a == b)
+                .count();
+            bail!("byte {} is wrong", done + at);
+        }
+        done += read;
+    }
+    if options.keepalive {
+        *connection = Some(stream);
+    } else {
+        // The server closes first, as servers do; reading its FIN leaves the connection in an orderly way.
+        let extra = stream.read(buffer).context("read the end")?;
+        ensure!(extra == 0, "{extra} bytes after the end");
+    }
+    Ok(server)
+}

@@ -1,0 +1,30 @@
+//! The helper program of the tests, the benches and the demo.
+
+use clap::{Parser, Subcommand};
+
+use lvs_testbed::{LoadOptions, decap, demo, load};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show a director at work: client, director and four web servers; NAT, direct routing and tunnelling
+    Demo(demo::DemoOptions),
+    /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
+    Load(LoadOptions),
+    /// Receive IPIP where the kernel cannot (runs on a real server)
+    Decap,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Demo(options) => demo::main(&options),
+        Command::Load(options) => load::main(options),
+        Command::Decap => decap::run(),
+    }
+}

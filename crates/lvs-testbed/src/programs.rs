@@ -1,0 +1,52 @@
+//! Where the programs under test lie.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Finds a program of this project: in `LVS_BIN_DIR` if that is set, else in the target directory that the running
+/// executable is in. A test run by `cargo test` so meets the debug build, one by `cargo test --release` the release.
+///
+/// # Errors
+///
+/// When it is not there; the message says which command builds it.
+pub fn find(name: &str) -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("LVS_BIN_DIR") {
+        let path = Path::new(&dir).join(name);
+        if !path.is_file() {
+            bail!(
+                "{} does not exist, though LVS_BIN_DIR points there",
+                path.display()
+            );
+        }
+        return Ok(path);
+    }
+    let executable = std::env::current_exe().context("cannot tell where this program lies")?;
+    // target/debug/lvs-testbed, target/debug/deps/nat-0123, target/debug/examples/x
+    let found = executable
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file());
+    let Some(path) = found else {
+        let release = executable
+            .components()
+            .any(|part| part.as_os_str() == "release");
+        bail!(
+            "the program {name} is not built beside {}; build it with: cargo build{} --workspace --bins (or point LVS_BIN_DIR to it)",
+            executable.display(),
+            if release { " --release" } else { "" }
+        );
+    };
+    Ok(path)
+}
+
+/// The program `lvs-testbed` itself, whose subcommands run on the hosts.
+///
+/// # Errors
+///
+/// When it is not built.
+pub fn own() -> Result<PathBuf> {
+    find("lvs-testbed")
+}

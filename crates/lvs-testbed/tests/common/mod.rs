@@ -1,0 +1,327 @@
+//! What the forwarding methods have in common: the same traffic must pass through each of them.
+
+#![allow(dead_code, reason = "each test program uses some of it")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::{connections, rows};
+use lvs_testbed::{Forward, LoadReport, Site, SiteOptions, content, servers};
+
+/// A site with its engine running.
+pub(crate) fn site(options: SiteOptions) -> Result<Site> {
+    let mut site = Site::new(options)?;
+    site.start_engine(&[])?;
+    Ok(site)
+}
+
+/// Waits for the counters' next two-second snapshot.
+pub(crate) fn wait_for_snapshot() {
+    std::thread::sleep(Duration::from_millis(2500));
+}
+
+/// The requests must have gone to the first servers in these numbers.
+pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
+    let names: Vec<String> = (1..=expected.len())
+        .map(|number| format!("rs{number}"))
+        .collect();
+    let counts: Vec<u64> = names
+        .iter()
+        .map(|name| report.servers.get(name).copied().unwrap_or(0))
+        .collect();
+    ensure!(
+        counts == expected && report.servers.keys().all(|name| names.contains(name)),
+        "expected {expected:?}, found {:?}",
+        report.servers
+    );
+    Ok(())
+}
+
+/// 2,000 requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
+pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 2000;
+    let report = site.client.load(&load)?;
+    report.all_ok(2000)?;
+    spread(&report, &[500; 4])?;
+
+    let listing = site.lvsadm("-L -n")?;
+    let servers: Vec<_> = rows(&listing)
+        .into_iter()
+        .filter(|row| row.is_server())
+        .collect();
+    ensure!(servers.len() == 4, "{listing}");
+    for server in &servers {
+        ensure!(
+            (server.number(2)?, server.number(3)?) == (0, 500),
+            "ActiveConn and InActConn: {listing}"
+        );
+    }
+    let listed = connections(&site.lvsadm("-L -n -c")?)?;
+    ensure!(
+        listed.len() == 2000,
+        "{} connections are listed",
+        listed.len()
+    );
+    let client = site
+        .client
+        .sh("ip -4 -o addr show dev eth0 | sed 's/.*inet \\([0-9.]*\\).*/\\1/'")?;
+    for connection in &listed {
+        ensure!(
+            connection.source.starts_with(client.trim()),
+            "{connection:?}"
+        );
+        ensure!(
+            connection.virtual_address == site.service(80).to_string(),
+            "{connection:?}"
+        );
+        ensure!(
+            connection.state != "ESTABLISHED" && connection.expires <= 120,
+            "{connection:?}"
+        );
+    }
+
+    wait_for_snapshot();
+    let listing = site.lvsadm("-L -n --stats --exact")?;
+    let rows = rows(&listing);
+    ensure!(rows.len() == 5, "{listing}");
+    for row in &rows {
+        let share = if row.is_server() { 500 } else { 2000 };
+        ensure!(row.number(0)? == share, "connections: {listing}");
+        // SYN, ACK, request, FIN, at least.
+        ensure!(
+            row.number(1)? >= 4 * share && row.number(3)? >= 160 * share,
+            "incoming: {listing}"
+        );
+        match site.options.forward {
+            Forward::Nat => ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}"),
+            // What the director does not see it does not count.
+            Forward::Dr | Forward::Tun => ensure!(
+                (row.number(2)?, row.number(4)?) == (0, 0),
+                "outgoing: {listing}"
+            ),
+        }
+    }
+    for column in 0..5 {
+        let sum: u64 = rows[1..]
+            .iter()
+            .map(|row| row.number(column))
+            .sum::<Result<u64>>()?;
+        ensure!(
+            rows[0].number(column)? == sum,
+            "the service is the sum of its servers: {listing}"
+        );
+    }
+    if site.options.forward == Forward::Nat {
+        ensure!(
+            rows[0].number(4)? > report.bytes,
+            "at least the bodies went out: {listing}"
+        );
+    }
+    Ok(())
+}
+
+/// 512 MiB down and up, SHA-256 equal, and few segments sent twice.
+pub(crate) fn bulk(site: &Site) -> Result<()> {
+    let file = site.serve("bulk", content::BULK)?;
+    let expected = sum(&site.client.sh(&format!("sha256sum < {}", file.display()))?);
+    let vip = site.vip;
+
+    let senders = || -> Result<(u64, u64)> {
+        let mut total = (0, 0);
+        for host in site.servers.iter().chain([&site.client]) {
+            total.0 += host.counter("Tcp", "OutSegs")?;
+            total.1 += host.counter("Tcp", "RetransSegs")?;
+        }
+        Ok(total)
+    };
+    let before = senders()?;
+    let printed = site.client.sh(&format!(
+        "curl --fail --silent --show-error --max-time 120 http://{vip}/bulk | sha256sum"
+    ))?;
+    ensure!(sum(&printed) == expected, "the download differs");
+    let between = senders()?;
+    site.client.sh(&format!(
+        "curl --fail --silent --show-error --max-time 120 -T {} http://{vip}/up/bulk",
+        file.display()
+    ))?;
+    let after = senders()?;
+    let uploaded: Vec<_> = (1..=site.servers.len())
+        .map(|number| site.testbed.dir().join(format!("rs{number}-up/up/bulk")))
+        .filter(|path| path.exists())
+        .collect();
+    ensure!(
+        uploaded.len() == 1,
+        "one server has the upload: {uploaded:?}"
+    );
+    let printed = site
+        .client
+        .sh(&format!("sha256sum < {}", uploaded[0].display()))?;
+    ensure!(sum(&printed) == expected, "the upload differs");
+    for (what, from, to) in [("download", before, between), ("upload", between, after)] {
+        let (sent, again) = (to.0 - from.0, to.1 - from.1);
+        println!("{what}: {sent} segments, {again} sent again");
+        ensure!(
+            again * 50 <= sent,
+            "{what}: {again} of {sent} segments were sent again"
+        );
+    }
+    Ok(())
+}
+
+fn sum(printed: &str) -> String {
+    printed
+        .split_ascii_whitespace()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// iperf3 both ways over TCP and UDP, and DNS.
+pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
+    let _iperf = servers::iperf3(&site.servers[0])?;
+    site.add_service_weighted("-t", 5201, "rr", &[1])?;
+    site.add_service_weighted("-u", 5201, "rr", &[1])?;
+    let options = ["", "-R", "-u -b 100M -l 1200", "-u -b 100M -l 1200 -R"];
+    for option in options {
+        let printed = site
+            .client
+            .sh(&format!(
+                "timeout 20 iperf3 -c {} -t 1 -J {option}",
+                site.vip
+            ))
+            .with_context(|| format!("iperf3 {option}"))?;
+        let report: serde_json::Value = serde_json::from_str(&printed)?;
+        let end = &report["end"];
+        if option.contains("-u") {
+            let lost = end["sum"]["lost_percent"]
+                .as_f64()
+                .context("lost_percent")?;
+            println!("iperf3 {option}: {lost:.2} % lost");
+            ensure!(
+                end["sum"]["packets"].as_u64() > Some(1000) && lost < 5.0,
+                "iperf3 {option}: {}",
+                end["sum"]
+            );
+        } else {
+            let received = end["sum_received"]["bits_per_second"]
+                .as_f64()
+                .context("bits_per_second")?;
+            println!("iperf3 {option}: {:.0} Mbit/s", received / 1e6);
+            ensure!(received > 1e6, "iperf3 {option}: {end}");
+        }
+    }
+
+    let _dns = [
+        servers::dnsmasq(&site.servers[0])?,
+        servers::dnsmasq(&site.servers[1])?,
+    ];
+    site.add_service_weighted("-u", 53, "rr", &[1, 1])?;
+    let script = format!(
+        "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=5 @{} id.test txt; done",
+        site.vip
+    );
+    let answers = site.client.sh(&script)?;
+    for name in ["\"rs1\"", "\"rs2\""] {
+        ensure!(
+            answers.lines().filter(|line| *line == name).count() == 4,
+            "{answers}"
+        );
+    }
+    Ok(())
+}
+
+/// A server more, a weight of 0, a server less and back.
+pub(crate) fn administration(site: &Site) -> Result<()> {
+    let service = site.service(80);
+    let server = |index: usize| SocketAddr::from((site.real_address(index), 80));
+    let flag = site.options.forward.flag();
+    site.add_service_weighted("-t", 80, "rr", &[1, 1])?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 40;
+    spread(&ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+
+    // A new server takes its share at once.
+    site.lvsadm(&format!("-a -t {service} -r {} {flag}", server(2)))?;
+    load.requests = 60;
+    spread(&ok(site.client.load(&load)?, 60)?, &[20, 20, 20])?;
+
+    // Weight 0: the connection that is open goes on, new ones go elsewhere.
+    let mut open = site.load();
+    open.sizes = vec![1000];
+    open.keepalive = true;
+    open.concurrency = 3;
+    open.pause_ms = 5;
+    let under_way = site.client.steady_load(&open)?;
+    lvs_testbed::wait_until("three connections", Duration::from_secs(10), || {
+        site.lvsadm("-L -n").is_ok_and(|text| {
+            rows(&text)
+                .iter()
+                .filter(|row| row.is_server())
+                .all(|row| row.number(2).is_ok_and(|n| n == 1))
+        })
+    })?;
+    site.lvsadm(&format!("-e -t {service} -r {} {flag} -w 0", server(0)))?;
+    load.requests = 40;
+    spread(&ok(site.client.load(&load)?, 40)?, &[0, 20, 20])?;
+    let listing = site.lvsadm("-L -n")?;
+    ensure!(
+        rows(&listing)[1..]
+            .iter()
+            .any(|row| row.words[1..3] == ["0", "1"]),
+        "weight 0, 1 active: {listing}"
+    );
+    let report = under_way.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
+
+    // Deleted: gone from the listing and from the choice. Added again: its counts are taken up from the connections.
+    site.lvsadm(&format!("-d -t {service} -r {}", server(1)))?;
+    load.requests = 10;
+    spread(&ok(site.client.load(&load)?, 10)?, &[0, 0, 10])?;
+    site.lvsadm(&format!("-a -t {service} -r {} {flag}", server(1)))?;
+    site.lvsadm(&format!("-e -t {service} -r {} {flag} -w 1", server(0)))?;
+    load.requests = 30;
+    spread(&ok(site.client.load(&load)?, 30)?, &[10, 10, 10])?;
+    site.lvsadm("-C")?;
+    ensure!(rows(&site.lvsadm("-L -n")?).is_empty());
+    Ok(())
+}
+
+/// The other schedulers over real connections: weights hold, and least-connection avoids the busy.
+pub(crate) fn schedulers(site: &Site) -> Result<()> {
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 100;
+    site.add_service_weighted("-t", 80, "wrr", &[4, 3, 2, 1])?;
+    spread(&ok(site.client.load(&load)?, 100)?, &[40, 30, 20, 10])?;
+    site.lvsadm("-C")?;
+
+    for (scheduler, port) in [("lc", 80), ("wlc", 80)] {
+        site.add_service(port, scheduler)?;
+        let report = ok(site.client.load(&load)?, 100)?;
+        ensure!(
+            report.servers.len() == 4,
+            "{scheduler}: {:?}",
+            report.servers
+        );
+        ensure!(
+            report
+                .servers
+                .values()
+                .all(|count| (20..=30).contains(count)),
+            "{scheduler}: {:?}",
+            report.servers
+        );
+        site.lvsadm("-C")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
+    report.all_ok(requests)?;
+    Ok(report)
+}

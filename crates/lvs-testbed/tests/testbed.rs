@@ -1,0 +1,172 @@
+//! The testbed itself, without an engine: hosts, links, servers, decapsulator, clearing up.
+
+use std::fs;
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::site::Vip;
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Testbed, Topology, servers};
+
+#[test]
+fn kernel_forwarding_reaches_every_server() -> Result<()> {
+    let mut options = SiteOptions::new("plain", Forward::Nat);
+    options.ip_forward = true;
+    options.servers = 2;
+    let site = Site::new(options)?;
+    for index in 0..2 {
+        let target = SocketAddr::from((site.real_address(index), 80));
+        let mut load = LoadOptions::new(target);
+        load.requests = 94;
+        load.keepalive = index == 1;
+        let report = site.client.load(&load)?;
+        report.all_ok(94)?;
+        ensure!(
+            report.servers.get(&format!("rs{}", index + 1)) == Some(&94),
+            "{report:?}"
+        );
+    }
+    let upload = site.serve("bulk", 3_000_000)?;
+    let url = format!("http://{}/up/x", site.real_address(0));
+    site.client.sh(&format!(
+        "curl --fail --silent --show-error -T {} {url}",
+        upload.display()
+    ))?;
+    ensure!(
+        fs::read(upload)? == fs::read(site.testbed.dir().join("rs1-up/up/x"))?,
+        "the upload differs"
+    );
+
+    let _iperf = servers::iperf3(&site.servers[0])?;
+    let _dns = servers::dnsmasq(&site.servers[1])?;
+    let answer = site
+        .client
+        .sh(&format!("dig +short @{} id.test txt", site.real_address(1)))?;
+    ensure!(answer.trim() == "\"rs2\"", "{answer:?}");
+    site.client
+        .sh(&format!("iperf3 -c {} -n 1M", site.real_address(0)))?;
+    Ok(())
+}
+
+#[test]
+fn a_wrong_byte_and_a_dead_server_are_reported() -> Result<()> {
+    let mut options = SiteOptions::new("wrong", Forward::Nat);
+    options.ip_forward = true;
+    options.servers = 1;
+    let mut site = Site::new(options)?;
+    let mut load = LoadOptions::new(SocketAddr::from((site.real_address(0), 80)));
+    load.sizes = vec![1000, 1];
+    load.requests = 10;
+
+    let file = site.testbed.dir().join("www/s/1000");
+    let mut bytes = fs::read(&file)?;
+    bytes[777] ^= 1;
+    fs::write(&file, bytes)?;
+    let report = site.client.load(&load)?;
+    ensure!((report.ok, report.failed) == (5, 5), "{report:?}");
+    ensure!(report.errors[0].contains("byte 777 is wrong"), "{report:?}");
+
+    let steady = site.client.steady_load(&LoadOptions {
+        sizes: vec![1],
+        pause_ms: 5,
+        ..load
+    })?;
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    site.programs.clear();
+    lvs_testbed::wait_until(
+        "nginx to be gone",
+        std::time::Duration::from_secs(5),
+        || !site.servers[0].listens("tcp", 80),
+    )?;
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let report = steady.finish()?;
+    ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
+    Ok(())
+}
+
+/// The director's part is played by one hand-made packet: IPIP with an echo request inside, from the client to the VIP.
+#[test]
+fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
+    let mut options = SiteOptions::new("ipip", Forward::Tun);
+    options.servers = 1;
+    options.vip = Vip::Routed;
+    let site = Site::new(options)?;
+    let before = site.client.counter("Icmp", "InEchoReps")?;
+    let script = format!(
+        r#"perl -MSocket -e '
+        sub sum {{ my $s = 0; $s += $_ for unpack("n*", $_[0]); $s = ($s & 0xffff) + ($s >> 16) while $s >> 16; ~$s & 0xffff }}
+        my $icmp = pack("CCnnna*", 8, 0, 0, 7, 1, "abcdefgh"); substr($icmp, 2, 2) = pack("n", sum($icmp));
+        my $ip = pack("CCnnnCCna4a4", 0x45, 0, 20 + length $icmp, 1, 0, 64, 1, 0, inet_aton("198.51.100.100"), inet_aton("{vip}"));
+        substr($ip, 10, 2) = pack("n", sum($ip));
+        socket(S, PF_INET, SOCK_RAW, 4) or die $!;
+        send(S, $ip . $icmp, 0, sockaddr_in(0, inet_aton("{server}"))) or die $!;'"#,
+        vip = site.vip,
+        server = site.real_address(0)
+    );
+    site.director.sh(&script)?;
+    lvs_testbed::wait_until("the echo reply", std::time::Duration::from_secs(5), || {
+        site.client
+            .counter("Icmp", "InEchoReps")
+            .is_ok_and(|now| now == before + 1)
+    })
+}
+
+#[test]
+fn the_vip_on_a_real_server_does_not_answer_arp() -> Result<()> {
+    for (forward, vip) in [(Forward::Dr, Vip::Engine), (Forward::Dr, Vip::Host)] {
+        let mut options = SiteOptions::new("arp", forward);
+        options.servers = 2;
+        options.vip = vip;
+        options.offloads = false;
+        ensure!(options.topology == Topology::OneArm);
+        let site = Site::new(options)?;
+        let router = site.router.as_ref().expect("a one-arm site has a router");
+        let _ = router.sh(&format!(
+            "curl --silent --max-time 1 http://{}:9/ || true",
+            site.vip
+        ))?;
+        let neighbour = router.sh(&format!("ip neigh show {}", site.vip))?;
+        ensure!(
+            neighbour.contains("lladdr") == (vip == Vip::Host),
+            "{vip:?}: {neighbour}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_behind() -> Result<()> {
+    let mut testbed = Testbed::new("gone")?;
+    let [one, two] = testbed.hosts(["one", "two"])?;
+    testbed.expose(&[&one])?;
+    one.etc_hosts(&[("192.0.2.1".parse()?, "director.test")])?;
+    ensure!(one.sh("getent hosts director.test")?.contains("192.0.2.1"));
+    one.install("/bin/true".as_ref(), &["ipvsadm"])?;
+    ensure!(
+        one.sh("readlink -f /sbin/ipvsadm")?
+            .trim()
+            .ends_with("bin/true"),
+        "the installed program hides the disk's"
+    );
+    // One that leaves its process group and its parent.
+    two.sh("setsid -f sleep 1000 </dev/null >/dev/null 2>&1")?;
+    let namespaces = [&one, &two]
+        .map(|host| fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("it lives"));
+    let dir = testbed.dir().to_owned();
+    ensure!(dir.is_dir());
+    drop(testbed);
+    ensure!(!dir.exists(), "{} is still there", dir.display());
+    for entry in fs::read_dir("/proc")?.flatten() {
+        if let Ok(namespace) = fs::read_link(entry.path().join("ns/net")) {
+            ensure!(
+                !namespaces.contains(&namespace),
+                "process {:?} is still there",
+                entry.file_name()
+            );
+        }
+    }
+    ensure!(
+        !fs::exists("/run/netns/lvs-gone-one")?,
+        "the name is still there"
+    );
+    Ok(())
+}

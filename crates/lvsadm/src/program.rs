@@ -1,0 +1,326 @@
+//! Which program this is, by the name that it was called by.
+
+use std::cell::OnceCell;
+use std::ffi::OsStr;
+use std::io::{self, BufWriter, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::ffi::OsStrExt;
+
+use lvs_core::Protocol;
+use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Resolve, parse};
+use lvs_dataplane::control::{Address, Client};
+use lvs_dataplane::names::Names;
+
+use crate::session::Session;
+
+/// The status that a shell reports of a program whose reader has gone.
+const BROKEN_PIPE: u8 = 141;
+
+/// What goes in and out of the program.
+pub struct Streams<'a> {
+    /// Standard input.
+    pub input: &'a mut dyn Read,
+    /// Standard output.
+    pub output: &'a mut dyn Write,
+    /// Standard error.
+    pub errors: &'a mut dyn Write,
+}
+
+impl std::fmt::Debug for Streams<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Streams").finish_non_exhaustive()
+    }
+}
+
+/// The programs that this one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Our own name: ipvsadm's command line, and more.
+    Lvsadm,
+    /// ipvsadm, and nothing else.
+    Ipvsadm,
+    /// The script that saves rules.
+    Save,
+    /// The script that restores rules.
+    Restore,
+}
+
+impl Program {
+    /// By the name that it was called by.
+    pub fn of(argv0: &[u8]) -> Self {
+        match argv0.rsplit(|&b| b == b'/').next() {
+            Some(b"ipvsadm") => Self::Ipvsadm,
+            Some(b"ipvsadm-save") => Self::Save,
+            Some(b"ipvsadm-restore") => Self::Restore,
+            _ => Self::Lvsadm,
+        }
+    }
+}
+
+/// How an engine is reached.
+pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
+
+/// Runs the program `argv[0]` with the words that follow, and gives its exit status.
+///
+/// `address` is where the engine is unless an option says otherwise, `connect` reaches it, and `names` is called if
+/// names are needed.
+pub fn run(
+    argv: &[Vec<u8>],
+    address: Address,
+    connect: Connect<'_>,
+    names: &dyn Fn() -> Names,
+    streams: &mut Streams<'_>,
+) -> u8 {
+    let (argv0, words) = match argv.split_first() {
+        Some((argv0, words)) => (String::from_utf8_lossy(argv0).into_owned(), words),
+        None => ("lvsadm".into(), argv),
+    };
+    let mut output = BufWriter::with_capacity(64 << 10, &mut *streams.output);
+    let mut invocation = Invocation {
+        program: Program::of(argv0.as_bytes()),
+        argv0,
+        address,
+        json: false,
+        connect,
+        names: LazyNames {
+            load: names,
+            names: OnceCell::new(),
+        },
+        input: &mut *streams.input,
+        output: &mut output,
+        errors: &mut *streams.errors,
+    };
+    let done = match invocation.program {
+        Program::Lvsadm => invocation.lvsadm(words),
+        Program::Ipvsadm => invocation.ipvsadm(words),
+        Program::Save => invocation.save(words),
+        Program::Restore => invocation.restore(),
+    };
+    match done.and_then(|status| output.flush().map(|()| status)) {
+        Ok(status) => status,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => BROKEN_PIPE,
+        Err(error) => {
+            let _ = writeln!(streams.errors, "write error: {error}");
+            1
+        }
+    }
+}
+
+/// One run of a program.
+pub(crate) struct Invocation<'a> {
+    program: Program,
+    pub(crate) argv0: String,
+    address: Address,
+    pub(crate) json: bool,
+    connect: Connect<'a>,
+    pub(crate) names: LazyNames<'a>,
+    pub(crate) input: &'a mut dyn Read,
+    pub(crate) output: &'a mut dyn Write,
+    pub(crate) errors: &'a mut dyn Write,
+}
+
+impl Invocation<'_> {
+    /// Whether it must do as ipvsadm does even where that is unkind.
+    pub(crate) fn is_ipvsadm(&self) -> bool {
+        self.program != Program::Lvsadm
+    }
+
+    fn ipvsadm(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {
+        // ipvsadm opens its interface before it looks at the command line.
+        let reason = match (self.connect)(&self.address) {
+            Ok(client) if client.hello().writable => return Session::new(client).line(self, words),
+            Ok(_) => "Permission denied (you must be root)".into(),
+            Err(reason) => reason,
+        };
+        writeln!(self.errors, "Can't initialize ipvs: {reason}")?;
+        writeln!(self.errors, "{NO_IPVS_HINT}")?;
+        Ok(2)
+    }
+
+    fn save(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {
+        let mut call = vec![b"-S".to_vec()];
+        for word in words.iter().filter(|word| word.starts_with(b"-")) {
+            if word != b"-n" {
+                let name = self.argv0.rsplit('/').next().unwrap_or_default().to_owned();
+                writeln!(
+                    self.errors,
+                    "{name}: Script to save the IPVS table to stdout.\n   \
+                     With the -n option, prints out the table in numeric format."
+                )?;
+                return Ok(1);
+            }
+            if call.len() == 1 {
+                call.push(word.clone());
+            }
+        }
+        self.argv0 = "ipvsadm".into();
+        self.ipvsadm(&call)
+    }
+
+    /// The script reads all of its input, clears the table, and then reads the rules.
+    fn restore(&mut self) -> io::Result<u8> {
+        let mut text = Vec::new();
+        self.input.read_to_end(&mut text)?;
+        let rules = restore_input(&text);
+        self.argv0 = "ipvsadm".into();
+        self.ipvsadm(&[b"-C".to_vec()])?;
+        self.output.flush()?;
+        let mut input = rules.as_slice();
+        Invocation {
+            program: self.program,
+            argv0: self.argv0.clone(),
+            address: self.address.clone(),
+            json: false,
+            connect: &mut *self.connect,
+            names: LazyNames {
+                load: self.names.load,
+                names: OnceCell::new(),
+            },
+            input: &mut input,
+            output: &mut *self.output,
+            errors: &mut *self.errors,
+        }
+        .ipvsadm(&[b"-R".to_vec()])
+    }
+
+    fn lvsadm(&mut self, mut words: &[Vec<u8>]) -> io::Result<u8> {
+        loop {
+            match words {
+                [option, rest @ ..] if option == b"--json" => {
+                    self.json = true;
+                    words = rest;
+                }
+                [option, socket, rest @ ..] if option == b"--socket" => {
+                    self.address = Address::new(OsStr::from_bytes(socket));
+                    words = rest;
+                }
+                [option, rest @ ..] if option.starts_with(b"--socket=") => {
+                    self.address = Address::new(OsStr::from_bytes(&option[9..]));
+                    words = rest;
+                }
+                [option] if option == b"--socket" => {
+                    writeln!(
+                        self.errors,
+                        "--socket: missing argument: a path, or @NAME for an abstract socket"
+                    )?;
+                    return Ok(2);
+                }
+                _ => break,
+            }
+        }
+        // What is wrong with the line itself is told without an engine.
+        match parse(&self.argv0, words, &self.names) {
+            Err(refusal) => {
+                self.errors.write_all(refusal.text())?;
+                return Ok(refusal.status());
+            }
+            Ok(Command::Help) => {
+                self.output.write_all(OWN_VERSION.as_bytes())?;
+                self.output
+                    .write_all(HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -").as_bytes())?;
+                self.output.write_all(OWN_HELP.as_bytes())?;
+                return Ok(0);
+            }
+            Ok(Command::Version) => {
+                self.output.write_all(OWN_VERSION.as_bytes())?;
+                return Ok(0);
+            }
+            Ok(_) => {}
+        }
+        match (self.connect)(&self.address) {
+            Ok(client) => Session::new(client).line(self, words),
+            Err(reason) => {
+                writeln!(self.errors, "{}: {reason}", self.argv0)?;
+                Ok(2)
+            }
+        }
+    }
+}
+
+const OWN_VERSION: &str = concat!(
+    "lvsadm ",
+    env!("CARGO_PKG_VERSION"),
+    " (command line of ipvsadm 1.31)\n"
+);
+
+const OWN_HELP: &str = "\
+Options before the command:
+  --socket        address             control socket of the engine: a path, or @NAME for an abstract one
+                                      (default: LVS_SOCKET, or else @lvs-dataplane)
+  --json                              listings as JSON
+Environment:
+  LVS_SOCKET                          as --socket
+  LVS_AUTOSTART=1                     start lvs-dataplane if no engine answers
+";
+
+/// What the script passes on: no lines that begin with `#`, one line end at the end.
+fn restore_input(text: &[u8]) -> Vec<u8> {
+    let mut rules = Vec::with_capacity(text.len() + 1);
+    for line in text.split_inclusive(|&b| b == b'\n') {
+        if !line.starts_with(b"#") {
+            rules.extend(line.iter().filter(|&&b| b != 0));
+        }
+    }
+    while rules.last() == Some(&b'\n') {
+        rules.pop();
+    }
+    // The shell's echo takes these for its own options.
+    if rules.len() > 1
+        && rules[0] == b'-'
+        && rules[1..].iter().all(|b| matches!(b, b'n' | b'e' | b'E'))
+    {
+        rules.clear();
+    }
+    rules.push(b'\n');
+    rules
+}
+
+/// Names that are read from their files when the first one is asked for.
+pub(crate) struct LazyNames<'a> {
+    load: &'a dyn Fn() -> Names,
+    names: OnceCell<Names>,
+}
+
+impl LazyNames<'_> {
+    fn get(&self) -> &Names {
+        self.names.get_or_init(self.load)
+    }
+}
+
+impl Resolve for LazyNames<'_> {
+    fn host(&self, name: &str) -> Option<Ipv4Addr> {
+        self.get().host(name)
+    }
+
+    fn port(&self, name: &str, protocol: Protocol) -> Option<u16> {
+        self.get().port(name, protocol)
+    }
+
+    fn host_name(&self, address: IpAddr) -> Option<String> {
+        self.get().host_name(address)
+    }
+
+    fn port_name(&self, port: u16, protocol: Protocol) -> Option<String> {
+        self.get().port_name(port, protocol)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_decides() {
+        assert_eq!(Program::of(b"/sbin/ipvsadm"), Program::Ipvsadm);
+        assert_eq!(Program::of(b"ipvsadm-save"), Program::Save);
+        assert_eq!(Program::of(b"./ipvsadm-restore"), Program::Restore);
+        assert_eq!(Program::of(b"/usr/bin/lvsadm"), Program::Lvsadm);
+    }
+
+    #[test]
+    fn restore_drops_comments() {
+        assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
+        assert_eq!(restore_input(b"-n\n"), b"\n");
+        assert_eq!(restore_input(b""), b"\n");
+    }
+}

@@ -1,0 +1,307 @@
+//! Carrying out command lines with an engine.
+
+use std::io::{self, Write};
+
+use lvs_core::api::{Call, ConnInfo, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_core::ipvsadm::{
+    Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, parse,
+    render,
+};
+use lvs_dataplane::control::{Client, Error};
+use serde::Serialize;
+use serde::de::IgnoredAny;
+
+use crate::program::Invocation;
+
+/// A connection to an engine, and where in the input it is.
+pub(crate) struct Session {
+    client: Client,
+    /// Reading lines of `-R`.
+    restoring: bool,
+}
+
+/// What comes of a line.
+struct Outcome {
+    status: u8,
+    /// `-R` reads no more lines.
+    last: bool,
+}
+
+impl Outcome {
+    const fn new(status: u8) -> Self {
+        Self {
+            status,
+            last: false,
+        }
+    }
+
+    const fn last(status: u8) -> Self {
+        Self { status, last: true }
+    }
+}
+
+impl Session {
+    pub(crate) const fn new(client: Client) -> Self {
+        Self {
+            client,
+            restoring: false,
+        }
+    }
+
+    /// Carries out one command line and gives the exit status.
+    pub(crate) fn line(mut self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
+        self.words(run, words).map(|outcome| outcome.status)
+    }
+
+    fn words(&mut self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<Outcome> {
+        let command = match parse(&run.argv0, words, &run.names) {
+            Ok(Command::Restore) if self.restoring => Err(Refusal::try_help(&run.argv0)),
+            other => other,
+        };
+        let command = match command {
+            Ok(command) => command,
+            Err(refusal) => {
+                error(run, refusal.text())?;
+                return Ok(Outcome {
+                    status: refusal.status(),
+                    last: refusal.ends_restore(),
+                });
+            }
+        };
+        match &command {
+            Command::List(options) => self.list(run, &command, options),
+            Command::Save { numeric } => match self.services(&command, None) {
+                Ok(services) => {
+                    let mut text = String::new();
+                    render::save(&mut text, services, *numeric, &run.names);
+                    run.output.write_all(text.as_bytes())?;
+                    Ok(Outcome::new(0))
+                }
+                Err(text) => {
+                    line(run, &text)?;
+                    Ok(Outcome::last(1))
+                }
+            },
+            Command::Restore => self.restore(run),
+            Command::Help | Command::Version => {
+                run.output.write_all(VERSION_TEXT.as_bytes())?;
+                if command == Command::Help {
+                    run.output.write_all(HELP_TEXT.as_bytes())?;
+                }
+                Ok(Outcome::last(0))
+            }
+            _ => self.change(run, &command),
+        }
+    }
+
+    fn change(&mut self, run: &mut Invocation<'_>, command: &Command) -> io::Result<Outcome> {
+        let Some(call) = command.call() else {
+            return Ok(Outcome::new(0));
+        };
+        match self.client.call::<IgnoredAny>(&call) {
+            Ok(_) => Ok(Outcome::new(0)),
+            Err(problem) => {
+                let lost = !matches!(problem, Error::Refused(_));
+                line(run, &explain(command, &problem))?;
+                Ok(Outcome {
+                    status: 255,
+                    last: lost,
+                })
+            }
+        }
+    }
+
+    /// `-R`: every line is a command line. The status is that of the last one.
+    fn restore(&mut self, run: &mut Invocation<'_>) -> io::Result<Outcome> {
+        self.restoring = true;
+        let mut lines = Lines::new();
+        let mut status = 0;
+        let mut buf = [0; 4096];
+        loop {
+            let len = match run.input.read(&mut buf) {
+                Ok(len) => len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // What cannot be read is the end of the input.
+                Err(_) => 0,
+            };
+            let mut ready: Vec<_> = buf[..len]
+                .iter()
+                .filter_map(|&byte| lines.push(byte))
+                .collect();
+            if len == 0 {
+                ready.extend(lines.finish());
+            }
+            for words in ready {
+                let outcome = self.words(run, &words)?;
+                status = outcome.status;
+                if outcome.last {
+                    return Ok(Outcome::last(status));
+                }
+            }
+            if len == 0 {
+                return Ok(Outcome::new(status));
+            }
+        }
+    }
+
+    fn list(
+        &mut self,
+        run: &mut Invocation<'_>,
+        command: &Command,
+        options: &ListOptions,
+    ) -> io::Result<Outcome> {
+        let problem = match options.what {
+            What::Services | What::Service(_) => {
+                let only = match options.what {
+                    What::Service(service) => Some(service),
+                    _ => None,
+                };
+                match self.services(command, only) {
+                    Ok(services) if run.json => {
+                        json_list(run, &services)?;
+                        return Ok(Outcome::new(0));
+                    }
+                    Ok(services) => {
+                        let mut text = String::new();
+                        if only.is_none() {
+                            render::banner(&mut text, self.client.hello().table_size);
+                        }
+                        render::titles(&mut text, options.format);
+                        render::services(&mut text, services, options, &run.names);
+                        run.output.write_all(text.as_bytes())?;
+                        return Ok(Outcome::new(0));
+                    }
+                    Err(text) => text,
+                }
+            }
+            What::Connections => return self.connections(run, command, options),
+            What::Timeouts => match self.client.call::<Timeouts>(&Call::TimeoutsGet {}) {
+                Ok(timeouts) if run.json => {
+                    json(run, &timeouts)?;
+                    run.output.write_all(b"\n")?;
+                    return Ok(Outcome::new(0));
+                }
+                Ok(timeouts) => {
+                    let mut text = String::new();
+                    render::timeouts(&mut text, &timeouts);
+                    run.output.write_all(text.as_bytes())?;
+                    return Ok(Outcome::new(0));
+                }
+                Err(problem) => explain(command, &problem),
+            },
+            What::Daemons => match self.client.collect::<SyncDaemon>(&Call::DaemonList {}) {
+                Ok(daemons) if run.json => {
+                    json_list(run, &daemons)?;
+                    return Ok(Outcome::new(0));
+                }
+                Ok(daemons) => {
+                    let mut text = String::new();
+                    render::daemons(&mut text, &daemons);
+                    run.output.write_all(text.as_bytes())?;
+                    return Ok(Outcome::new(0));
+                }
+                Err(problem) => explain(command, &problem),
+            },
+        };
+        // ipvsadm says nothing when it cannot read timeouts or daemons.
+        if !(run.is_ipvsadm() && matches!(options.what, What::Timeouts | What::Daemons)) {
+            line(run, &problem)?;
+        }
+        Ok(Outcome::last(1))
+    }
+
+    /// Connections are written as they come: there may be millions.
+    fn connections(
+        &mut self,
+        run: &mut Invocation<'_>,
+        command: &Command,
+        options: &ListOptions,
+    ) -> io::Result<Outcome> {
+        let mut written: io::Result<()> = Ok(());
+        let mut text = String::new();
+        if !run.json {
+            render::conn_titles(&mut text, options.persistent_conn);
+            run.output.write_all(text.as_bytes())?;
+            // A listing starts at once.
+            run.output.flush()?;
+        }
+        let (output, names, as_json) = (&mut *run.output, &run.names, run.json);
+        let mut count = 0u64;
+        let end = self
+            .client
+            .list_while(&Call::ConnList {}, |conn: ConnInfo| {
+                written = if as_json {
+                    json_item(output, count, &conn)
+                } else {
+                    text.clear();
+                    render::conn(&mut text, &conn, options, names);
+                    output.write_all(text.as_bytes())
+                };
+                count += 1;
+                written.is_ok()
+            });
+        written?;
+        match end {
+            Ok(_) => {
+                if run.json {
+                    json_end(run.output, count)?;
+                }
+                Ok(Outcome::new(0))
+            }
+            Err(problem) => {
+                line(run, &explain(command, &problem))?;
+                Ok(Outcome::last(1))
+            }
+        }
+    }
+
+    fn services(
+        &mut self,
+        command: &Command,
+        only: Option<lvs_core::api::ServiceId>,
+    ) -> Result<Vec<ServiceInfo>, String> {
+        self.client
+            .collect(&Call::ServiceList { service: only })
+            .map_err(|problem| explain(command, &problem))
+    }
+}
+
+/// The line that tells why a command was not carried out.
+fn explain(command: &Command, problem: &Error) -> String {
+    match problem {
+        Error::Refused(failure) => failure_text(command, failure).to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
+    error(run, format!("{text}\n").as_bytes())
+}
+
+/// Standard output comes first, should both be one file.
+fn error(run: &mut Invocation<'_>, text: &[u8]) -> io::Result<()> {
+    run.output.flush()?;
+    run.errors.write_all(text)
+}
+
+fn json(run: &mut Invocation<'_>, value: &impl Serialize) -> io::Result<()> {
+    Ok(serde_json::to_writer(&mut *run.output, value)?)
+}
+
+fn json_list<T: Serialize>(run: &mut Invocation<'_>, items: &[T]) -> io::Result<()> {
+    let mut count = 0;
+    for item in items {
+        json_item(run.output, count, item)?;
+        count += 1;
+    }
+    json_end(run.output, count)
+}
+
+fn json_item(out: &mut dyn Write, before: u64, item: &impl Serialize) -> io::Result<()> {
+    out.write_all(if before == 0 { b"[\n" } else { b",\n" })?;
+    Ok(serde_json::to_writer(out, item)?)
+}
+
+fn json_end(out: &mut dyn Write, count: u64) -> io::Result<()> {
+    out.write_all(if count == 0 { b"[]\n" } else { b"\n]\n" })
+}

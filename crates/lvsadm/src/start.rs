@@ -1,0 +1,83 @@
+//! Starting an engine where none answers, if the user asks for that.
+
+use std::env;
+use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lvs_dataplane::control::{Address, Client, Error};
+
+/// The environment variable that asks for it, by being `1`.
+pub const VARIABLE: &str = "LVS_AUTOSTART";
+
+const ENGINE: &str = "lvs-dataplane";
+const LOG: &str = "/run/lvs-dataplane.log";
+/// How long an engine may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connects to the engine at `address`; with `LVS_AUTOSTART=1` starts one if none answers.
+///
+/// # Errors
+/// One line that says what to do.
+pub fn connect(address: &Address) -> Result<Client, String> {
+    match Client::connect(address) {
+        Err(Error::Absent { .. } | Error::Stale { .. })
+            if env::var_os(VARIABLE).is_some_and(|value| value == "1") =>
+        {
+            start(address)
+        }
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
+fn start(address: &Address) -> Result<Client, String> {
+    let program = program();
+    let log = OpenOptions::new().create(true).append(true).open(LOG);
+    let mut command = Command::new(&program);
+    if *address != Address::default() {
+        command.arg("--socket").arg(address.to_string());
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
+        // Control-C here is not meant for the engine.
+        .process_group(0);
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Whether it has ended is asked before it is connected: another one may have been first, and answers.
+        let ended = child.try_wait().ok().flatten();
+        let error = match Client::connect(address) {
+            Ok(client) => return Ok(client),
+            Err(error) => error,
+        };
+        if let Some(status) = ended {
+            return Err(format!(
+                "{} ended at once ({status}): {LOG} tells why",
+                program.display()
+            ));
+        }
+        if Instant::now() > deadline {
+            return Err(format!(
+                "{} was started, but does not answer: {error}",
+                program.display()
+            ));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The engine beside this program, or else the one in `PATH`.
+fn program() -> PathBuf {
+    env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name(ENGINE))
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| ENGINE.into())
+}

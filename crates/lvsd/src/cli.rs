@@ -1,0 +1,164 @@
+//! The command line and the exit codes.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::config::{Config, LoadError};
+use crate::daemon::{self, Options, Signal};
+use crate::health::TcpProber;
+use crate::notify::Notify;
+use crate::process::{Machine, default_socket, lock};
+
+/// The file is wrong or missing.
+const EXIT_CONFIG: u8 = 3;
+/// Something else failed.
+const EXIT_FAILURE: u8 = 1;
+
+/// Where the configuration lies.
+const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
+
+/// The daemon of a Linux Virtual Server: keeps a packet engine in step with a TOML file and with the health of the
+/// real servers.
+///
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM and SIGINT end the daemon and the engine that
+/// it started. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be used.
+#[derive(Debug, Parser)]
+#[command(name = "lvsd", version)]
+pub struct Arguments {
+    /// The configuration.
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+
+    /// Check the configuration (FILE, or that of --config), say what is wrong, and change nothing.
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    check_config: Option<Option<PathBuf>>,
+
+    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file.
+    #[arg(long, value_name = "PATH", env = "LVS_SOCKET")]
+    socket: Option<String>,
+
+    /// Leave the engine forwarding when the daemon ends.
+    #[arg(long)]
+    leave: bool,
+}
+
+/// Does what the command line says.
+pub fn main(arguments: Arguments) -> ExitCode {
+    if let Some(file) = &arguments.check_config {
+        return check(file.as_ref().unwrap_or(&arguments.config));
+    }
+    let (config, warnings) = match Config::load(&arguments.config) {
+        Ok(loaded) => loaded,
+        Err(error) => return refuse(&error),
+    };
+    warnings.print();
+    if let Err(why) = start_log(config.daemon.log.as_deref()) {
+        eprintln!("lvsd: {why}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
+    match run(arguments, config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            tracing::error!("{why}");
+            ExitCode::from(EXIT_FAILURE)
+        }
+    }
+}
+
+fn check(file: &std::path::Path) -> ExitCode {
+    match Config::load(file) {
+        Ok((config, warnings)) => {
+            warnings.print();
+            let servers: usize = config.services.iter().map(|s| s.servers.len()).sum();
+            let services = config.services.len();
+            println!(
+                "{}: valid, {services} services with {servers} servers",
+                file.display()
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => refuse(&error),
+    }
+}
+
+fn refuse(error: &LoadError) -> ExitCode {
+    match error {
+        LoadError::Refused(report) => {
+            report.print();
+            eprintln!("lvsd: {} has {} errors", report.path, report.errors());
+        }
+        LoadError::Read { .. } => eprintln!("lvsd: {error}"),
+    }
+    ExitCode::from(EXIT_CONFIG)
+}
+
+/// Logs to standard error. `LVSD_LOG` wins over the file.
+fn start_log(from_file: Option<&str>) -> Result<(), String> {
+    let from_env = std::env::var("LVSD_LOG").ok();
+    let words = from_env.as_deref().or(from_file).unwrap_or("info");
+    let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
+        format!("`log` in [lvsd] is no filter: {e}; write \"info\" or \"lvsd=debug\"")
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    // The journal has its own clock.
+    if std::env::var_os("JOURNAL_STREAM").is_some() {
+        builder.without_time().init();
+    } else {
+        builder.init();
+    }
+    Ok(())
+}
+
+fn run(arguments: Arguments, config: Config) -> Result<(), String> {
+    let socket = arguments
+        .socket
+        .filter(|s| !s.is_empty())
+        .or_else(|| config.dataplane.socket.clone())
+        .unwrap_or_else(default_socket);
+    let _lock = lock(&socket)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    let result = runtime.block_on(async {
+        let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
+        let options = Options {
+            path: arguments.config,
+            leave: arguments.leave,
+            notify: Notify::from_env(),
+        };
+        daemon::run(options, config, Machine::new(&socket), TcpProber, signals).await
+    });
+    // A call to an engine that hangs must not keep the daemon from ending.
+    runtime.shutdown_background();
+    result
+}
+
+/// The signals of the process as messages.
+fn signals() -> std::io::Result<mpsc::Receiver<Signal>> {
+    let (sender, receiver) = mpsc::channel(8);
+    for (kind, message) in [
+        (SignalKind::hangup(), Signal::Reload),
+        (SignalKind::terminate(), Signal::Stop),
+        (SignalKind::interrupt(), Signal::Stop),
+    ] {
+        let mut stream = signal(kind)?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() {
+                if sender.send(message).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(receiver)
+}

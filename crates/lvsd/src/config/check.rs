@@ -1,0 +1,1041 @@
+//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
+use toml::Spanned;
+
+use super::diagnostic::{Diagnostic, did_you_mean};
+use super::raw::{
+    RawCheck, RawCheckTable, RawConfig, RawDataplane, RawPersistence, RawServer, RawService,
+};
+use super::{Check, CheckKind, Config, Daemon, Dataplane, OnDown, Server, Service, VipMode};
+
+/// Schedulers of IPVS, by ipvsadm's names. An engine may know fewer; it then says so.
+const SCHEDULERS: [&str; 15] = [
+    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
+    "none",
+];
+
+/// Sysctls under `/proc/sys/net/ipv4/vs/`.
+const SYSCTLS: [&str; 32] = [
+    "am_droprate",
+    "amemthresh",
+    "backup_only",
+    "cache_bypass",
+    "conn_reuse_mode",
+    "conntrack",
+    "drop_entry",
+    "drop_packet",
+    "est_cpulist",
+    "est_nice",
+    "expire_nodest_conn",
+    "expire_quiescent_template",
+    "ignore_tunneled",
+    "lblc_expiration",
+    "lblcr_expiration",
+    "nat_icmp_send",
+    "pmtu_disc",
+    "run_estimation",
+    "schedule_icmp",
+    "secure_tcp",
+    "sloppy_sctp",
+    "sloppy_tcp",
+    "snat_reroute",
+    "sync_persist_mode",
+    "sync_ports",
+    "sync_qlen_max",
+    "sync_refresh_period",
+    "sync_retries",
+    "sync_sock_size",
+    "sync_threshold",
+    "sync_version",
+    "debug_level",
+];
+
+/// ipvsadm's bound of a weight.
+const WEIGHT_MAX: i64 = 65_535;
+
+/// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
+/// missing is then not complained about.
+pub(super) fn check(
+    raw: &RawConfig,
+    text: &str,
+    complete: bool,
+    findings: &mut Vec<Diagnostic>,
+) -> Config {
+    let mut checker = Checker {
+        text,
+        complete,
+        findings,
+    };
+    let dataplane = checker.dataplane(&raw.dataplane);
+    let sysctls = checker.sysctls(raw);
+    for rule in &raw.mark {
+        checker.report(
+            Diagnostic::error(
+                checker.first_line(&rule.span()),
+                "mark rules are not supported by this version",
+            )
+            .help("remove the [[mark]] table; services by mark work with packets that the host has marked"),
+        );
+    }
+    let reuse_templates = sysctls
+        .iter()
+        .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
+    let services = checker.services(&raw.service, !reuse_templates);
+    Config {
+        daemon: Daemon {
+            adopt: raw.lvsd.adopt.unwrap_or(false),
+            log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
+        },
+        dataplane,
+        sysctls,
+        services,
+    }
+}
+
+struct Checker<'a> {
+    text: &'a str,
+    complete: bool,
+    findings: &'a mut Vec<Diagnostic>,
+}
+
+impl Checker<'_> {
+    fn report(&mut self, finding: Diagnostic) {
+        self.findings.push(finding);
+    }
+
+    /// The first line of a table, which is where something missing is shown.
+    fn first_line(&self, span: &Range<usize>) -> Range<usize> {
+        let length = self
+            .text
+            .get(span.clone())
+            .and_then(|t| t.find('\n'))
+            .unwrap_or(span.len());
+        span.start..span.start + length
+    }
+
+    fn missing(&mut self, span: &Range<usize>, what: &str, help: &str) {
+        if self.complete {
+            let span = self.first_line(span);
+            self.report(Diagnostic::error(span, format!("{what} is missing")).help(help));
+        }
+    }
+
+    /// One of a few words.
+    fn word<T: Copy>(&mut self, value: Option<&Spanned<String>>, known: &[(&str, T)]) -> Option<T> {
+        let value = value?;
+        let word = value.get_ref().as_str();
+        if let Some((_, t)) = known.iter().find(|(k, _)| *k == word) {
+            return Some(*t);
+        }
+        let names: Vec<&str> = known.iter().map(|(k, _)| *k).collect();
+        let lower = word.to_ascii_lowercase();
+        let finding = Diagnostic::error(value.span(), format!("unknown word `{word}`"));
+        self.report(match did_you_mean(&lower, names.iter().copied()) {
+            Some(k) => finding.help(format!("did you mean \"{k}\"?")),
+            None => finding.help(format!("one of: {}", names.join(", "))),
+        });
+        None
+    }
+
+    /// A whole number within a range.
+    fn number(
+        &mut self,
+        value: Option<&Spanned<i64>>,
+        what: &str,
+        range: std::ops::RangeInclusive<i64>,
+    ) -> Option<i64> {
+        let value = value?;
+        let n = *value.get_ref();
+        if range.contains(&n) {
+            return Some(n);
+        }
+        self.report(
+            Diagnostic::error(value.span(), format!("{what} {n} is out of range")).help(format!(
+                "give a number from {} to {}",
+                range.start(),
+                range.end()
+            )),
+        );
+        None
+    }
+
+    fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
+        let same = |words: &[&'static str]| -> Vec<(&'static str, &'static str)> {
+            words.iter().map(|w| (*w, *w)).collect()
+        };
+        let mut owned = |value: Option<&Spanned<String>>, words: &[&'static str]| {
+            self.word(value, &same(words)).map(str::to_owned)
+        };
+        let backend = owned(
+            raw.backend.as_ref(),
+            &["auto", "af_packet", "af_xdp", "tun"],
+        );
+        let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
+        let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
+        if let Some(helpers) = &raw.helper {
+            for helper in &helpers.get_ref().0 {
+                if helper != "ftp" {
+                    self.report(
+                        Diagnostic::error(helpers.span(), format!("unknown helper `{helper}`"))
+                            .help("the helpers are: ftp"),
+                    );
+                }
+            }
+        }
+        if let Some(interfaces) = &raw.interface {
+            for name in &interfaces.get_ref().0 {
+                // IFNAMSIZ is 16 with the NUL.
+                if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
+                    self.report(
+                        Diagnostic::error(
+                            interfaces.span(),
+                            format!("`{name}` cannot be an interface"),
+                        )
+                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                    );
+                }
+            }
+            if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        "`interface` and `no_interfaces` contradict each other",
+                    )
+                    .help("remove one of them"),
+                );
+            }
+        }
+        let workers = self.number(raw.workers.as_ref(), "number of workers", 1..=1024);
+        let max_connections = self.number(
+            raw.max_connections.as_ref(),
+            "number of connections",
+            1..=i64::from(u32::MAX),
+        );
+        if let Some(socket) = &raw.socket {
+            let path = socket.get_ref();
+            // sun_path has 108 bytes.
+            if path.is_empty() || path == "@" || path.len() > 107 {
+                self.report(
+                    Diagnostic::error(socket.span(), "not the name of a socket").help(
+                        "give `@name` for an abstract socket, or a path of at most 107 bytes",
+                    ),
+                );
+            }
+        }
+        let list =
+            |v: &Option<Spanned<super::raw::OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
+        Dataplane {
+            interfaces: list(&raw.interface).unwrap_or_default(),
+            no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
+            backend,
+            workers: workers.and_then(|n| u16::try_from(n).ok()),
+            socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
+            profile,
+            own_vips: raw.own_vips.unwrap_or(false),
+            helpers: list(&raw.helper).unwrap_or_default(),
+            max_connections: max_connections.and_then(|n| u32::try_from(n).ok()),
+            when_full,
+            program: raw.program.as_ref().map(|p| p.get_ref().clone()),
+        }
+    }
+
+    fn sysctls(&mut self, raw: &RawConfig) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (name, value) in &raw.sysctl {
+            let key = name.get_ref().as_str();
+            if !SYSCTLS.contains(&key) {
+                let finding = Diagnostic::error(name.span(), format!("unknown sysctl `{key}`"));
+                self.report(match did_you_mean(key, SYSCTLS) {
+                    Some(word) => finding.help(format!("did you mean `{word}`?")),
+                    None => finding.help("the names are those in /proc/sys/net/ipv4/vs/"),
+                });
+                continue;
+            }
+            let text = value.get_ref().0.trim();
+            let numbers = text
+                .split_ascii_whitespace()
+                .all(|w| w.parse::<i32>().is_ok());
+            if key != "est_cpulist" && (text.is_empty() || !numbers) {
+                self.report(
+                    Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
+                        .help(
+                            "sysctls of IPVS are whole numbers; sync_threshold takes two: \"3 50\"",
+                        ),
+                );
+                continue;
+            }
+            all.push((key.to_owned(), text.to_owned()));
+        }
+        all
+    }
+
+    fn services(&mut self, raw: &[Spanned<RawService>], templates_stay: bool) -> Vec<Service> {
+        let mut seen: HashMap<ServiceId, Range<usize>> = HashMap::new();
+        let mut names: HashMap<String, Range<usize>> = HashMap::new();
+        let mut owners: HashMap<IpAddr, (VipMode, Range<usize>)> = HashMap::new();
+        let mut all = Vec::new();
+        for service in raw {
+            let span = service.span();
+            let service = service.get_ref();
+            let place = service
+                .address
+                .as_ref()
+                .map(Spanned::span)
+                .or_else(|| service.fwmark.as_ref().map(Spanned::span));
+            if let Some(name) = &service.name {
+                let twice = names.insert(name.get_ref().clone(), name.span());
+                if let Some(first) = twice {
+                    let title = format!("two services are called `{}`", name.get_ref());
+                    self.report(
+                        Diagnostic::error(name.span(), title)
+                            .context(first, "the first one")
+                            .help("give each its own name; it is what the log says"),
+                    );
+                }
+            }
+            let Some(checked) = self.service(service, &span, templates_stay) else {
+                continue;
+            };
+            let place = place.unwrap_or(span);
+            if let Some(first) = seen.insert(checked.id, place.clone()) {
+                self.report(
+                    Diagnostic::error(place, format!("service {} exists twice", label(&checked.id)))
+                        .context(first, "the first one")
+                        .help("put all its servers into one [[service]], or change address, port or protocol"),
+                );
+            }
+            // One address cannot be the engine's and the host's at once.
+            if let (Some(mode), Some(address)) = (&service.vip, checked.address())
+                && checked.vip != VipMode::Auto
+            {
+                match owners.get(&address.ip()) {
+                    Some((other, first)) if *other != checked.vip => self.report(
+                        Diagnostic::error(
+                            mode.span(),
+                            format!(
+                                "{} is the engine's own for one service and the host's for another",
+                                address.ip()
+                            ),
+                        )
+                        .context(first.clone(), "here it is otherwise")
+                        .help("give every service of this address the same `vip`"),
+                    ),
+                    Some(_) => {}
+                    None => {
+                        owners.insert(address.ip(), (checked.vip, mode.span()));
+                    }
+                }
+            }
+            all.push(checked);
+        }
+        all
+    }
+
+    /// The identity of a service.
+    fn identity(&mut self, raw: &RawService, span: &Range<usize>) -> Option<(ServiceId, Family)> {
+        let protocol = self.word(
+            raw.protocol.as_ref(),
+            &[("tcp", 0u8), ("udp", 1), ("sctp", 2)],
+        );
+        let family = self.word(
+            raw.family.as_ref(),
+            &[("ipv4", Family::V4), ("ipv6", Family::V6)],
+        );
+        match (&raw.address, &raw.fwmark) {
+            (Some(address), Some(mark)) => {
+                self.report(
+                    Diagnostic::error(mark.span(), "a service has an address or a mark, not both")
+                        .context(address.span(), "the address")
+                        .help("remove one of them"),
+                );
+                None
+            }
+            (None, None) => {
+                self.missing(
+                    span,
+                    "`address` of the service",
+                    "add its virtual address and port: address = \"192.0.2.10:80\"",
+                );
+                None
+            }
+            (None, Some(_)) => {
+                let mark = self.number(raw.fwmark.as_ref(), "mark", 1..=i64::from(u32::MAX))?;
+                if let Some(protocol) = &raw.protocol {
+                    self.report(
+                        Diagnostic::error(protocol.span(), "a mark takes every protocol")
+                            .help("remove `protocol`"),
+                    );
+                }
+                let family = family.unwrap_or(Family::V4);
+                let mark = u32::try_from(mark).ok()?;
+                Some((ServiceId::Fwmark { mark, family }, family))
+            }
+            (Some(text), None) => {
+                if let Some(family) = &raw.family {
+                    self.report(
+                        Diagnostic::error(
+                            family.span(),
+                            "`family` is for a service with a mark only",
+                        )
+                        .help("remove it; the address says which family it is"),
+                    );
+                }
+                let address = self.socket_address(text, None)?;
+                self.usable(text.span(), address.ip(), "VIP")?;
+                if raw.protocol.is_some() && protocol.is_none() {
+                    return None;
+                }
+                let id = match protocol.unwrap_or(0) {
+                    0 => ServiceId::Tcp { address },
+                    1 => ServiceId::Udp { address },
+                    _ => ServiceId::Sctp { address },
+                };
+                Some((id, Family::of(&address.ip())))
+            }
+        }
+    }
+
+    fn service(
+        &mut self,
+        raw: &RawService,
+        span: &Range<usize>,
+        templates_stay: bool,
+    ) -> Option<Service> {
+        let identity = self.identity(raw, span);
+        let family = identity.map_or(Family::V4, |(_, f)| f);
+        let mut config = ServiceConfig::new(family, "wlc");
+        if let Some(scheduler) = &raw.scheduler {
+            let word = scheduler.get_ref().as_str();
+            if SCHEDULERS.contains(&word) {
+                config.scheduler = word.to_owned();
+            } else {
+                let finding =
+                    Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
+                let list = format!("the schedulers are: {}", SCHEDULERS.join(", "));
+                self.report(match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
+                    Some(k) => finding.help(format!("did you mean \"{k}\"? {list}")),
+                    None => finding.help(list),
+                });
+            }
+        }
+        self.scheduler_flags(raw, &mut config);
+        if let Some(one_packet) = &raw.one_packet
+            && *one_packet.get_ref()
+        {
+            config.flags.0 |= ServiceFlags::ONE_PACKET;
+            if matches!(
+                identity,
+                Some((ServiceId::Tcp { .. } | ServiceId::Sctp { .. }, _))
+            ) {
+                self.report(
+                    Diagnostic::error(
+                        one_packet.span(),
+                        "one-packet scheduling is for UDP services only",
+                    )
+                    .help("remove `one_packet`, or set protocol = \"udp\""),
+                );
+            }
+        }
+        if let Some(persistence) = &raw.persistence {
+            self.persistence(persistence.get_ref(), family, &mut config);
+        }
+        let persistent = config.flags.has(ServiceFlags::PERSISTENT);
+        if let Some((id, _)) = identity
+            && !matches!(id, ServiceId::Fwmark { .. })
+            && port(&id) == 0
+            && !persistent
+            && self.complete
+        {
+            let at = raw.address.as_ref().map_or(span.clone(), Spanned::span);
+            self.report(
+                Diagnostic::error(
+                    at,
+                    "port 0 takes every port, and needs persistence for that",
+                )
+                .help("add persistence = { timeout = \"6m\" }, or give the port"),
+            );
+        }
+        let vip = self
+            .word(
+                raw.vip.as_ref(),
+                &[
+                    ("auto", VipMode::Auto),
+                    ("own", VipMode::Own),
+                    ("host", VipMode::Host),
+                ],
+            )
+            .unwrap_or_default();
+        if let (Some(vip), Some((ServiceId::Fwmark { .. }, _))) = (&raw.vip, identity) {
+            self.report(
+                Diagnostic::error(vip.span(), "a service with a mark has no VIP")
+                    .help("remove `vip`; put the addresses on the host, or route them here"),
+            );
+        }
+        let on_down = self
+            .word(
+                raw.on_down.as_ref(),
+                &[("quiesce", OnDown::Quiesce), ("remove", OnDown::Remove)],
+            )
+            .unwrap_or_else(|| default_on_down(&config, templates_stay));
+        let forward = self.forward(raw.forward.as_ref());
+        let check = raw.check.as_ref();
+
+        let mut servers: Vec<Server> = Vec::new();
+        let mut seen: HashMap<SocketAddr, Range<usize>> = HashMap::new();
+        for server in &raw.server {
+            let Some((id, _)) = identity else {
+                // Without the service's address nothing more can be said of its servers than their numbers.
+                self.number(server.get_ref().weight.as_ref(), "weight", 0..=WEIGHT_MAX);
+                continue;
+            };
+            let place = server.get_ref().address.as_ref().map(Spanned::span);
+            let Some(checked) = self.server(server, raw, &id, forward, check) else {
+                continue;
+            };
+            if let Some(place) = place
+                && let Some(first) = seen.insert(checked.address, place.clone())
+            {
+                self.report(
+                    Diagnostic::error(place, format!("server {} exists twice", checked.address))
+                        .context(first, "the first one")
+                        .help("remove one of them; to send it more connections, raise its weight"),
+                );
+            }
+            servers.push(checked);
+        }
+        if raw.server.is_empty() && self.complete {
+            let span = self.first_line(span);
+            self.report(
+                Diagnostic::warning(
+                    span,
+                    "the service has no server and refuses every connection",
+                )
+                .help("add a [[service.server]] with its address below"),
+            );
+        }
+        let (id, _) = identity?;
+        Some(Service {
+            name: raw
+                .name
+                .as_ref()
+                .map_or_else(|| label(&id), |n| n.get_ref().clone()),
+            id,
+            config,
+            vip,
+            on_down,
+            servers,
+        })
+    }
+
+    fn scheduler_flags(&mut self, raw: &RawService, config: &mut ServiceConfig) {
+        let scheduler = config.scheduler.clone();
+        for flag in raw.scheduler_flags.iter().flatten() {
+            let bit = self.word(
+                Some(flag),
+                &[
+                    ("sh-fallback", ServiceFlags::SCHED1),
+                    ("sh-port", ServiceFlags::SCHED2),
+                    ("mh-fallback", ServiceFlags::SCHED1),
+                    ("mh-port", ServiceFlags::SCHED2),
+                    ("flag-1", ServiceFlags::SCHED1),
+                    ("flag-2", ServiceFlags::SCHED2),
+                    ("flag-3", ServiceFlags::SCHED3),
+                ],
+            );
+            config.flags.0 |= bit.unwrap_or(0);
+            if let Some((owner @ ("sh" | "mh"), rest)) = flag.get_ref().split_once('-')
+                && owner != scheduler
+            {
+                self.report(
+                    Diagnostic::error(
+                        flag.span(),
+                        format!("the scheduler {scheduler} does not know this flag"),
+                    )
+                    .help(format!(
+                        "remove it, or set scheduler = \"{owner}\" (flag `{rest}`)"
+                    )),
+                );
+            }
+        }
+    }
+
+    fn persistence(&mut self, raw: &RawPersistence, family: Family, config: &mut ServiceConfig) {
+        config.flags.0 |= ServiceFlags::PERSISTENT;
+        config.timeout = 360;
+        if let Some(timeout) = &raw.timeout {
+            let duration = timeout.get_ref().0;
+            // ipvsadm's bounds: 1 second to 31 days.
+            let seconds = duration.as_secs();
+            if duration.subsec_millis() != 0 || !(1..=31 * 86_400).contains(&seconds) {
+                self.report(
+                    Diagnostic::error(timeout.span(), "not a timeout for persistence")
+                        .help("give whole seconds, from \"1s\" to \"31d\""),
+                );
+            }
+            config.timeout = u32::try_from(seconds).unwrap_or(u32::MAX);
+        }
+        if let Some(netmask) = &raw.netmask {
+            match parse_netmask(&netmask.get_ref().0, family) {
+                Some(mask) => config.netmask = mask,
+                None => self.report(
+                    Diagnostic::error(netmask.span(), "not a mask for this family of addresses")
+                        .help(match family {
+                            Family::V4 => "give \"255.255.255.0\" or a prefix length, 1 to 32",
+                            Family::V6 => "give a prefix length, 1 to 128",
+                        }),
+                ),
+            }
+        }
+        if let Some(engine) = &raw.engine {
+            config.engine = self
+                .word(Some(engine), &[("sip", "sip")])
+                .map(str::to_owned);
+        }
+    }
+
+    fn forward(&mut self, raw: Option<&Spanned<String>>) -> Option<Forwarding> {
+        // The words of ipvsadm's and keepalived's users are known, so that the remedy is exact.
+        if let Some(value) = raw {
+            let known = match value.get_ref().to_ascii_lowercase().as_str() {
+                "masq" | "masquerading" | "-m" => Some("nat"),
+                "route" | "gate" | "gatewaying" | "direct" | "-g" => Some("dr"),
+                "tunnel" | "ipip" | "-i" => Some("tun"),
+                _ => None,
+            };
+            if let Some(word) = known {
+                self.report(
+                    Diagnostic::error(
+                        value.span(),
+                        format!("unknown forwarding method `{}`", value.get_ref()),
+                    )
+                    .help(format!("here it is called \"{word}\"")),
+                );
+                return None;
+            }
+        }
+        self.word(
+            raw,
+            &[
+                ("nat", Forwarding::Nat),
+                ("dr", Forwarding::Route),
+                ("tun", Forwarding::Tunnel),
+            ],
+        )
+    }
+
+    fn server(
+        &mut self,
+        server: &Spanned<RawServer>,
+        service: &RawService,
+        id: &ServiceId,
+        forward: Option<Forwarding>,
+        check: Option<&Spanned<RawCheck>>,
+    ) -> Option<Server> {
+        let span = server.span();
+        let raw = server.get_ref();
+        let weight = self.number(raw.weight.as_ref(), "weight", 0..=WEIGHT_MAX);
+        let bound = 0..=i64::from(i32::MAX);
+        let upper = self.number(raw.upper.as_ref(), "upper threshold", bound.clone());
+        let lower = self.number(raw.lower.as_ref(), "lower threshold", bound);
+        if let (Some(at), Some(lower)) = (&raw.lower, lower)
+            && lower > upper.unwrap_or(0)
+        {
+            let finding = Diagnostic::error(
+                at.span(),
+                format!(
+                    "`lower` ({lower}) is above `upper` ({})",
+                    upper.unwrap_or(0)
+                ),
+            );
+            self.report(match &raw.upper {
+                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
+                    "a server takes connections again below `lower`, which is at most `upper`",
+                ),
+                None => {
+                    finding.help("set `upper` too: the number of connections at which it stops")
+                }
+            });
+        }
+        let method = match &raw.forward {
+            Some(own) => self.forward(Some(own)),
+            None => forward,
+        };
+        if method.is_none() && raw.forward.is_none() && service.forward.is_none() {
+            self.missing(
+                &span,
+                "`forward` of the server and of its service",
+                "add forward = \"nat\", \"dr\" or \"tun\" to the service",
+            );
+        }
+        let Some(text) = &raw.address else {
+            self.missing(
+                &span,
+                "`address` of the server",
+                "add its address and port: address = \"10.0.0.11:80\"",
+            );
+            return None;
+        };
+        let address = self.socket_address(text, Some(port(id)))?;
+        self.usable(text.span(), address.ip(), "server")?;
+        let method = method?;
+        self.fits(text, address, service, id, method)?;
+        let check = match &raw.check {
+            Some(own) => self.check(own, id, address, &own.span()),
+            None => check.and_then(|c| self.check(c, id, address, &text.span())),
+        };
+        let mut config = ServerConfig::new(1, method);
+        config.weight = i32::try_from(weight.unwrap_or(1)).unwrap_or(1);
+        config.upper = u32::try_from(upper.unwrap_or(0)).unwrap_or(0);
+        config.lower = u32::try_from(lower.unwrap_or(0)).unwrap_or(0);
+        Some(Server {
+            address,
+            config,
+            check,
+        })
+    }
+
+    /// Whether a server can serve its service at all.
+    fn fits(
+        &mut self,
+        text: &Spanned<String>,
+        address: SocketAddr,
+        service: &RawService,
+        id: &ServiceId,
+        method: Forwarding,
+    ) -> Option<()> {
+        let vip = virtual_address(id);
+        let vip_span = service.address.as_ref().map(Spanned::span);
+        let family = match id {
+            ServiceId::Fwmark { family, .. } => Some(*family),
+            _ => vip.map(|v| Family::of(&v.ip())),
+        };
+        if family.is_some_and(|f| f != Family::of(&address.ip())) && method != Forwarding::Tunnel {
+            self.report(
+                Diagnostic::error(text.span(), "server and service are of different families")
+                    .help("give a server of the service's family, or set forward = \"tun\""),
+            );
+            return None;
+        }
+        let Some(vip) = vip else {
+            return Some(());
+        };
+        if address.ip() == vip.ip() && (method != Forwarding::Nat || address.port() == vip.port()) {
+            let mut finding = Diagnostic::error(
+                text.span(),
+                "the server is the virtual service itself: a loop",
+            )
+            .help("give the real server's own address, not the VIP that it has on lo");
+            if let Some(span) = vip_span {
+                finding = finding.context(span, "the VIP");
+            }
+            self.report(finding);
+            return None;
+        }
+        if method != Forwarding::Nat && address.port() != vip.port() {
+            let name = if method == Forwarding::Route {
+                "direct routing"
+            } else {
+                "tunnelling"
+            };
+            let mut finding = Diagnostic::error(
+                text.span(),
+                format!(
+                    "{name} cannot change the port {} to {}",
+                    vip.port(),
+                    address.port()
+                ),
+            )
+            .label("the server gets the packet as the client sent it")
+            .help(format!(
+                "write \"{}\" and let the server listen on port {}, or set forward = \"nat\"",
+                SocketAddr::new(address.ip(), vip.port()),
+                vip.port()
+            ));
+            if let Some(span) = vip_span {
+                finding = finding.context(span, "the service's port");
+            }
+            self.report(finding);
+            return None;
+        }
+        if vip.port() != 0 && address.port() == 0 {
+            self.report(
+                Diagnostic::error(text.span(), "port 0 is not a server's port").help(format!(
+                    "leave the port out to take the service's, {}",
+                    vip.port()
+                )),
+            );
+            return None;
+        }
+        Some(())
+    }
+
+    /// The check of one server; `None` if there is none or it is wrong. `at` is where a missing port is shown.
+    fn check(
+        &mut self,
+        raw: &Spanned<RawCheck>,
+        id: &ServiceId,
+        server: SocketAddr,
+        at: &Range<usize>,
+    ) -> Option<Check> {
+        let before = self.findings.len();
+        let table = match raw.get_ref() {
+            RawCheck::Word(word) if word == "none" => return None,
+            RawCheck::Word(word) => {
+                self.once(
+                    Diagnostic::error(raw.span(), format!("unknown check `{word}`")).help(
+                        "write \"none\", or a table: check = { type = \"tcp\", interval = \"5s\" }",
+                    ),
+                );
+                return None;
+            }
+            RawCheck::Table(table) => table,
+        };
+        self.check_table(table, raw, id);
+        let port_given = table
+            .port
+            .as_ref()
+            .and_then(|p| u16::try_from(*p.get_ref()).ok());
+        let target = SocketAddr::new(server.ip(), port_given.unwrap_or(server.port()));
+        if target.port() == 0 {
+            self.once(
+                Diagnostic::error(at.clone(), "the check has no port to connect to")
+                    .help("the server has no port of its own; add `port` to the check"),
+            );
+        }
+        if self.findings[before..]
+            .iter()
+            .any(|d| d.severity == super::Severity::Error)
+        {
+            return None;
+        }
+        let or = |v: &Option<Spanned<super::raw::RawDuration>>, default: u64| {
+            v.as_ref()
+                .map_or(Duration::from_secs(default), |d| d.get_ref().0)
+        };
+        let count = |v: &Option<Spanned<i64>>, default: u32| {
+            v.as_ref()
+                .and_then(|n| u32::try_from(*n.get_ref()).ok())
+                .unwrap_or(default)
+        };
+        Some(Check {
+            kind: CheckKind::Tcp,
+            target,
+            interval: or(&table.interval, 5),
+            timeout: or(&table.timeout, 2),
+            rise: count(&table.rise, 2),
+            fall: count(&table.fall, 3),
+        })
+    }
+
+    fn check_table(&mut self, table: &RawCheckTable, raw: &Spanned<RawCheck>, id: &ServiceId) {
+        match &table.kind {
+            Some(kind) if kind.get_ref() == "tcp" => {}
+            Some(kind) => self.once(
+                Diagnostic::error(
+                    kind.span(),
+                    format!("unknown type of check `{}`", kind.get_ref()),
+                )
+                .help("this version knows: tcp"),
+            ),
+            None if self.complete => self.once(
+                Diagnostic::error(raw.span(), "`type` of the check is missing")
+                    .help("add type = \"tcp\""),
+            ),
+            None => {}
+        }
+        for (what, value) in [("interval", &table.interval), ("timeout", &table.timeout)] {
+            if let Some(value) = value
+                && value.get_ref().0.is_zero()
+            {
+                self.once(
+                    Diagnostic::error(value.span(), format!("`{what}` of a check cannot be 0"))
+                        .help("give some time, such as \"2s\""),
+                );
+            }
+        }
+        for (what, value) in [("rise", &table.rise), ("fall", &table.fall)] {
+            if let Some(value) = value
+                && !(1..=1000).contains(value.get_ref())
+            {
+                self.once(
+                    Diagnostic::error(value.span(), format!("`{what}` is out of range"))
+                        .help("give a number of checks, 1 to 1000"),
+                );
+            }
+        }
+        if let Some(port) = &table.port {
+            if !(1..=65_535).contains(port.get_ref()) {
+                self.once(
+                    Diagnostic::error(port.span(), "the port is out of range")
+                        .help("give a port, 1 to 65535"),
+                );
+            }
+        } else if matches!(id, ServiceId::Udp { .. } | ServiceId::Sctp { .. }) {
+            self.once(
+                Diagnostic::warning(raw.span(), "a TCP check of a service that is not TCP")
+                    .help("give the check a `port` on which the servers take TCP connections, if it is meant"),
+            );
+        }
+        let interval = table
+            .interval
+            .as_ref()
+            .map_or(Duration::from_secs(5), |d| d.get_ref().0);
+        let timeout = table
+            .timeout
+            .as_ref()
+            .map_or(Duration::from_secs(2), |d| d.get_ref().0);
+        if interval < timeout && !interval.is_zero() {
+            let at = table
+                .timeout
+                .as_ref()
+                .or(table.interval.as_ref())
+                .map_or(raw.span(), Spanned::span);
+            self.once(
+                Diagnostic::warning(at, "a check may take longer than the interval between two")
+                    .help("the next one then waits; make `timeout` at most `interval`"),
+            );
+        }
+    }
+
+    /// Reports a finding about a check of the service, which every server would repeat.
+    fn once(&mut self, finding: Diagnostic) {
+        let known = self
+            .findings
+            .iter()
+            .any(|d| d.primary.0 == finding.primary.0 && d.title == finding.title);
+        if !known {
+            self.report(finding);
+        }
+    }
+
+    /// An address with its port, or with `default_port` if it has none.
+    fn socket_address(
+        &mut self,
+        text: &Spanned<String>,
+        default_port: Option<u16>,
+    ) -> Option<SocketAddr> {
+        let word = text.get_ref().trim();
+        if let Ok(address) = word.parse::<SocketAddr>() {
+            return Some(address);
+        }
+        let bare = word.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            if let Some(port) = default_port {
+                return Some(SocketAddr::new(ip, port));
+            }
+            self.report(
+                Diagnostic::error(text.span(), format!("`{word}` has no port")).help(format!(
+                    "write it as \"{}\" (port 0 takes every port and needs persistence)",
+                    SocketAddr::new(ip, 80)
+                )),
+            );
+            return None;
+        }
+        let help = if word
+            .split(':')
+            .next()
+            .is_some_and(|host| host.chars().any(char::is_alphabetic) && !word.contains("::"))
+        {
+            "names are not resolved, so that a reload means the same at any time; write the numbers: \"192.0.2.10:80\""
+        } else {
+            "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
+        };
+        self.report(
+            Diagnostic::error(
+                text.span(),
+                format!("`{word}` is not an address and a port"),
+            )
+            .help(help),
+        );
+        None
+    }
+
+    /// Whether packets can be sent to such an address at all (`ip_vs_new_dest`).
+    fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
+        let bad = match ip {
+            IpAddr::V4(v4) => v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast(),
+            IpAddr::V6(v6) => {
+                v6.is_unspecified()
+                    || v6.is_multicast()
+                    || v6.is_unicast_link_local()
+                    || v6.to_ipv4_mapped().is_some()
+            }
+        };
+        if bad {
+            self.report(
+                Diagnostic::error(span, format!("{ip} cannot be the address of a {what}"))
+                    .help("give a unicast address that is not link-local"),
+            );
+            return None;
+        }
+        Some(())
+    }
+}
+
+/// What a failed check does where the file does not say it.
+///
+/// Weight 0 is gentler: a false alarm then costs no established connection, and a listing still shows the server. But
+/// it keeps *new* connections coming where the choice does not depend on the weight: a persistence template leads its
+/// client to a server of weight 0 (unless the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without
+/// their fallback refuse a client whose slot is such a server. There the server must go.
+fn default_on_down(config: &ServiceConfig, templates_stay: bool) -> OnDown {
+    let hashed = match config.scheduler.as_str() {
+        "dh" => true,
+        "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
+        _ => false,
+    };
+    if hashed || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT)) {
+        OnDown::Remove
+    } else {
+        OnDown::Quiesce
+    }
+}
+
+fn parse_netmask(text: &str, family: Family) -> Option<u32> {
+    let text = text.trim_start_matches('/');
+    match family {
+        Family::V4 => {
+            if let Ok(prefix @ 1..=32) = text.parse::<u32>() {
+                return Some(u32::MAX << (32 - prefix));
+            }
+            text.parse::<Ipv4Addr>()
+                .ok()
+                .map(u32::from)
+                .filter(|m| *m != 0)
+        }
+        Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),
+    }
+}
+
+fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {
+    match *id {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address)
+        }
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+fn port(id: &ServiceId) -> u16 {
+    virtual_address(id).map_or(0, |a| a.port())
+}
+
+/// A service in words: `tcp 192.0.2.10:80`, `mark 7`.
+pub(crate) fn label(id: &ServiceId) -> String {
+    match id {
+        ServiceId::Tcp { address } => format!("tcp {address}"),
+        ServiceId::Udp { address } => format!("udp {address}"),
+        ServiceId::Sctp { address } => format!("sctp {address}"),
+        ServiceId::Fwmark { mark, family } => match family {
+            Family::V4 => format!("mark {mark}"),
+            Family::V6 => format!("mark {mark} ipv6"),
+        },
+    }
+}

@@ -1,0 +1,198 @@
+//! What is wrong with a file, shown as the Rust compiler would show it: the place, the key, the reason and a remedy.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::ops::Range;
+
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The file is refused.
+    Error,
+    /// The file is taken; the operator should look.
+    Warning,
+}
+
+/// One finding about a configuration file.
+#[derive(Clone, Debug)]
+pub struct Diagnostic {
+    /// Whether the file can be used in spite of it.
+    pub severity: Severity,
+    /// What is wrong, in one line.
+    pub title: String,
+    /// The place, as bytes of the text, and what to say there.
+    pub primary: (Range<usize>, String),
+    /// Other places that matter.
+    pub context: Vec<(Range<usize>, String)>,
+    /// What to do.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// An error at `span`.
+    pub fn error(span: Range<usize>, title: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Error,
+            title: title.into(),
+            primary: (span, String::new()),
+            context: Vec::new(),
+            help: None,
+        }
+    }
+
+    /// A warning at `span`.
+    pub fn warning(span: Range<usize>, title: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Warning,
+            ..Self::error(span, title)
+        }
+    }
+
+    /// Says `text` at the place.
+    #[must_use]
+    pub fn label(mut self, text: impl Into<String>) -> Self {
+        self.primary.1 = text.into();
+        self
+    }
+
+    /// Shows another place.
+    #[must_use]
+    pub fn context(mut self, span: Range<usize>, text: impl Into<String>) -> Self {
+        self.context.push((span, text.into()));
+        self
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn help(mut self, text: impl Into<String>) -> Self {
+        self.help = Some(text.into());
+        self
+    }
+
+    fn render(&self, path: &str, text: &str, renderer: &Renderer) -> String {
+        let clamp = |span: &Range<usize>| span.start.min(text.len())..span.end.min(text.len());
+        let (span, label) = &self.primary;
+        let mut primary = AnnotationKind::Primary.span(clamp(span));
+        if !label.is_empty() {
+            primary = primary.label(label.as_str());
+        }
+        let snippet = Snippet::source(text)
+            .path(path)
+            .annotation(primary)
+            .annotations(self.context.iter().map(|(span, label)| {
+                AnnotationKind::Context
+                    .span(clamp(span))
+                    .label(label.as_str())
+            }));
+        let level = match self.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let mut group = level.primary_title(self.title.as_str()).element(snippet);
+        if let Some(help) = &self.help {
+            group = group.element(Level::HELP.message(help.as_str()));
+        }
+        renderer.render(&[group])
+    }
+}
+
+/// All findings about one file.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Name of the file.
+    pub path: String,
+    /// Its text.
+    pub text: String,
+    /// The findings, in the order of the text.
+    pub findings: Vec<Diagnostic>,
+}
+
+impl Report {
+    /// Number of errors.
+    pub fn errors(&self) -> usize {
+        self.findings
+            .iter()
+            .filter(|d| d.severity == Severity::Error)
+            .count()
+    }
+
+    /// As text, with colours where `coloured`.
+    pub fn render(&self, coloured: bool) -> String {
+        let renderer = if coloured {
+            Renderer::styled()
+        } else {
+            Renderer::plain()
+        };
+        let all: Vec<String> = self
+            .findings
+            .iter()
+            .map(|d| d.render(&self.path, &self.text, &renderer))
+            .collect();
+        all.join("\n\n")
+    }
+
+    /// Writes it to standard error, coloured where that is a terminal.
+    pub fn print(&self) {
+        if !self.findings.is_empty() {
+            eprintln!("{}\n", self.render(std::io::stderr().is_terminal()));
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+impl std::error::Error for Report {}
+
+/// The one of `known` that `word` was probably meant to be.
+pub(super) fn did_you_mean<'a>(
+    word: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let limit = (word.chars().count() / 3).max(1);
+    known
+        .into_iter()
+        .map(|k| (distance(word, k), k))
+        .filter(|(d, _)| *d <= limit)
+        .min_by_key(|(d, _)| *d)
+        .map(|(_, k)| k)
+}
+
+/// Edit distance of Levenshtein, with a swap of neighbours as one edit.
+fn distance(a: &str, b: &str) -> usize {
+    let a: Vec<char> = a.chars().collect();
+    let b: Vec<char> = b.chars().collect();
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggestions() {
+        let keys = ["address", "weight", "forward", "upper"];
+        assert_eq!(did_you_mean("adress", keys), Some("address"));
+        assert_eq!(did_you_mean("wieght", keys), Some("weight"));
+        assert_eq!(did_you_mean("lower", keys), None);
+        assert_eq!(did_you_mean("x", keys), None);
+    }
+}

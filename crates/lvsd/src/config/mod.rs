@@ -1,0 +1,406 @@
+//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong out.
+//!
+//! ```text
+//! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
+//!           │                   │                               │
+//!           └───────────────────┴── findings with their place ──┘
+//! ```
+//!
+//! Each step reports all that it finds. A file with one error gives no [`Config`] at all.
+
+mod check;
+mod diagnostic;
+mod raw;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use lvs_core::{ServerConfig, ServiceConfig};
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+pub(crate) use check::label;
+pub use diagnostic::{Diagnostic, Report, Severity};
+use raw::RawConfig;
+
+/// A file that has been checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Settings of the daemon itself.
+    pub daemon: Daemon,
+    /// Options of an engine that the daemon starts.
+    pub dataplane: Dataplane,
+    /// Sysctls to set, name and value.
+    pub sysctls: Vec<(String, String)>,
+    /// The services, in the order of the file.
+    pub services: Vec<Service>,
+}
+
+/// `[lvsd]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Daemon {
+    /// Services without an owner are the daemon's too.
+    pub adopt: bool,
+    /// Filter of the log.
+    pub log: Option<String>,
+}
+
+/// `[dataplane]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dataplane {
+    /// Interfaces; empty for the engine's own choice.
+    pub interfaces: Vec<String>,
+    /// No interface at all.
+    pub no_interfaces: bool,
+    /// Packet backend.
+    pub backend: Option<String>,
+    /// Worker threads.
+    pub workers: Option<u16>,
+    /// Control socket.
+    pub socket: Option<String>,
+    /// `kernel` or `modern`.
+    pub profile: Option<String>,
+    /// The engine owns every VIP.
+    pub own_vips: bool,
+    /// Application helpers.
+    pub helpers: Vec<String>,
+    /// Bound of the connection table.
+    pub max_connections: Option<u32>,
+    /// `drop` or `evict`.
+    pub when_full: Option<String>,
+    /// Path of the engine.
+    pub program: Option<String>,
+}
+
+impl Dataplane {
+    /// The engine's command line, apart from `--socket`.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut option = |name: &str, value: Option<String>| {
+            all.push(name.to_owned());
+            all.extend(value);
+        };
+        for interface in &self.interfaces {
+            option("--interface", Some(interface.clone()));
+        }
+        if self.no_interfaces {
+            option("--no-interfaces", None);
+        }
+        if let Some(backend) = &self.backend {
+            option("--backend", Some(backend.clone()));
+        }
+        if let Some(workers) = self.workers {
+            option("--workers", Some(workers.to_string()));
+        }
+        if let Some(profile) = &self.profile {
+            option("--profile", Some(profile.clone()));
+        }
+        if self.own_vips {
+            option("--own-vips", None);
+        }
+        for helper in &self.helpers {
+            option("--helper", Some(helper.clone()));
+        }
+        if let Some(bound) = self.max_connections {
+            option("--max-connections", Some(bound.to_string()));
+        }
+        if let Some(when_full) = &self.when_full {
+            option("--when-full", Some(when_full.clone()));
+        }
+        all
+    }
+}
+
+/// Whose address a VIP is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VipMode {
+    /// The engine's, unless the host has it when the file is loaded.
+    #[default]
+    Auto,
+    /// The engine's: it answers ARP for it and announces it.
+    Own,
+    /// The host's, or routed here; the engine does not answer for it.
+    Host,
+}
+
+/// What a failed check does to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDown {
+    /// Weight 0: no new connections, the existing ones go on.
+    Quiesce,
+    /// The server is deleted: nothing reaches it, its connections hang until it is back.
+    Remove,
+}
+
+/// `[[service]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Name in logs.
+    pub name: String,
+    /// What the engine knows it by.
+    pub id: ServiceId,
+    /// Its settings in the engine.
+    pub config: ServiceConfig,
+    /// Whose address the VIP is.
+    pub vip: VipMode,
+    /// What a failed check does.
+    pub on_down: OnDown,
+    /// Real servers, in the order of the file.
+    pub servers: Vec<Server>,
+}
+
+impl Service {
+    /// The virtual address, where it has one.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.id {
+            ServiceId::Tcp { address }
+            | ServiceId::Udp { address }
+            | ServiceId::Sctp { address } => Some(address),
+            ServiceId::Fwmark { .. } => None,
+        }
+    }
+}
+
+/// `[[service.server]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Its settings in the engine while it is healthy.
+    pub config: ServerConfig,
+    /// How its health is found out; without it, it is taken to be healthy.
+    pub check: Option<Check>,
+}
+
+/// A health check of one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Check {
+    /// How.
+    pub kind: CheckKind,
+    /// Where.
+    pub target: SocketAddr,
+    /// Time between the starts of two checks.
+    pub interval: Duration,
+    /// Time after which a check has failed.
+    pub timeout: Duration,
+    /// Good checks in a row that bring the server back.
+    pub rise: u32,
+    /// Failed checks in a row that take it out.
+    pub fall: u32,
+}
+
+/// Kinds of health checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CheckKind {
+    /// A TCP connection can be opened.
+    Tcp,
+}
+
+impl Config {
+    /// Reads and checks a file. The report that comes with a configuration holds warnings only.
+    ///
+    /// # Errors
+    /// The file cannot be read ([`LoadError::Read`]), or something in it is wrong ([`LoadError::Refused`]).
+    pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
+        let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
+            path: path.display().to_string(),
+            source,
+        })?;
+        Self::from_toml(&path.display().to_string(), &text)
+            .map_err(|report| LoadError::Refused(Box::new(report)))
+    }
+
+    /// Checks `text`, which came from the file `path`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
+        let (raw, mut findings) = shape(text);
+        let mut config = None;
+        if let Some(raw) = raw {
+            let complete = findings.is_empty();
+            config = Some(check::check(&raw, text, complete, &mut findings));
+        }
+        findings.sort_by_key(|d| d.primary.0.start);
+        let report = Report {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            findings,
+        };
+        match config {
+            Some(config) if report.errors() == 0 => Ok((config, report)),
+            _ => Err(report),
+        }
+    }
+
+    /// The VIPs that the engine shall own, `on_host` telling whether the host has an address.
+    pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+        let said_host = |ip| {
+            self.services
+                .iter()
+                .any(|s| s.vip == VipMode::Host && s.address().is_some_and(|a| a.ip() == ip))
+        };
+        let mut all: Vec<IpAddr> = self
+            .services
+            .iter()
+            .filter_map(|s| Some((s.vip, s.address()?.ip())))
+            .filter(|(mode, ip)| match mode {
+                VipMode::Own => true,
+                VipMode::Host => false,
+                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
+            })
+            .map(|(_, ip)| ip)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// Why a file gave no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be read.
+    #[error("cannot read {path}: {source}; give another file with --config")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It is wrong.
+    #[error("{0}")]
+    Refused(Box<Report>),
+}
+
+/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and reported.
+///
+/// serde stops at the first error, so the offender is cut out of the tree and the rest read again.
+fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
+    let (mut tree, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let findings = errors
+            .iter()
+            .map(|e| {
+                let span = e.span().unwrap_or(0..0);
+                Diagnostic::error(span, format!("not valid TOML: {}", one_line(e.message())))
+            })
+            .collect();
+        return (None, findings);
+    }
+    let mut findings = Vec::new();
+    // Every round removes one entry of the file, so this ends.
+    loop {
+        let whole = tree.span();
+        let value = Spanned::new(whole, DeValue::Table(tree.get_ref().clone()));
+        match RawConfig::deserialize(ValueDeserializer::from(value)) {
+            Ok(raw) => return (Some(raw), findings),
+            Err(error) => {
+                let span = error.span().unwrap_or(0..0);
+                findings.push(explain(error.message(), &span, text));
+                if !remove(tree.get_mut(), &span) {
+                    return (None, findings);
+                }
+            }
+        }
+    }
+}
+
+/// Removes the entry whose key or value lies at `span`; false if there is none.
+fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> bool {
+    let found = table
+        .iter()
+        .find(|(key, value)| key.span() == *span || value.span() == *span)
+        .map(|(key, _)| key.clone());
+    if let Some(key) = found {
+        table.remove(&key);
+        return true;
+    }
+    table.iter_mut().any(|(_, value)| match value.get_mut() {
+        DeValue::Table(inner) => remove(inner, span),
+        DeValue::Array(items) => remove_item(items, span),
+        _ => false,
+    })
+}
+
+/// The same inside an array. An item that is itself at `span` goes.
+fn remove_item(items: &mut toml::de::DeArray<'_>, span: &Range<usize>) -> bool {
+    if items.iter().any(|item| item.span() == *span) {
+        let kept: Vec<_> = items
+            .iter()
+            .filter(|item| item.span() != *span)
+            .cloned()
+            .collect();
+        *items = toml::de::DeArray::new();
+        for item in kept {
+            items.push(item);
+        }
+        return true;
+    }
+    items.iter_mut().any(|item| match item.get_mut() {
+        DeValue::Table(inner) => remove(inner, span),
+        DeValue::Array(inner) => remove_item(inner, span),
+        _ => false,
+    })
+}
+
+/// serde's message in our words, with a suggestion for a misspelt key.
+fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
+    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no fields).
+    if let Some(rest) = message.strip_prefix("unknown field `") {
+        let mut quoted = rest.split('`').step_by(2);
+        let key = quoted.next().unwrap_or_default();
+        let known: Vec<&str> = rest.split('`').skip(2).step_by(2).collect();
+        let finding = Diagnostic::error(span.clone(), format!("unknown key `{key}`"))
+            .label("not a key of this table");
+        return match diagnostic::did_you_mean(key, known.iter().copied()) {
+            Some(word) => finding.help(format!("did you mean `{word}`?")),
+            None => finding.help(format!("this table knows: {}", known.join(", "))),
+        };
+    }
+    let written = text.get(span.clone()).unwrap_or_default();
+    if let Some(rest) = message.strip_prefix("invalid type: ")
+        && let Some((found, expected)) = rest.split_once(", expected ")
+    {
+        let expected = match expected {
+            "i64" => "a whole number",
+            "a boolean" | "bool" => "true or false",
+            "a sequence" => "an array of tables or values",
+            other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
+        };
+        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
+            .label(format!("expected {expected}, found {}", plain(found)));
+        let number = written.trim_matches(['"', '\'']);
+        return if expected == "a whole number" && number.parse::<i64>().is_ok() {
+            finding.help(format!("write it without quotes: {number}"))
+        } else if expected.starts_with("a string") {
+            finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
+        } else if expected.starts_with("an array of tables") && found == "map" {
+            finding
+                .help("write the table's name in double brackets: [[service]], [[service.server]]")
+        } else {
+            finding
+        };
+    }
+    Diagnostic::error(span.clone(), one_line(message))
+}
+
+fn plain(found: &str) -> String {
+    found
+        .replace("map", "a table")
+        .replace("sequence", "an array")
+        .replace("integer", "the number")
+        .replace("floating point", "the number")
+        .replace("boolean", "the word")
+        .replace("string", "the string")
+}
+
+fn one_line(message: &str) -> String {
+    message.lines().collect::<Vec<_>>().join(", ")
+}

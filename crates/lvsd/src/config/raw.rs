@@ -1,0 +1,348 @@
+//! The file as it is written: one struct a table, every value with its place in the text.
+//!
+//! Nothing is required here and nothing is interpreted, so that one pass finds every misspelt key and every value of a
+//! wrong type; [`super`] turns this into the checked [`Config`](super::Config).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use toml::Spanned;
+
+/// A whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawConfig {
+    pub(super) lvsd: RawDaemon,
+    pub(super) dataplane: RawDataplane,
+    /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
+    pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
+    pub(super) service: Vec<Spanned<RawService>>,
+    pub(super) mark: Vec<Spanned<RawMark>>,
+}
+
+/// `[lvsd]`: the daemon itself.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawDaemon {
+    /// Treat the services that were typed by hand as the daemon's own: change those of the file, delete the rest.
+    /// Default: false.
+    pub(super) adopt: Option<bool>,
+    /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
+    pub(super) log: Option<Spanned<String>>,
+}
+
+/// `[dataplane]`: options of an engine that the daemon starts. One that runs already keeps its own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawDataplane {
+    /// Interfaces to use. Default: every Ethernet interface that is up and has no master.
+    pub(super) interface: Option<Spanned<OneOrMore>>,
+    /// Use no interface at all. Default: false.
+    pub(super) no_interfaces: Option<Spanned<bool>>,
+    /// `auto`, `af_packet`, `af_xdp` or `tun`. Default: `auto`.
+    pub(super) backend: Option<Spanned<String>>,
+    /// Worker threads. Default: the engine's.
+    pub(super) workers: Option<Spanned<i64>>,
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
+    pub(super) socket: Option<Spanned<String>>,
+    /// `kernel` or `modern`. Default: `kernel`.
+    pub(super) profile: Option<Spanned<String>>,
+    /// The engine owns the address of every service, also of those typed by hand. Default: false.
+    pub(super) own_vips: Option<bool>,
+    /// Application helpers: `ftp`. Default: none.
+    pub(super) helper: Option<Spanned<OneOrMore>>,
+    /// Bound of the connection table, in connections. Default: the engine's.
+    pub(super) max_connections: Option<Spanned<i64>>,
+    /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
+    pub(super) when_full: Option<Spanned<String>>,
+    /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
+    pub(super) program: Option<Spanned<String>>,
+}
+
+/// `[[service]]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawService {
+    /// Name in logs. Default: protocol and address.
+    pub(super) name: Option<Spanned<String>>,
+    /// Virtual address and port; this or `fwmark` is required.
+    pub(super) address: Option<Spanned<String>>,
+    /// `tcp`, `udp` or `sctp`. Default: `tcp`.
+    pub(super) protocol: Option<Spanned<String>>,
+    /// Firewall mark, 1 to 4294967295, instead of an address.
+    pub(super) fwmark: Option<Spanned<i64>>,
+    /// Family of the packets with that mark: `ipv4` or `ipv6`. Default: `ipv4`.
+    pub(super) family: Option<Spanned<String>>,
+    /// Scheduler by ipvsadm's name. Default: `wlc`.
+    pub(super) scheduler: Option<Spanned<String>>,
+    /// `sh-fallback`, `sh-port`, `mh-fallback`, `mh-port`, `flag-1`, `flag-2`, `flag-3`. Default: none.
+    pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
+    /// Schedule each UDP datagram by itself. Default: false.
+    pub(super) one_packet: Option<Spanned<bool>>,
+    /// Keep a client on its server. Default: off.
+    pub(super) persistence: Option<Spanned<RawPersistence>>,
+    /// `nat`, `dr` or `tun`. Required here or at every server.
+    pub(super) forward: Option<Spanned<String>>,
+    /// Whose address the VIP is: `own`, `host` or `auto`. Default: `auto`.
+    pub(super) vip: Option<Spanned<String>>,
+    /// Health check of every server: a table, or `"none"`. Default: none.
+    pub(super) check: Option<Spanned<RawCheck>>,
+    /// What a failed check does to a server: `quiesce` or `remove`. Default: see the documentation.
+    pub(super) on_down: Option<Spanned<String>>,
+    pub(super) server: Vec<Spanned<RawServer>>,
+}
+
+/// `persistence = { ... }`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawPersistence {
+    /// How long a client is remembered after its last new connection. Default: `6m`, as ipvsadm's.
+    pub(super) timeout: Option<Spanned<RawDuration>>,
+    /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address by itself.
+    pub(super) netmask: Option<Spanned<Scalar>>,
+    /// Persistence engine: `sip`. Default: none.
+    pub(super) engine: Option<Spanned<String>>,
+}
+
+/// `[[service.server]]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawServer {
+    /// Address and port; without a port, the service's. Required.
+    pub(super) address: Option<Spanned<String>>,
+    /// 0 to 65535; 0 takes no new connections. Default: 1.
+    pub(super) weight: Option<Spanned<i64>>,
+    /// Overrides the service's.
+    pub(super) forward: Option<Spanned<String>>,
+    /// Connections at which it stops taking new ones; 0 is no limit. Default: 0.
+    pub(super) upper: Option<Spanned<i64>>,
+    /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default: 0.
+    pub(super) lower: Option<Spanned<i64>>,
+    /// Overrides the service's; `"none"` switches it off.
+    pub(super) check: Option<Spanned<RawCheck>>,
+}
+
+/// `check = { ... }` or `check = "none"`.
+#[derive(Debug)]
+pub(super) enum RawCheck {
+    /// The string, whatever it says.
+    Word(String),
+    /// The table.
+    Table(RawCheckTable),
+}
+
+/// The table of a check.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawCheckTable {
+    /// `tcp`. Required.
+    #[serde(rename = "type")]
+    pub(super) kind: Option<Spanned<String>>,
+    /// Time between the starts of two checks. Default: `5s`.
+    pub(super) interval: Option<Spanned<RawDuration>>,
+    /// Time after which a check has failed. Default: `2s`.
+    pub(super) timeout: Option<Spanned<RawDuration>>,
+    /// Good checks in a row that bring a server back. Default: 2.
+    pub(super) rise: Option<Spanned<i64>>,
+    /// Failed checks in a row that take it out. Default: 3.
+    pub(super) fall: Option<Spanned<i64>>,
+    /// Port to connect to. Default: the server's.
+    pub(super) port: Option<Spanned<i64>>,
+}
+
+/// `[[mark]]`: a rule that sets firewall marks.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawMark {
+    interface: Option<String>,
+    source: Option<String>,
+    destination: Option<String>,
+    protocol: Option<String>,
+    ports: Option<Scalar>,
+    mark: Option<i64>,
+    drop: Option<bool>,
+    host: Option<bool>,
+}
+
+/// `"5s"`, `"500ms"`, `"2m30s"`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RawDuration(pub(super) Duration);
+
+/// A string or a whole number, as text.
+#[derive(Debug)]
+pub(super) struct Scalar(pub(super) String);
+
+/// A string or an array of strings.
+#[derive(Debug)]
+pub(super) struct OneOrMore(pub(super) Vec<String>);
+
+/// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || {
+        format!(
+            "`{text}` is not a duration; write a whole number and its unit: \"500ms\", \"5s\", \"2m\", \"1h\""
+        )
+    };
+    let mut rest = text.trim();
+    let mut total = 0u64;
+    if rest.is_empty() {
+        return Err(bad());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
+        rest = &rest[digits..];
+        let letters = rest
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(rest.len());
+        let unit_ms = match &rest[..letters] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(bad()),
+        };
+        rest = &rest[letters..];
+        total = number
+            .checked_mul(unit_ms)
+            .and_then(|ms| ms.checked_add(total))
+            .filter(|ms| *ms <= 365 * 86_400_000)
+            .ok_or_else(|| format!("`{text}` is longer than a year"))?;
+    }
+    Ok(Duration::from_millis(total))
+}
+
+impl<'de> Deserialize<'de> for RawDuration {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = RawDuration;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a duration as a string, such as \"5s\"")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawDuration, E> {
+                parse_duration(v).map(RawDuration).map_err(E::custom)
+            }
+
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<RawDuration, E> {
+                Err(E::custom(format!(
+                    "a duration needs its unit; write \"{v}s\" for {v} seconds or \"{v}ms\" for milliseconds"
+                )))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number or a string")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<Scalar, E> {
+                Ok(Scalar(v.to_owned()))
+            }
+
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Scalar, E> {
+                Ok(Scalar(v.to_string()))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for OneOrMore {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = OneOrMore;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<OneOrMore, E> {
+                Ok(OneOrMore(vec![v.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMore, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element::<String>()? {
+                    all.push(one);
+                }
+                Ok(OneOrMore(all))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawCheck {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = RawCheck;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table such as { type = \"tcp\", interval = \"5s\" }, or \"none\"")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawCheck, E> {
+                Ok(RawCheck::Word(v.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawCheck, A::Error> {
+                RawCheckTable::deserialize(de::value::MapAccessDeserializer::new(map))
+                    .map(RawCheck::Table)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("5s", 5_000),
+            ("2m30s", 150_000),
+            ("1h", 3_600_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            "-1s",
+            "1.5s",
+            "5x",
+            "99999999999999999999s",
+            "400d",
+            "18446744073709551615h",
+        ] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,701 @@
+//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`] carries it out.
+//!
+//! ```text
+//! file ──(start, SIGHUP)──┐
+//!                         ├──▶ Goal ──▶ Link::step ──▶ engine
+//! checks ──(up, down)─────┘               ▲
+//! timer ──(look again, backoff)───────────┘
+//! ```
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::config::{Config, LoadError, OnDown, Report};
+use crate::engine::{Goal, Host, Link, Step};
+use crate::health::{Change, Checks, Key, Prober};
+use crate::notify::Notify;
+use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+
+/// How long a stopping engine is waited for.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// An engine that has taken a request answers within this time, or it hangs.
+const HANG_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the daemon is told from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Read the file again (SIGHUP).
+    Reload,
+    /// End (SIGTERM, SIGINT).
+    Stop,
+}
+
+/// What it was started with.
+#[derive(Debug)]
+pub struct Options {
+    /// Where the configuration comes from at a reload.
+    pub path: PathBuf,
+    /// The engine stays as it is when the daemon ends.
+    pub leave: bool,
+    /// The way to the service manager.
+    pub notify: Notify,
+}
+
+struct Daemon<P> {
+    config: Config,
+    /// The VIPs that the engine shall own, decided when the file was loaded.
+    vips: Vec<std::net::IpAddr>,
+    checks: Checks<P>,
+    /// When VIPs are owned even if a first check is still out.
+    announce_at: Instant,
+}
+
+/// Runs until it is told to stop.
+///
+/// # Errors
+/// At start-up only: there is no engine and none can be started.
+pub async fn run<P: Prober>(
+    options: Options,
+    config: Config,
+    host: impl Host,
+    prober: P,
+    mut signals: mpsc::Receiver<Signal>,
+) -> Result<(), String> {
+    let (checks, mut reports) = Checks::new(prober);
+    let mut link = Box::new(Link::new(Box::new(host), Instant::now()));
+    let mut daemon = Daemon {
+        config: Config::default(),
+        vips: Vec::new(),
+        checks,
+        announce_at: Instant::now(),
+    };
+    daemon.load(config, &link);
+    let notify = &options.notify;
+    let mut ready = false;
+    let mut status = String::new();
+    // Whether the goal is another one than the engine was last given.
+    let mut changed = true;
+    let mut announced = false;
+    let mut next = Instant::now();
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.recv() => match signal {
+                Some(Signal::Reload) => {
+                    notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
+                    daemon.reload(&options.path, &link);
+                    if ready {
+                        notify.send("READY=1");
+                    }
+                    changed = true;
+                    next = Instant::now();
+                }
+                Some(Signal::Stop) | None => break,
+            },
+            Some(report) = reports.recv() => {
+                // What one moment brings goes into one round.
+                let mut report = Some(report);
+                while let Some(one) = report {
+                    daemon.take(one);
+                    report = reports.try_recv().ok();
+                }
+                changed = true;
+                next = Instant::now();
+            }
+            () = tokio::time::sleep_until(next) => {
+                let announce = daemon.announce();
+                changed |= announce != announced;
+                announced = announce;
+                let goal = daemon.goal(announce);
+                let step = blocking(link, move |link, now| link.step(&goal, changed, now));
+                let (back, step) = match tokio::time::timeout(HANG_LIMIT, step).await {
+                    Ok(done) => done?,
+                    // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+                    Err(_) => return Err(format!(
+                        "the engine took a request and does not answer it within {HANG_LIMIT:?}; if it hangs, end it with `kill -9` and start lvsd again"
+                    )),
+                };
+                link = back;
+                match step {
+                    Step::InStep { refused, again } => {
+                        changed = false;
+                        next = Instant::now() + again;
+                        if !announce {
+                            next = next.min(daemon.announce_at);
+                        }
+                        if announce && !ready {
+                            ready = true;
+                            notify.send("READY=1");
+                            tracing::info!("ready: {}", daemon.status(refused));
+                        }
+                        let now = daemon.status(refused);
+                        if now != status {
+                            notify.send(&format!("STATUS={now}"));
+                            status = now;
+                        }
+                    }
+                    Step::Waiting(time) => next = Instant::now() + time,
+                    Step::Fatal(why) => return Err(why),
+                }
+            }
+        }
+    }
+    notify.send("STOPPING=1");
+    if options.leave {
+        tracing::info!("stopping; the engine goes on forwarding");
+        return Ok(());
+    }
+    tracing::info!("stopping");
+    let (mut link, ()) = blocking(link, |link, _| link.stop()).await?;
+    let limit = Instant::now() + STOP_LIMIT;
+    loop {
+        let (back, running) = blocking(link, |link, _| link.still_running()).await?;
+        link = back;
+        if !running {
+            return Ok(());
+        }
+        if Instant::now() >= limit {
+            return Err(format!(
+                "the engine still runs after {STOP_LIMIT:?}; end it with `kill`"
+            ));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Does something that blocks, away from the loop.
+async fn blocking<T: Send + 'static>(
+    mut link: Box<Link>,
+    work: impl FnOnce(&mut Link, Instant) -> T + Send + 'static,
+) -> Result<(Box<Link>, T), String> {
+    let now = Instant::now();
+    tokio::task::spawn_blocking(move || {
+        let result = work(&mut link, now);
+        (link, result)
+    })
+    .await
+    .map_err(|e| format!("a fault of lvsd itself: {e}"))
+}
+
+impl<P: Prober> Daemon<P> {
+    fn load(&mut self, config: Config, link: &Link) {
+        let addresses = link.addresses();
+        self.vips = config.own_vips(|ip| addresses.has(ip));
+        self.checks.set(&config);
+        let longest = config
+            .services
+            .iter()
+            .flat_map(|s| &s.servers)
+            .filter_map(|s| s.check.map(|c| c.timeout))
+            .max();
+        self.announce_at =
+            Instant::now() + longest.map_or(Duration::ZERO, |t| t + Duration::from_secs(1));
+        self.config = config;
+    }
+
+    fn reload(&mut self, path: &std::path::Path, link: &Link) {
+        match Config::load(path) {
+            Ok((config, warnings)) => {
+                warnings.print();
+                if config == self.config {
+                    tracing::info!("reloaded {}: nothing has changed", path.display());
+                } else {
+                    tracing::info!("reloaded {}", path.display());
+                }
+                if config.dataplane != self.config.dataplane {
+                    tracing::warn!(
+                        "[dataplane] has changed; it takes effect when the engine is started again"
+                    );
+                }
+                if config.daemon.log != self.config.daemon.log {
+                    tracing::warn!("`log` has changed; it takes effect when lvsd is started again");
+                }
+                self.load(config, link);
+            }
+            Err(LoadError::Refused(report)) => {
+                report.print();
+                tracing::error!(
+                    "{} is not valid, the old configuration stays: {}",
+                    path.display(),
+                    summary(&report)
+                );
+            }
+            Err(error) => tracing::error!("{error}; the old configuration stays"),
+        }
+    }
+
+    /// The first checks are done, or have had their time.
+    fn announce(&self) -> bool {
+        !self.checks.pending() || Instant::now() >= self.announce_at
+    }
+
+    fn goal(&self, announce: bool) -> Goal {
+        let services = self
+            .config
+            .services
+            .iter()
+            .map(|service| DesiredService {
+                id: service.id,
+                config: service.config.clone(),
+                on_down: service.on_down,
+                servers: service
+                    .servers
+                    .iter()
+                    .map(|server| DesiredServer {
+                        address: server.address,
+                        config: server.config,
+                        health: self.checks.health(&(service.id, server.address)),
+                    })
+                    .collect(),
+            })
+            .collect();
+        Goal {
+            desired: Desired {
+                services,
+                vips: self.vips.iter().copied().collect(),
+                sysctls: self.config.sysctls.clone(),
+                adopt: self.config.daemon.adopt,
+            },
+            announce,
+            dataplane: self.config.dataplane.clone(),
+        }
+    }
+
+    /// Takes a report and logs it: once for a change, with the reason and how long it had lasted.
+    fn take(&mut self, report: crate::health::Report) {
+        let Some(Change {
+            key,
+            up,
+            reason,
+            lasted,
+        }) = self.checks.take(report)
+        else {
+            return;
+        };
+        let Some(service) = self.config.services.iter().find(|s| s.id == key.0) else {
+            return;
+        };
+        let (name, server) = (&service.name, key.1);
+        // Seconds are enough where there are any.
+        let lasted = lasted.map(|d| match d.as_secs() {
+            0 => Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(0)),
+            whole => Duration::from_secs(whole),
+        });
+        match (up, lasted) {
+            (true, Some(time)) => {
+                tracing::info!(service = %name, %server, "server is up again, after {time:?} down");
+            }
+            (true, None) => tracing::info!(service = %name, %server, "server is up"),
+            (false, lasted) => {
+                let before = match lasted {
+                    Some(time) => format!("after {time:?} up"),
+                    None => "at its first check".to_owned(),
+                };
+                let what = match service.on_down {
+                    OnDown::Quiesce => "it gets no new connections (weight 0)",
+                    OnDown::Remove => "it is taken out",
+                };
+                tracing::warn!(service = %name, %server, "server is down, {before}: {reason}; {what}");
+            }
+        }
+        let states: Vec<Health> = service
+            .servers
+            .iter()
+            .map(|s| self.health(&(service.id, s.address)))
+            .collect();
+        let good = states.iter().filter(|s| **s == Health::Up).count();
+        if !up && states.iter().all(|s| *s == Health::Down) {
+            tracing::error!(service = %name, "ALL {} servers are down: the service refuses new connections", states.len());
+        } else if up && good == 1 && lasted.is_some() {
+            tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
+        }
+    }
+
+    fn health(&self, key: &Key) -> Health {
+        self.checks.health(key)
+    }
+
+    /// One line about everything.
+    fn status(&self, refused: usize) -> String {
+        let mut up = 0;
+        let mut all = 0;
+        for service in &self.config.services {
+            for server in &service.servers {
+                all += 1;
+                up += usize::from(self.health(&(service.id, server.address)) == Health::Up);
+            }
+        }
+        let services = self.config.services.len();
+        let mut line = format!("{services} services, {up} of {all} servers up");
+        if refused > 0 {
+            line.push_str(&format!(", {refused} changes refused by the engine"));
+        }
+        line
+    }
+}
+
+fn summary(report: &Report) -> String {
+    let first = report
+        .findings
+        .iter()
+        .find(|d| d.severity == crate::config::Severity::Error);
+    match first {
+        Some(d) if report.errors() > 1 => {
+            format!("{} (and {} more)", d.title, report.errors() - 1)
+        }
+        Some(d) => d.title.clone(),
+        None => "no reason".to_owned(),
+    }
+}
+
+/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot is near enough where
+/// the machine was never suspended, and systemd only compares it with its own.
+fn monotonic_us() -> u64 {
+    let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds: f64 = text
+        .split(' ')
+        .next()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(0.0);
+    Duration::try_from_secs_f64(seconds)
+        .map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::future::Future;
+    use std::net::SocketAddr;
+    use std::sync::{Arc, Mutex};
+
+    use lvs_core::api::ServiceId;
+
+    use super::*;
+    use crate::config::Check;
+    use crate::control::Op;
+    use crate::fake::World;
+    use crate::health::ProbeError;
+
+    /// Servers that are dead.
+    #[derive(Clone, Default)]
+    struct Dead(Arc<Mutex<HashSet<SocketAddr>>>);
+
+    impl Dead {
+        fn set(&self, server: &str, dead: bool) {
+            let server = server.parse().unwrap();
+            let mut all = self.0.lock().unwrap();
+            if dead {
+                all.insert(server);
+            } else {
+                all.remove(&server);
+            }
+        }
+    }
+
+    impl Prober for Dead {
+        fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+            let dead = self.0.lock().unwrap().contains(&check.target);
+            async move {
+                if dead {
+                    Err(ProbeError::Server("connection refused".into()))
+                } else {
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    const FILE: &str = r#"
+        [sysctl]
+        conn_reuse_mode = 0
+        [[service]]
+        name = "web"
+        address = "192.0.2.10:80"
+        forward = "nat"
+        check = { type = "tcp", interval = "1s", timeout = "1s", rise = 2, fall = 2 }
+        [[service.server]]
+        address = "10.0.0.1:80"
+        [[service.server]]
+        address = "10.0.0.2:80"
+        weight = 3
+    "#;
+
+    struct Running {
+        world: World,
+        dead: Dead,
+        file: tempfile::NamedTempFile,
+        signals: mpsc::Sender<Signal>,
+        task: tokio::task::JoinHandle<Result<(), String>>,
+    }
+
+    fn web() -> ServiceId {
+        ServiceId::Tcp {
+            address: "192.0.2.10:80".parse().unwrap(),
+        }
+    }
+
+    impl Running {
+        fn start(world: World, dead: Dead, text: &str, leave: bool) -> Self {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            let (config, _) = Config::load(file.path()).unwrap();
+            let (signals, receiver) = mpsc::channel(4);
+            let options = Options {
+                path: file.path().to_owned(),
+                leave,
+                notify: Notify::default(),
+            };
+            let task = tokio::spawn(run(options, config, world.host(), dead.clone(), receiver));
+            Self {
+                world,
+                dead,
+                file,
+                signals,
+                task,
+            }
+        }
+
+        /// Waits until the service's servers have these weights, in the order of addresses.
+        async fn weights(&self, wanted: &[(&str, i32)]) {
+            let wanted: Vec<(SocketAddr, i32)> = wanted
+                .iter()
+                .map(|(a, w)| (a.parse().unwrap(), *w))
+                .collect();
+            let mut now = Vec::new();
+            for _ in 0..2000 {
+                now = self.world.weights(web());
+                if now == wanted {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            panic!(
+                "wanted {wanted:?}, have {now:?}; done: {:#?}",
+                self.world.ops()
+            );
+        }
+
+        async fn reload(&self, text: &str) {
+            std::fs::write(self.file.path(), text).unwrap();
+            self.signals.send(Signal::Reload).await.unwrap();
+        }
+
+        async fn stop(self) -> World {
+            self.signals.send(Signal::Stop).await.unwrap();
+            self.task.await.unwrap().unwrap();
+            self.world
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn starts_an_engine_fills_it_and_stops_it() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let engine = daemon.world.engine();
+        assert_eq!(engine.sysctls["conn_reuse_mode"], "0");
+        assert!(engine.vips.contains(&"192.0.2.10".parse().unwrap()));
+        let ops = daemon.world.ops();
+        assert!(
+            matches!(ops.last(), Some(Op::OwnVips(_))),
+            "the VIP comes last: {ops:#?}"
+        );
+        let world = daemon.stop().await;
+        assert!(!world.running());
+        assert_eq!(world.starts(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_server_gets_nothing_from_the_start() {
+        let dead = Dead::default();
+        dead.set("10.0.0.2:80", true);
+        let daemon = Running::start(World::default(), dead, FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
+            .await;
+        let bad = daemon.world.ops().iter().any(|op| {
+            matches!(op, Op::AddServer(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
+        });
+        assert!(!bad);
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_quiesces_and_brings_back() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.dead.set("10.0.0.1:80", true);
+        daemon
+            .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.dead.set("10.0.0.1:80", false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        let deleted = daemon
+            .world
+            .ops()
+            .iter()
+            .any(|op| matches!(op, Op::DeleteServer(..)));
+        assert!(!deleted);
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_down_remove_takes_the_server_out() {
+        let text = FILE.replace(
+            "forward = \"nat\"",
+            "forward = \"nat\"\non_down = \"remove\"",
+        );
+        let daemon = Running::start(World::default(), Dead::default(), &text, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.dead.set("10.0.0.1:80", true);
+        daemon.weights(&[("10.0.0.2:80", 3)]).await;
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reload_changes_only_what_changed() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let before = daemon.world.ops().len();
+        daemon
+            .reload(&FILE.replace("weight = 3", "weight = 7"))
+            .await;
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
+            .await;
+        let ops = daemon.world.ops();
+        assert!(
+            matches!(&ops[before..], [Op::EditServer(_)]),
+            "{:#?}",
+            &ops[before..]
+        );
+
+        // A file that is not valid changes nothing.
+        daemon.reload("[[service]]\nadress = 1\n").await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.ops().len(), before + 1);
+
+        // Nor does one that cannot be read.
+        std::fs::remove_file(daemon.file.path()).unwrap();
+        daemon.signals.send(Signal::Reload).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.ops().len(), before + 1);
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn killed_and_restarted_it_disturbs_nothing() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon.dead.set("10.0.0.1:80", true);
+        daemon
+            .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+            .await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        daemon.task.abort();
+        let before = daemon.world.ops().len();
+        let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, true);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(again.world.ops().len(), before, "nothing to change");
+        assert_eq!(again.world.starts(), 1);
+        let world = again.stop().await;
+        assert!(world.running(), "--leave leaves the engine");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_dies_is_replaced() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.world.crash();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        assert_eq!(daemon.world.starts(), 2);
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn somebody_elses_engine_stays_without_our_services() {
+        let world = World::default();
+        world.start_foreign();
+        let spec = lvs_core::api::ServiceSpec {
+            service: ServiceId::Udp {
+                address: "192.0.2.11:53".parse().unwrap(),
+            },
+            config: lvs_core::ServiceConfig::new(lvs_core::Family::V4, "rr"),
+            owner: None,
+        };
+        world
+            .control()
+            .apply(&Op::AddService(spec.clone()))
+            .unwrap();
+        let daemon = Running::start(world, Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        let world = daemon.stop().await;
+        assert!(world.running());
+        assert_eq!(world.starts(), 0);
+        let left: Vec<ServiceId> = world.engine().services.iter().map(|s| s.service).collect();
+        assert_eq!(left, [spec.service]);
+        assert!(world.engine().vips.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn somebody_elses_engine_may_come_back() {
+        let world = World::default();
+        world.start_foreign();
+        let daemon = Running::start(world, Dead::default(), FILE, false);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        daemon.weights(&both).await;
+        daemon.world.crash();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        daemon.world.start_foreign();
+        daemon.weights(&both).await;
+        assert_eq!(daemon.world.starts(), 0);
+
+        daemon.world.crash();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        daemon.weights(&both).await;
+        assert_eq!(daemon.world.starts(), 1, "it did not come back");
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_somebody_changes_is_set_right() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        daemon.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let mut control = daemon.world.control();
+        control.apply(&Op::DeleteService(web())).unwrap();
+        daemon.weights(&both).await;
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_never_starts_is_fatal() {
+        let world = World::default();
+        world.refuse_to_start();
+        let daemon = Running::start(world, Dead::default(), FILE, false);
+        let error = daemon.task.await.unwrap().unwrap_err();
+        assert!(error.contains("did not start"), "{error}");
+    }
+}

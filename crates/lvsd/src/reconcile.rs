@@ -1,0 +1,425 @@
+//! From what there is to what there shall be: [`diff`], a pure function, gives the changes in the order in which no
+//! connection suffers. Start-up, reload and a server that comes or goes all end here.
+//!
+//! * A server that stays is edited, never deleted and added again: its connections, counters and place in the
+//!   scheduler's list remain.
+//! * In a service, servers come before others go, so that it is never without one because of a change.
+//! * A VIP is owned only after its services are there, and given up before they go: the clients in between would get
+//!   a refusal instead of another director.
+//! * A service that is not ours is never touched.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::api::{ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
+use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
+
+use crate::config::OnDown;
+use crate::control::{OWNER, Op};
+
+/// What is known about a server's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves, or nobody checks it.
+    Up,
+    /// It is to get no new connections.
+    Down,
+    /// Not checked yet: what the engine does with it now goes on.
+    Unknown,
+}
+
+/// What an engine shall hold for us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// The services, each with its servers.
+    pub services: Vec<DesiredService>,
+    /// VIPs that the engine owns.
+    pub vips: BTreeSet<IpAddr>,
+    /// Sysctls.
+    pub sysctls: Vec<(String, String)>,
+    /// Services of nobody are ours as well.
+    pub adopt: bool,
+}
+
+/// A service as it shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredService {
+    /// Which one.
+    pub id: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// What becomes of a server that is down.
+    pub on_down: OnDown,
+    /// Its servers.
+    pub servers: Vec<DesiredServer>,
+}
+
+/// A server as it shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DesiredServer {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Settings while it is up.
+    pub config: ServerConfig,
+    /// Whether it is.
+    pub health: Health,
+}
+
+/// What an engine holds.
+#[derive(Clone, Debug, Default)]
+pub struct Actual {
+    /// All services, whoever owns them.
+    pub services: Vec<ServiceInfo>,
+    /// VIPs that it owns for us.
+    pub vips: BTreeSet<IpAddr>,
+    /// The values of the desired sysctls, where it has them.
+    pub sysctls: Vec<(String, String)>,
+}
+
+/// The changes, and the services that could not be made ours because somebody else's stand there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What to do, in this order.
+    pub ops: Vec<Op>,
+    /// Wanted services that exist and belong to somebody else; they are left as they are.
+    pub conflicts: Vec<ServiceId>,
+}
+
+/// What has to be done so that `actual` becomes `desired`.
+pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
+    let mut plan = Plan::default();
+    for (name, value) in &desired.sysctls {
+        if !actual.sysctls.iter().any(|(n, v)| n == name && v == value) {
+            plan.ops.push(Op::SetSysctl(Sysctl {
+                name: name.clone(),
+                value: value.clone(),
+            }));
+        }
+    }
+    let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
+    if kept != actual.vips {
+        plan.ops.push(Op::OwnVips(kept.clone()));
+    }
+    for service in &desired.services {
+        match actual.services.iter().find(|s| s.service == service.id) {
+            Some(there) if !ours(desired, there) => plan.conflicts.push(service.id),
+            there => one_service(service, there, &mut plan.ops),
+        }
+    }
+    for there in &actual.services {
+        let wanted = desired.services.iter().any(|s| s.id == there.service);
+        if !wanted && ours(desired, there) {
+            plan.ops.push(Op::DeleteService(there.service));
+        }
+    }
+    if kept != desired.vips {
+        plan.ops.push(Op::OwnVips(desired.vips.clone()));
+    }
+    plan
+}
+
+/// Whether we may change a service of the engine.
+fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
+    match &service.owner {
+        Some(owner) => owner == OWNER,
+        None => desired.adopt,
+    }
+}
+
+fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut Vec<Op>) {
+    let spec = || ServiceSpec {
+        service: service.id,
+        config: service.config.clone(),
+        owner: Some(OWNER.to_owned()),
+    };
+    match there {
+        None => ops.push(Op::AddService(spec())),
+        Some(there) => {
+            let adopted = there.owner.as_deref() != Some(OWNER);
+            if adopted || !same_service(&there.config, &service.config) {
+                ops.push(Op::EditService(spec()));
+            }
+        }
+    }
+    let now = |address: SocketAddr| {
+        there
+            .and_then(|t| t.servers.iter().find(|s| s.server == address))
+            .map(|s| s.config)
+    };
+    let mut wanted = Vec::new();
+    for server in &service.servers {
+        let now = now(server.address);
+        let Some(config) = shall_be(server, service.on_down, now) else {
+            continue;
+        };
+        wanted.push(server.address);
+        let spec = ServerSpec {
+            service: service.id,
+            server: server.address,
+            config,
+        };
+        match now {
+            None => ops.push(Op::AddServer(spec)),
+            Some(now) if !same_server(&now, &config) => ops.push(Op::EditServer(spec)),
+            Some(_) => {}
+        }
+    }
+    for server in there.map_or(&[][..], |t| &t.servers) {
+        if !wanted.contains(&server.server) {
+            ops.push(Op::DeleteServer(service.id, server.server));
+        }
+    }
+}
+
+/// Settings that a server shall have; `None` if it shall not be there.
+fn shall_be(
+    server: &DesiredServer,
+    on_down: OnDown,
+    now: Option<ServerConfig>,
+) -> Option<ServerConfig> {
+    let quiesced = ServerConfig {
+        weight: 0,
+        ..server.config
+    };
+    match (server.health, on_down) {
+        (Health::Up, _) => Some(server.config),
+        (Health::Down, OnDown::Quiesce) => Some(quiesced),
+        (Health::Down, OnDown::Remove) => None,
+        // A daemon that was restarted must neither drop a server that serves nor bring back one that is down.
+        (Health::Unknown, _) => match now? {
+            ServerConfig { weight: 0, .. } => Some(quiesced),
+            _ => Some(server.config),
+        },
+    }
+}
+
+fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
+    let flags = |c: &ServiceConfig| c.flags.0 & ServiceFlags::ALL;
+    now.scheduler == wanted.scheduler
+        && flags(now) == flags(wanted)
+        && now.timeout == wanted.timeout
+        && now.netmask == wanted.netmask
+        && now.engine == wanted.engine
+}
+
+fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
+    // The engine turns the method of a server with one of its own addresses into `Local`, as the kernel does.
+    let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
+    let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
+    forwarding
+        && tunnel
+        && now.weight == wanted.weight
+        && now.upper == wanted.upper
+        && now.lower == wanted.lower
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fake::Engine;
+
+    fn id(n: u8) -> ServiceId {
+        ServiceId::Tcp {
+            address: SocketAddr::from(([192, 0, 2, n], 80)),
+        }
+    }
+
+    fn address(n: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, n], 80))
+    }
+
+    prop_compose! {
+        fn server_config()(weight in 0..4, upper in 0..3u32, dr in any::<bool>()) -> ServerConfig {
+            let mut config = ServerConfig::new(weight, if dr { Forwarding::Route } else { Forwarding::Nat });
+            config.upper = upper;
+            config
+        }
+    }
+
+    prop_compose! {
+        fn service_config()(rr in any::<bool>(), timeout in 0..2u32) -> ServiceConfig {
+            let mut config = ServiceConfig::new(lvs_core::Family::V4, if rr { "rr" } else { "wlc" });
+            config.timeout = timeout;
+            config
+        }
+    }
+
+    fn health() -> impl Strategy<Value = Health> {
+        prop_oneof![Just(Health::Up), Just(Health::Down), Just(Health::Unknown)]
+    }
+
+    prop_compose! {
+        fn desired()(
+            services in proptest::collection::btree_map(
+                0..5u8,
+                (service_config(), any::<bool>(), proptest::collection::btree_map(0..5u8, (server_config(), health()), 0..5)),
+                0..5,
+            ),
+            vips in proptest::collection::btree_set(0..4u8, 0..4),
+            adopt in any::<bool>(),
+        ) -> Desired {
+            Desired {
+                services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
+                    id: id(n),
+                    config,
+                    on_down: if remove { OnDown::Remove } else { OnDown::Quiesce },
+                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), config, health }).collect(),
+                }).collect(),
+                vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
+                sysctls: vec![("conn_reuse_mode".into(), "0".into())],
+                adopt,
+            }
+        }
+    }
+
+    prop_compose! {
+        fn engine()(
+            services in proptest::collection::btree_map(
+                0..5u8,
+                (service_config(), 0..3u8, proptest::collection::btree_map(0..5u8, server_config(), 0..5)),
+                0..5,
+            ),
+            vips in proptest::collection::btree_set(0..4u8, 0..4),
+        ) -> Engine {
+            let mut engine = Engine::default();
+            for (n, (config, owner, servers)) in services {
+                let owner = [None, Some(OWNER.to_owned()), Some("other".to_owned())][usize::from(owner)].clone();
+                engine.apply(&Op::AddService(ServiceSpec { service: id(n), config, owner })).unwrap();
+                for (s, config) in servers {
+                    engine.apply(&Op::AddServer(ServerSpec { service: id(n), server: address(s), config })).unwrap();
+                }
+            }
+            engine.vips = vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect();
+            engine
+        }
+    }
+
+    fn actual(engine: &Engine) -> Actual {
+        Actual {
+            services: engine.services.clone(),
+            vips: engine.vips.clone(),
+            sysctls: engine.sysctls.clone().into_iter().collect(),
+        }
+    }
+
+    proptest! {
+        /// Applied to any engine, the plan is accepted step by step, gives what was wanted, leaves the rest alone, and
+        /// has nothing left to do afterwards.
+        #[test]
+        fn reaches_the_goal(desired in desired(), engine in engine()) {
+            let before = actual(&engine);
+            let mut engine = engine;
+            let plan = diff(&desired, &before);
+            for op in &plan.ops {
+                engine.apply(op).map_err(|e| TestCaseError::fail(format!("{op:?}: {e}")))?;
+            }
+            let after = actual(&engine);
+            let again = diff(&desired, &after);
+            prop_assert_eq!(again.ops, vec![]);
+            prop_assert_eq!(&again.conflicts, &plan.conflicts);
+            prop_assert_eq!(&after.vips, &desired.vips);
+            for service in &before.services {
+                if !ours(&desired, service) {
+                    prop_assert!(after.services.contains(service), "foreign {:?} touched", service.service);
+                }
+            }
+            for service in &desired.services {
+                if plan.conflicts.contains(&service.id) {
+                    continue;
+                }
+                let there = after.services.iter().find(|s| s.service == service.id).unwrap();
+                prop_assert_eq!(&there.config, &service.config);
+                prop_assert_eq!(there.owner.as_deref(), Some(OWNER));
+                for server in &service.servers {
+                    let now = there.servers.iter().find(|s| s.server == server.address).map(|s| s.config);
+                    match (server.health, service.on_down) {
+                        (Health::Up, _) => prop_assert_eq!(now, Some(server.config)),
+                        (Health::Down, OnDown::Remove) => prop_assert_eq!(now, None),
+                        (Health::Down, OnDown::Quiesce) => prop_assert_eq!(now.map(|c| c.weight), Some(0)),
+                        (Health::Unknown, _) => {
+                            let was = before.services.iter().find(|s| s.service == service.id)
+                                .and_then(|s| s.servers.iter().find(|s| s.server == server.address));
+                            prop_assert_eq!(now.is_some(), was.is_some());
+                        }
+                    }
+                }
+                for there in &there.servers {
+                    prop_assert!(service.servers.iter().any(|s| s.address == there.server));
+                }
+            }
+        }
+
+        /// A server that is there before and after is never deleted, and no service is deleted and added again.
+        #[test]
+        fn never_disturbs_what_stays(desired in desired(), engine in engine()) {
+            let plan = diff(&desired, &actual(&engine));
+            for op in &plan.ops {
+                match op {
+                    Op::DeleteService(id) => prop_assert!(!desired.services.iter().any(|s| s.id == *id)),
+                    Op::DeleteServer(id, address) => {
+                        let service = desired.services.iter().find(|s| s.id == *id).unwrap();
+                        let stays = service.servers.iter().any(|s| s.address == *address
+                            && !(s.health == Health::Down && service.on_down == OnDown::Remove));
+                        prop_assert!(!stays);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn order_is_kind_to_connections() {
+        let mut engine = Engine::default();
+        engine.vips.insert(IpAddr::from([192, 0, 2, 9]));
+        let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+        for n in [1, 9] {
+            engine
+                .apply(&Op::AddService(ServiceSpec {
+                    service: id(n),
+                    config: config.clone(),
+                    owner: Some(OWNER.into()),
+                }))
+                .unwrap();
+        }
+        let old = ServerConfig::new(1, Forwarding::Nat);
+        engine
+            .apply(&Op::AddServer(ServerSpec {
+                service: id(1),
+                server: address(1),
+                config: old,
+            }))
+            .unwrap();
+        let desired = Desired {
+            services: vec![DesiredService {
+                id: id(1),
+                config,
+                on_down: OnDown::Quiesce,
+                servers: vec![DesiredServer {
+                    address: address(2),
+                    config: old,
+                    health: Health::Up,
+                }],
+            }],
+            vips: BTreeSet::from([IpAddr::from([192, 0, 2, 1])]),
+            ..Desired::default()
+        };
+        let ops = diff(&desired, &actual(&engine)).ops;
+        assert_eq!(
+            ops,
+            vec![
+                Op::OwnVips(BTreeSet::new()),
+                Op::AddServer(ServerSpec {
+                    service: id(1),
+                    server: address(2),
+                    config: old
+                }),
+                Op::DeleteServer(id(1), address(1)),
+                Op::DeleteService(id(9)),
+                Op::OwnVips(desired.vips.clone()),
+            ]
+        );
+    }
+}
