@@ -75,9 +75,7 @@ impl Director {
     /// Does everything that is due by `now`, and returns the moment that it then is.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
-        self.control.sweep(&mut self.shard);
-        while self.shard.advance(self.now, usize::MAX) {}
-        self.control.advance(self.now);
+        self.control.advance_with(&mut self.shard, self.now);
         self.now
     }
 }
