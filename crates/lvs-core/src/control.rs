@@ -515,9 +515,11 @@ impl Control {
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
     /// happen in the order of their deadlines, however far the clock has moved.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
+        if self.clock.is_some_and(|clock| clock < now) {
+            shard.bury();
+        }
         self.sweep(shard);
         self.show_clock(now);
-        shard.bury();
         while let Some(at) = self.next_event.filter(|&at| at <= now) {
             self.expire_until(shard, at);
             self.run_events(at);
