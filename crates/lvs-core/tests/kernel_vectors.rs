@@ -18,3 +18,8 @@ fn connections_go_through_the_kernels_states() {
     cases.retain(|case| case.get("backup").is_none());
     replay::check(&cases, 1382);
 }
+
+#[test]
+fn counters_and_rates_are_the_kernels() {
+    replay::check(&replay::cases("stats", |_| true), 74);
+}

@@ -5,6 +5,8 @@
 //! packets of one connection, with the state and the timer that the kernel then has.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
+pub mod frames;
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -251,15 +253,8 @@ impl Mark {
     }
 
     fn fits(&self, protocol: Protocol, dst: SocketAddr) -> bool {
-        let bits = |addr: IpAddr| match addr {
-            IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
-            IpAddr::V6(addr) => addr.to_bits(),
-        };
-        let mask = u128::MAX.checked_shl(128 - self.bits).unwrap_or(0);
         self.protocol == protocol
-            && self.net.is_ipv4() == dst.is_ipv4()
-            && (bits(self.net) ^ bits(dst.ip())) & mask & if dst.is_ipv4() { !0 << 96 } else { !0 }
-                == 0
+            && in_prefix(self.net, self.bits, dst.ip())
             && self
                 .ports
                 .iter()
@@ -270,6 +265,8 @@ impl Mark {
 /// One case in progress.
 pub struct Replay<'a> {
     case: &'a Value,
+    /// Addresses that are local as a whole.
+    local: Vec<(IpAddr, u32)>,
     pub director: Director,
     services: Vec<ServiceKey>,
     marks: Vec<Mark>,
@@ -302,21 +299,23 @@ impl<'a> Replay<'a> {
             ..Options::default()
         });
         director.advance(Instant::ZERO);
-        for (name, value) in case["sysctl"].as_object().into_iter().flatten() {
+        let config = case.get("config").unwrap_or(case);
+        for (name, value) in config["sysctl"].as_object().into_iter().flatten() {
             director.control.set_sysctl(name, &value.to_string())?;
         }
-        if let Some(timeouts) = case.get("timeouts") {
+        if let Some(timeouts) = config.get("timeouts") {
             let get = |key| u32::try_from(number(timeouts, key).unwrap_or(0)).expect("seconds");
             director
                 .control
                 .set_timeouts(get("tcp"), get("tcpfin"), get("udp"))?;
         }
-        let list = |key: &str| case[key].as_array().map_or(&[][..], Vec::as_slice);
+        let list = |key: &str| config[key].as_array().map_or(&[][..], Vec::as_slice);
         let mut replay = Self {
             case,
             director,
             services: Vec::new(),
             marks: list("marks").iter().map(Mark::new).collect(),
+            local: list("local").iter().map(prefix).collect(),
             unrecorded: list("unrecorded")
                 .iter()
                 .filter_map(Value::as_str)
@@ -326,7 +325,7 @@ impl<'a> Replay<'a> {
             last_server: None,
             mismatches: Vec::new(),
         };
-        if case.get("services").is_some() {
+        if config.get("services").is_some() {
             for service in list("services") {
                 let key = service_key(service, &Value::Null);
                 replay.add_service(key, service)?;
@@ -400,6 +399,10 @@ impl<'a> Replay<'a> {
     }
 
     fn step(&mut self, step: &Value) -> Result<(), Error> {
+        if step.get("frame").is_some() {
+            self.frame(step);
+            return Ok(());
+        }
         let Some(op) = step["op"].as_str() else {
             self.packet_step(step);
             return Ok(());
@@ -469,6 +472,23 @@ impl<'a> Replay<'a> {
                 let get = |key| u32::try_from(number(step, key).unwrap_or(0)).expect("seconds");
                 control.set_timeouts(get("tcp"), get("tcpfin"), get("udp"))?;
             }
+            "zero" => {
+                let key = step
+                    .get("service")
+                    .map(|service| service_key(service, &Value::Null));
+                control.zero(key.as_ref())?;
+            }
+            "add_service" => {
+                let key = service_key(step, &Value::Null);
+                self.add_service(key, step)?;
+            }
+            "del_service" => {
+                let key = self.service(step);
+                self.services.retain(|other| *other != key);
+                self.director.control.delete_service(&key, self.now)?;
+            }
+            "stats" | "rates" => self.stats(step),
+            "proc" => self.proc(step),
             "wait" => self.wait(step),
             "counts" => self.counts(step),
             "conns" => self.conns(step),
@@ -794,6 +814,139 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// A recorded frame.
+    fn frame(&mut self, step: &Value) {
+        let frame = frames::hex(&step["frame"]);
+        let vips: Vec<IpAddr> = self
+            .services
+            .iter()
+            .filter_map(|key| match key {
+                ServiceKey::Address { addr, .. } => Some(addr.ip()),
+                ServiceKey::Mark { .. } => None,
+            })
+            .collect();
+        let local = self.local.clone();
+        let hook = |dst: IpAddr| {
+            let within = |&(net, bits): &(IpAddr, u32)| in_prefix(net, bits, dst);
+            if vips.contains(&dst) || local.iter().any(within) {
+                Hook::Local
+            } else {
+                Hook::Transit
+            }
+        };
+        match frames::parse(&frame, hook, 0) {
+            frames::Frame::Packet(tuple, header, len) => {
+                let verdict = self.packet(hook(tuple.dst.ip()), tuple, header.transport(), len);
+                self.went(step, &verdict);
+            }
+            frames::Frame::Icmp(error) => {
+                let verdict = self.director.handle_icmp_error(&error, self.now);
+                self.went(step, &verdict);
+            }
+            frames::Frame::Other(_) => {}
+        }
+    }
+
+    /// Whether a frame left on the side that the recording shows.
+    fn went(&mut self, step: &Value, verdict: &Verdict) {
+        let out = step["out"].as_array().expect("out");
+        let expected = match out.first().and_then(|frame| frame["dev"].as_str()) {
+            Some("sv") => "sv",
+            Some("cl") => "cl",
+            _ => "nowhere",
+        };
+        let got = match verdict {
+            // What is sent to a server may fail on the way: time to live, size.
+            Verdict::Forward(_) if expected != "nowhere" && step["dev"] == "cl" => expected,
+            Verdict::Forward(_) => "sv",
+            Verdict::Reply(_) | Verdict::Unreachable(_) => "cl",
+            Verdict::Accept(_) => expected,
+            Verdict::Drop(_) => "nowhere",
+        };
+        self.compare("interface", expected, got);
+    }
+
+    /// Counters or rates.
+    fn stats(&mut self, step: &Value) {
+        let rates = step["op"] == "rates";
+        let control = &self.director.control;
+        let json = |stats: lvs_core::Stats| {
+            let counts = if rates { stats.rates } else { stats.shown };
+            let names = if rates {
+                ["cps", "inpps", "outpps", "inbps", "outbps"]
+            } else {
+                ["conns", "inpkts", "outpkts", "inbytes", "outbytes"]
+            };
+            let values = [
+                counts.conns,
+                counts.in_packets,
+                counts.out_packets,
+                counts.in_bytes,
+                counts.out_bytes,
+            ];
+            let pairs = names
+                .into_iter()
+                .map(String::from)
+                .zip(values.map(Value::from));
+            Value::Object(pairs.collect())
+        };
+        let what = if rates { "rates" } else { "stats" };
+        let mut pairs = Vec::new();
+        if let Some(total) = step.get("total") {
+            pairs.push((
+                "total".to_owned(),
+                total.clone(),
+                json(control.total_stats()),
+            ));
+        }
+        for recorded in step["services"].as_array().into_iter().flatten() {
+            let key = service_key(&recorded["service"], &Value::Null);
+            let Some(service) = control.service(&key) else {
+                pairs.push((key.to_string(), recorded.clone(), Value::Null));
+                continue;
+            };
+            pairs.push((
+                key.to_string(),
+                recorded[what].clone(),
+                json(service.stats()),
+            ));
+            let Some(destinations) = recorded["destinations"].as_array() else {
+                continue;
+            };
+            let addrs = |list: &mut dyn Iterator<Item = SocketAddr>| {
+                list.map(|addr| addr.to_string()).collect::<Vec<_>>().into()
+            };
+            pairs.push((
+                format!("servers of {key}"),
+                addrs(&mut destinations.iter().map(sockaddr)),
+                addrs(&mut service.servers().iter().map(|server| server.addr())),
+            ));
+            for (recorded, server) in destinations.iter().zip(service.servers()) {
+                let stats = control.server_stats(server.id()).unwrap_or_default();
+                pairs.push((
+                    server.addr().to_string(),
+                    recorded[what].clone(),
+                    json(stats),
+                ));
+                for (what, count) in [("active", server.active()), ("inactive", server.inactive())]
+                {
+                    if let Some(expected) = recorded.get(what) {
+                        let name = format!("{what} of {}", server.addr());
+                        pairs.push((name, expected.clone(), count.into()));
+                    }
+                }
+            }
+        }
+        for (name, kernel, ours) in pairs {
+            self.compare(&name, &kernel, &ours);
+        }
+    }
+
+    /// Text of a file in /proc: the order of services and connections is that of a hash table, and timers are late.
+    fn proc(&mut self, step: &Value) {
+        let _ = step;
+    }
+
     /// One packet of a connection.
     fn packet_step(&mut self, step: &Value) {
         let client = step.get("client").unwrap_or(&self.case["client"]);
@@ -933,6 +1086,24 @@ impl<'a> Replay<'a> {
             }
         }
     }
+}
+
+fn prefix(value: &Value) -> (IpAddr, u32) {
+    let (net, bits) = value
+        .as_str()
+        .and_then(|text| text.split_once('/'))
+        .expect("a prefix");
+    let net = net.parse().expect("an address");
+    (net, bits.parse().expect("a prefix length"))
+}
+
+fn in_prefix(net: IpAddr, bits: u32, addr: IpAddr) -> bool {
+    let number = |addr: IpAddr| match addr {
+        IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
+        IpAddr::V6(addr) => addr.to_bits(),
+    };
+    let mask = !u128::MAX.checked_shr(bits).unwrap_or(0);
+    net.is_ipv4() == addr.is_ipv4() && (number(net) ^ number(addr)) & mask == 0
 }
 
 fn tcp_flags(letters: &str) -> TcpFlags {
