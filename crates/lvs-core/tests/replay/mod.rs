@@ -53,10 +53,19 @@ fn lines(path: &Path) -> Vec<Value> {
 
 /// Replays all `cases`; every one must agree in everything.
 pub fn check(cases: &[Value], expected: usize) {
+    check_with(cases, expected, |case| Replay::run(case));
+}
+
+/// The same with another way of replaying.
+pub fn check_with(
+    cases: &[Value],
+    expected: usize,
+    run: impl Fn(&Value) -> Result<Vec<String>, Error>,
+) {
     let mut failures = Vec::new();
     for case in cases {
         let name = &case["name"];
-        match Replay::run(case) {
+        match run(case) {
             Ok(mismatches) => failures.extend(mismatches.into_iter().take(1)),
             Err(error) => failures.push(format!("{name}: {error}")),
         }
@@ -309,6 +318,26 @@ impl<'a> Replay<'a> {
                 .control
                 .set_timeouts(get("tcp"), get("tcpfin"), get("udp"))?;
         }
+        if let Some(backup) = case.get("backup") {
+            let syncid = number(backup, "syncid").expect("syncid");
+            director.control.start_backup(lvs_core::sync::Backup {
+                syncid: syncid.try_into().expect("a byte"),
+            })?;
+        }
+        for daemon in config["daemons"].as_array().into_iter().flatten() {
+            let syncid = number(daemon, "syncid").expect("syncid");
+            let syncid = syncid.try_into().expect("a byte");
+            if daemon["role"] == "backup" {
+                director
+                    .control
+                    .start_backup(lvs_core::sync::Backup { syncid })?;
+                continue;
+            }
+            let maxlen = number(daemon, "sync-maxlen").map(|len| len.try_into().expect("a length"));
+            let group = daemon["mcast-group"].as_str().unwrap_or("");
+            let master = lvs_core::sync::Master::new(syncid, maxlen, group.contains(':'));
+            director.control.start_master(master)?;
+        }
         let list = |key: &str| config[key].as_array().map_or(&[][..], Vec::as_slice);
         let mut replay = Self {
             case,
@@ -489,6 +518,15 @@ impl<'a> Replay<'a> {
             }
             "stats" | "rates" => self.stats(step),
             "proc" => self.proc(step),
+            "sync" => {
+                let message = frames::hex(&step["payload"]);
+                self.director.handle_sync(&message, self.now);
+                self.director.advance(self.now);
+                if step.get("state").is_some() {
+                    self.state_step(step, None);
+                }
+            }
+            "ipvsadm" => self.ipvsadm(step)?,
             "wait" => self.wait(step),
             "counts" => self.counts(step),
             "conns" => self.conns(step),
@@ -702,6 +740,117 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// A backup's case: one message, or several with a listing after each.
+    pub fn run_backup(case: &'a Value) -> Result<Vec<String>, Error> {
+        let mut replay = Self::new(case)?;
+        if case.get("payload").is_some() {
+            replay.message(case)?;
+        }
+        for (number, step) in case["steps"].as_array().into_iter().flatten().enumerate() {
+            replay.step = number;
+            replay.message(step)?;
+        }
+        Ok(replay.mismatches)
+    }
+
+    fn message(&mut self, step: &Value) -> Result<(), Error> {
+        if step["op"] == "ipvsadm" {
+            self.ipvsadm(step)?;
+        } else {
+            let message = frames::hex(&step["payload"]);
+            self.director.handle_sync(&message, self.now);
+            self.director.advance(self.now);
+        }
+        if step.get("entries").is_some() {
+            self.conns(step);
+        }
+        self.destinations(step);
+        Ok(())
+    }
+
+    /// Servers with their counts.
+    fn destinations(&mut self, step: &Value) {
+        let Some(list) = step["destinations"].as_array() else {
+            return;
+        };
+        let row = |service: &ServiceKey, server: &Server| {
+            let name = match service {
+                ServiceKey::Address { protocol, addr } => format!("{protocol} {addr}"),
+                ServiceKey::Mark { mark, .. } => format!("FWM {mark}"),
+            };
+            let addr = server.addr();
+            format!("{name} {addr} {} {}", server.active(), server.inactive())
+        };
+        let mut ours: Vec<String> = self
+            .services
+            .iter()
+            .flat_map(|key| {
+                self.servers(key)
+                    .into_iter()
+                    .map(move |server| row(key, &server))
+            })
+            .collect();
+        let mut kernel: Vec<String> = list
+            .iter()
+            .map(|entry| {
+                let text = |key: &str| entry[key].as_str().unwrap_or("?").to_owned();
+                let counts = (&entry["active"], &entry["inactive"]);
+                format!(
+                    "{} {} {} {}",
+                    text("service"),
+                    text("dest"),
+                    counts.0,
+                    counts.1
+                )
+            })
+            .collect();
+        ours.sort();
+        kernel.sort();
+        self.compare("destinations", &kernel.join("; "), &ours.join("; "));
+    }
+
+    /// A master's case: frames, and the datagrams that they lead to.
+    pub fn run_master(case: &'a Value) -> Result<Vec<String>, Error> {
+        let mut replay = Self::new(case)?;
+        let mut sent: Vec<(usize, String)> = Vec::new();
+        for (number, step) in case["steps"].as_array().expect("steps").iter().enumerate() {
+            replay.step = number;
+            if step["op"] == "conns" {
+                replay.conns(step);
+                replay.destinations(step);
+            } else {
+                replay.step(step)?;
+            }
+            if step["op"] == "wait" {
+                while let Some(message) = replay.director.take_sync_message(replay.now) {
+                    let hex: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
+                    sent.push((number, hex));
+                }
+            }
+        }
+        let recorded: Vec<(usize, String)> = case["datagrams"]
+            .as_array()
+            .expect("datagrams")
+            .iter()
+            .map(|datagram| {
+                let after = datagram["after_step"].as_u64().expect("a step");
+                (
+                    usize::try_from(after).expect("a step"),
+                    datagram["payload"].as_str().expect("payload").to_owned(),
+                )
+            })
+            .collect();
+        for (n, (kernel, ours)) in recorded.iter().zip(&sent).enumerate() {
+            replay.compare(
+                &format!("datagram {n}"),
+                &format!("{kernel:?}"),
+                &format!("{ours:?}"),
+            );
+        }
+        replay.compare("number of datagrams", &recorded.len(), &sent.len());
+        Ok(replay.mismatches)
+    }
+
     /// Connections and templates.
     fn entries(&self) -> Vec<(Connection, Option<String>)> {
         let director = &self.director;
@@ -736,6 +885,9 @@ impl<'a> Replay<'a> {
                         && (server.port() == dest.port() || server.port() == 0 || dest.port() == 0)
                 })
         };
+        let with_origin = step["entries"]
+            .as_array()
+            .is_some_and(|entries| entries.iter().any(|entry| entry.get("origin").is_some()));
         let name = |protocol: Protocol| match protocol {
             Protocol(0) => "IP".to_owned(),
             protocol => protocol.to_string(),
@@ -745,8 +897,13 @@ impl<'a> Replay<'a> {
             .iter()
             .filter(|(conn, _)| shown(conn.server))
             .map(|(conn, engine)| {
+                let origin = match (with_origin, conn.synced) {
+                    (false, _) => "",
+                    (true, true) => "SYNC",
+                    (true, false) => "LOCAL",
+                };
                 let text = format!(
-                    "{} {} {} {} {} {}",
+                    "{} {} {} {} {} {} {origin}",
                     name(conn.protocol),
                     conn.client,
                     conn.virt,
@@ -764,13 +921,14 @@ impl<'a> Replay<'a> {
             .filter(|entry| shown(addr(&entry["dest"])))
             .map(|entry| {
                 let text = format!(
-                    "{} {} {} {} {} {}",
+                    "{} {} {} {} {} {} {}",
                     entry["proto"].as_str().expect("proto"),
                     addr(&entry["client"]),
                     addr(&entry["virtual"]),
                     addr(&entry["dest"]),
                     entry["state"].as_str().expect("state"),
-                    entry["pe"].as_str().unwrap_or("")
+                    entry["pe"].as_str().unwrap_or(""),
+                    entry["origin"].as_str().unwrap_or("")
                 );
                 (text, entry["expires"].as_u64())
             })
@@ -945,6 +1103,94 @@ impl<'a> Replay<'a> {
     /// Text of a file in /proc: the order of services and connections is that of a hash table, and timers are late.
     fn proc(&mut self, step: &Value) {
         let _ = step;
+    }
+
+    /// Operations that the recorder made with ipvsadm.
+    fn ipvsadm(&mut self, step: &Value) -> Result<(), Error> {
+        let words: Vec<&str> = match &step["args"] {
+            Value::String(line) => line.split_whitespace().collect(),
+            list => list
+                .as_array()
+                .expect("arguments")
+                .iter()
+                .filter_map(Value::as_str)
+                .collect(),
+        };
+        let value = |flag: &str| {
+            let at = words.iter().position(|word| *word == flag)?;
+            words.get(at + 1).copied()
+        };
+        let key = |_: ()| {
+            let parse = |text: &str| text.parse::<SocketAddr>().expect("an address");
+            if let Some(addr) = value("-t") {
+                ServiceKey::tcp(parse(addr))
+            } else if let Some(addr) = value("-u") {
+                ServiceKey::udp(parse(addr))
+            } else if let Some(addr) = value("--sctp-service") {
+                ServiceKey::Address {
+                    protocol: Protocol::SCTP,
+                    addr: parse(addr),
+                }
+            } else {
+                ServiceKey::Mark {
+                    family: if words.contains(&"-6") {
+                        Family::V6
+                    } else {
+                        Family::V4
+                    },
+                    mark: value("-f").expect("a service").parse().expect("a mark"),
+                }
+            }
+        };
+        let server = |_: ()| -> SocketAddr {
+            let text = value("-r").expect("a server");
+            text.parse()
+                .unwrap_or_else(|_| SocketAddr::new(text.parse().expect("an address"), 0))
+        };
+        let forwarding = if words.contains(&"-m") {
+            Forwarding::Nat
+        } else if words.contains(&"-i") {
+            Forwarding::Tunnel
+        } else {
+            Forwarding::Route
+        };
+        let weight = value("-w").map_or(1, |text| text.parse().expect("a weight"));
+        let config = ServerConfig::new(weight, forwarding);
+        let control = &mut self.director.control;
+        match words[0] {
+            "-A" | "-E" => {
+                let key = key(());
+                let mut config = ServiceConfig::new(key.family(), value("-s").unwrap_or("wlc"));
+                if let Some(timeout) = value("-p") {
+                    config.timeout = timeout.parse().expect("seconds");
+                    config.flags.0 |= ServiceFlags::PERSISTENT;
+                }
+                if words[0] == "-A" {
+                    control.add_service(key, config, None)?;
+                    self.services.push(key);
+                } else {
+                    control.edit_service(&key, config, None)?;
+                }
+            }
+            "-D" => {
+                let key = key(());
+                control.delete_service(&key, self.now)?;
+                self.services.retain(|other| *other != key);
+            }
+            "-C" => {
+                control.flush(self.now);
+                self.services.clear();
+            }
+            "-a" => control.add_server(&key(()), server(()), &config, self.now)?,
+            "-e" => control.edit_server(&key(()), server(()), &config)?,
+            "-d" => control.delete_server(&key(()), server(()), self.now)?,
+            "--set" => {
+                let number = |at: usize| words[at].parse().expect("seconds");
+                control.set_timeouts(number(1), number(2), number(3))?;
+            }
+            other => panic!("ipvsadm {other}"),
+        }
+        Ok(())
     }
 
     /// One packet of a connection.
