@@ -332,6 +332,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
+        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }

@@ -147,6 +147,8 @@ pub struct Control {
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
+    /// Virtual ports whose connections a helper for FTP looks at.
+    ftp_ports: Vec<u16>,
 }
 
 /// What a shard is to do when it is swept next.
@@ -205,6 +207,7 @@ impl Control {
             backup: None,
             sync: Queue::default(),
             local: Vec::new(),
+            ftp_ports: Vec::new(),
         }
     }
 
@@ -690,6 +693,22 @@ impl Control {
     /// (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = prefixes;
+    }
+
+    /// Tells that whoever embeds the director rewrites the commands of FTP on connections to these ports, as
+    /// `ip_vs_ftp` does where it is loaded. None at first.
+    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) {
+        self.ftp_ports = ports;
+    }
+
+    /// The flags of a connection that a helper looks at (`ip_vs_ftp_init_conn`).
+    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
+        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
+        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
+            flag::NFCT
+        } else {
+            0
+        }
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {

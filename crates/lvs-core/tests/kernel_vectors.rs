@@ -34,5 +34,5 @@ fn a_master_sends_what_the_kernel_sends() {
     let cases = replay::cases("sync", |name| {
         name.starts_with("encode") && !name.starts_with("encode-ftp")
     });
-    replay::check_with(&cases, 200, |case| replay::Replay::run_master(case));
+    replay::check_with(&cases, 261, |case| replay::Replay::run_master(case));
 }

@@ -88,6 +88,9 @@ impl Control {
     /// happens without a backup.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
+        if message.len() > backup.maxlen.into() {
+            return;
+        }
         self.sweep(shard);
         for entry in wire::parse(message, backup.syncid).unwrap_or_default() {
             self.take_over(shard, entry, now);
@@ -184,6 +187,7 @@ impl Control {
                     slot.server = server.id().0;
                     slot.flags = inherit(slot.flags, server);
                 }
+                slot.flags |= self.helper_flags(key.protocol, key.virt, slot.flags);
                 let active = slot.flags & flag::INACTIVE == 0;
                 let Some(index) = shard.open(slot, None, now) else {
                     return;

@@ -44,6 +44,21 @@ impl Master {
 pub struct Backup {
     /// 0 takes every message, another number only messages with the same one.
     pub syncid: u8,
+    /// Longer messages are cut, so that nothing comes of them.
+    pub maxlen: u16,
+}
+
+impl Backup {
+    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or follows the MTU of the
+    /// interface.
+    pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
+        let headers: u16 = if ipv6 { 48 } else { 28 };
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(1500);
+        Self {
+            syncid,
+            maxlen: maxlen.map_or(mtu - headers, |len| len.clamp(1024, u16::MAX - headers)),
+        }
+    }
 }
 
 /// Time in the kernel's ticks of 4 ms, as far as 32 bits go.
