@@ -201,7 +201,7 @@ impl Shield {
     /// removed and has come back under the same name is right.
     ///
     /// # Errors
-    /// If there is no such interface.
+    /// If there is no such interface. (Since Linux 6.16 that is no error: the kernel waits for one of this name.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
