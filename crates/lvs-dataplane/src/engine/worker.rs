@@ -6,13 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{Forwarding, Instant, ServiceKey, Shard};
+use lvs_core::{Forwarding, Instant, Protocol, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::decider::{Decider, reason};
@@ -28,8 +28,8 @@ use crate::io::{BATCH, PacketIo};
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request};
-use crate::shield::{self, Shield};
-use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::shield::Shield;
+use crate::shield_spec::{Endpoint, LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
@@ -281,12 +281,7 @@ impl Worker {
     }
 
     fn hide_local_client(&mut self, client: &LocalClient) {
-        let element = shield::LocalClient {
-            protocol: client.protocol.0,
-            server: client.server,
-            local: client.local,
-        };
-        if let Err(error) = self.shield.add_local_client(&element, LOCAL_CLIENT_TIMEOUT) {
+        if let Err(error) = self.shield.add_local_client(client, LOCAL_CLIENT_TIMEOUT) {
             warn!("a connection of this host's own to a virtual address will fail: {error}");
         }
     }
@@ -379,18 +374,19 @@ impl Worker {
                 if server.forwarding() == Forwarding::Nat
                     && let ServiceKey::Address { protocol, .. } = key
                 {
-                    let addr = server.addr();
-                    hidden
-                        .nat_servers
-                        .insert((addr.ip(), protocol, addr.port()));
-                    hidden.nat_server_addrs.insert(addr.ip());
+                    hidden.nat_servers.insert(endpoint(protocol, server.addr()));
                 }
             }
         }
-        let own = self.choose_own(&hidden.vips);
+        let vips = hidden
+            .services
+            .iter()
+            .map(|service| service.address)
+            .collect();
+        let own = self.choose_own(&vips);
         hidden.own_vips.clone_from(&own);
-        let shielded = self.shield.update(&shield_rules(&hidden));
-        self.network.set_vips(hidden.vips.clone(), own.clone());
+        let shielded = self.shield.update(&hidden);
+        self.network.set_vips(vips, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
         self.manage_neighbours(&next_hops);
@@ -708,38 +704,15 @@ impl Worker {
 
 /// Hides what a service takes.
 fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
-    let ServiceKey::Address { protocol, addr } = key else {
-        return;
-    };
-    hidden.vips.insert(addr.ip());
-    if addr.port() == 0 {
-        hidden.services_all_ports.insert((addr.ip(), protocol));
-    } else {
-        hidden.services.insert((addr.ip(), protocol, addr.port()));
+    if let ServiceKey::Address { protocol, addr } = key {
+        hidden.services.insert(endpoint(protocol, addr));
     }
 }
 
-/// The same as rules.
-fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
-    let endpoint =
-        |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
-            address,
-            protocol: protocol.0,
-            port,
-        };
-    let all_ports = hidden
-        .services_all_ports
-        .iter()
-        .map(|&(addr, protocol)| (addr, protocol, 0));
-    shield::ShieldSpec {
-        services: hidden
-            .services
-            .iter()
-            .copied()
-            .chain(all_ports)
-            .map(endpoint)
-            .collect(),
-        own_vips: hidden.own_vips.iter().copied().collect(),
-        nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
+fn endpoint(protocol: Protocol, addr: SocketAddr) -> Endpoint {
+    Endpoint {
+        address: addr.ip(),
+        protocol,
+        port: addr.port(),
     }
 }
