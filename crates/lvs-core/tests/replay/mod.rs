@@ -501,7 +501,7 @@ impl<'a> Replay<'a> {
         }
         // Packets that keep their port are shown with the port that is configured for the server.
         let server = forward.server?;
-        let mut records = self.director.control.records();
+        let mut records = self.director.control.endpoints().map(|(_, server)| server);
         let record = records.find(|record| record.id() == server)?;
         let port = match record.addr().port() {
             0 => dst.port(),
@@ -543,7 +543,7 @@ impl<'a> Replay<'a> {
         let got = self.target(&verdict, tuple.dst);
         if self.is_random() {
             if let Verdict::Forward(forward) = verdict {
-                let mut records = self.director.control.records();
+                let mut records = self.director.control.endpoints().map(|(_, server)| server);
                 let chosen = records.find(|record| Some(record.id()) == forward.server);
                 let weight = chosen.map_or(0, |server| server.weight());
                 drop(records);
