@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
@@ -107,13 +108,18 @@ http {{
     Ok(server)
 }
 
-/// Starts an iperf3 server on port 5201.
+/// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has to be the VIP: iperf3
+/// answers UDP from whatever address the route suggests if it listens on all.
 ///
 /// # Errors
 ///
 /// When it is missing or does not listen.
-pub fn iperf3(host: &Host) -> Result<Proc> {
-    let mut server = host.spawn("iperf3", &["--server", "--port", "5201"])?;
+pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
+    let address = address.to_string();
+    let mut server = host.spawn(
+        "iperf3",
+        &["--server", "--port", "5201", "--bind", &address],
+    )?;
     listening(host, &mut server, "tcp", 5201)?;
     Ok(server)
 }
