@@ -29,7 +29,7 @@ impl Default for NginxOptions {
 }
 
 /// Starts an nginx that serves the directory `www` of the testbed, names itself in the header `X-Server` and under
-/// `/id`, and takes uploads with PUT under `/up/`, into the directory `NAME-up/up`.
+/// `/id`, tells clients their address under `/addr`, and takes uploads with PUT under `/up/`, into the directory `NAME-up/up`.
 ///
 /// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing needs to change user.
 ///
@@ -87,6 +87,7 @@ http {{
         root {www};
         add_header X-Server {name} always;
         location = /id {{ default_type text/plain; return 200 \"{name}\\n\"; }}
+        location = /addr {{ default_type text/plain; return 200 \"$remote_addr\n\"; }}
         location = /status {{ stub_status; }}
         location /up/ {{ root {home}; dav_methods PUT DELETE; create_full_put_path on; }}
     }}
