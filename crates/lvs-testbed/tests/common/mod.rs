@@ -256,7 +256,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()
-                .filter(Row::is_server)
+                .filter(|row| row.is_server())
                 .all(|row| row.number(2).is_ok_and(|n| n == 1))
         })
     })?;
