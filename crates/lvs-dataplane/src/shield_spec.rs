@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::Protocol;
+use lvs_core::{Control, Forwarding, Protocol, ServiceKey};
 
 use crate::parse::Packet;
 
@@ -44,6 +44,41 @@ pub struct ShieldSpec {
 }
 
 impl ShieldSpec {
+    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients.
+    pub fn of(control: &Control) -> Self {
+        let mut hidden = Self::default();
+        for service in control.services() {
+            hidden.hide_service(service.key());
+        }
+        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        let any = control.services().next().is_some();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            hidden.hide_service(key);
+            if server.forwarding() == Forwarding::Nat
+                && let ServiceKey::Address { protocol, .. } = key
+            {
+                let addr = server.addr();
+                hidden
+                    .nat_servers
+                    .insert((addr.ip(), protocol, addr.port()));
+                hidden.nat_server_addrs.insert(addr.ip());
+            }
+        }
+        hidden
+    }
+
+    fn hide_service(&mut self, key: ServiceKey) {
+        let ServiceKey::Address { protocol, addr } = key else {
+            return;
+        };
+        self.vips.insert(addr.ip());
+        if addr.port() == 0 {
+            self.services_all_ports.insert((addr.ip(), protocol));
+        } else {
+            self.services.insert((addr.ip(), protocol, addr.port()));
+        }
+    }
+
     /// Whether the shield hides `packet`, received on an interface. `inner` is the destination of the packet inside an
     /// ICMP error, `to_host` whether it is addressed to the host itself.
     pub fn hides(

@@ -359,34 +359,21 @@ impl Worker {
 
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
-        let mut hidden = ShieldSpec {
-            local_clients: std::mem::take(&mut self.hidden.local_clients),
-            ..ShieldSpec::default()
-        };
-        let mut next_hops = Vec::new();
+        let mut hidden;
+        let next_hops: Vec<IpAddr>;
         {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
-            for service in control.services() {
-                hide_service(&mut hidden, service.key());
-            }
+            hidden = ShieldSpec::of(&control);
             let any = control.services().next().is_some();
-            // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
-            for (key, server) in control.endpoints().filter(|_| any) {
-                hide_service(&mut hidden, key);
-                next_hops.push(server.addr().ip());
-                if server.forwarding() == Forwarding::Nat
-                    && let ServiceKey::Address { protocol, .. } = key
-                {
-                    let addr = server.addr();
-                    hidden
-                        .nat_servers
-                        .insert((addr.ip(), protocol, addr.port()));
-                    hidden.nat_server_addrs.insert(addr.ip());
-                }
-            }
+            next_hops = control
+                .endpoints()
+                .filter(|_| any)
+                .map(|(_, server)| server.addr().ip())
+                .collect();
         }
+        hidden.local_clients = std::mem::take(&mut self.hidden.local_clients);
         let own = self.choose_own(&hidden.vips);
         hidden.own_vips.clone_from(&own);
         let shielded = self.shield.update(&shield_rules(&hidden));
@@ -703,19 +690,6 @@ impl Worker {
             waiting,
         ));
         all
-    }
-}
-
-/// Hides what a service takes.
-fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
-    let ServiceKey::Address { protocol, addr } = key else {
-        return;
-    };
-    hidden.vips.insert(addr.ip());
-    if addr.port() == 0 {
-        hidden.services_all_ports.insert((addr.ip(), protocol));
-    } else {
-        hidden.services.insert((addr.ip(), protocol, addr.port()));
     }
 }
 
