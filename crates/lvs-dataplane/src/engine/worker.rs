@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{Forwarding, Instant, ServiceKey, Shard};
+use lvs_core::{Instant, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::decider::{Decider, reason};
