@@ -37,6 +37,8 @@ pub struct Service {
     owner: Option<String>,
     pool: Pool,
     stats: ObjectStats,
+    /// When the scheduler is to be called next; none until the clock has been shown, or if it never is.
+    next_tick: Option<Instant>,
 }
 
 impl Service {
@@ -126,6 +128,10 @@ pub struct Control {
     total: ObjectStats,
     settings: Settings,
     shared: Arc<Shared>,
+    /// The latest time shown by [`advance`](Self::advance).
+    clock: Option<Instant>,
+    /// The earliest of the moments below and of the services' ticks.
+    next_event: Option<Instant>,
     next_stats: Option<Instant>,
     next_trash: Option<Instant>,
     flush_removed: bool,
@@ -165,6 +171,8 @@ impl Control {
             total: ObjectStats::new(shards),
             settings: Settings::default(),
             shared: Arc::default(),
+            clock: None,
+            next_event: None,
             next_stats: None,
             next_trash: None,
             flush_removed: false,
@@ -223,6 +231,7 @@ impl Control {
             key,
             config,
             owner,
+            next_tick: self.first_tick(&*scheduler),
             pool: Pool::new(scheduler),
             stats: ObjectStats::new(self.options.shards),
         };
@@ -230,6 +239,7 @@ impl Control {
         self.index.insert((&key).into(), number);
         self.ftp_services += usize::from(key.port() == 21);
         self.any_port_services += usize::from(key.port() == 0);
+        self.plan();
         self.changed();
         Ok(())
     }
@@ -246,12 +256,15 @@ impl Control {
     ) -> Result<(), Error> {
         let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
         let scheduler = self.scheduler_for(key, &config)?;
+        let next_tick = self.first_tick(&*scheduler);
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         if service.config.scheduler != config.scheduler {
             service.pool.reschedule(scheduler);
+            service.next_tick = next_tick;
         }
         service.config = config;
         service.owner = owner;
+        self.plan();
         Ok(())
     }
 
@@ -414,6 +427,9 @@ impl Control {
     /// As [`Sysctls::set`].
     pub fn set_sysctl(&mut self, name: &str, value: &str) -> Result<(), Error> {
         self.settings.sysctls.set(name, value)?;
+        for service in self.services.values_mut() {
+            service.pool.sysctls_changed(&self.settings.sysctls);
+        }
         self.changed();
         Ok(())
     }
@@ -448,12 +464,37 @@ impl Control {
         Ok(())
     }
 
-    /// Does what is due by the clock: snapshots of the counters, the trash. Call it at least every two seconds.
+    /// Does what is due by the clock: snapshots of the counters, the trash, schedulers that age what they remember. Call
+    /// it at least every two seconds.
     pub fn advance(&mut self, now: Instant) {
-        // The first tick is two seconds after the director is first shown the clock.
-        let next_stats = self.next_stats.get_or_insert(now + STATS_PERIOD);
-        while *next_stats <= now {
-            *next_stats = *next_stats + STATS_PERIOD;
+        self.show_clock(now);
+        while let Some(at) = self.next_event.filter(|&at| at <= now) {
+            self.run_events(at);
+        }
+    }
+
+    /// When to call [`advance`](Self::advance) next.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.next_event
+    }
+
+    /// Starts the periods that run from the first moment that the director is shown.
+    pub(crate) fn show_clock(&mut self, now: Instant) {
+        if self.clock.is_none() {
+            self.next_stats = Some(now + STATS_PERIOD);
+            for service in self.services.values_mut() {
+                service.next_tick = service.pool.period().map(|period| now + period);
+            }
+            self.plan();
+        }
+        self.clock = self.clock.max(Some(now));
+    }
+
+    /// Does what is due at `at`, which is the moment of the next event.
+    pub(crate) fn run_events(&mut self, at: Instant) {
+        let due = |event: Option<Instant>| event.is_some_and(|event| event <= at);
+        if due(self.next_stats) {
+            self.next_stats = Some(at + STATS_PERIOD);
             self.total.tick();
             self.services
                 .values_mut()
@@ -463,17 +504,30 @@ impl Control {
                 .filter(|entry| entry.trashed.is_none())
                 .for_each(|entry| entry.stats.tick());
         }
-        while let Some(at) = self.next_trash.filter(|&at| at <= now) {
+        for service in self.services.values_mut() {
+            if due(service.next_tick) {
+                service.pool.tick(at);
+                service.next_tick = service.pool.period().map(|period| at + period);
+            }
+        }
+        if due(self.next_trash) {
             self.empty_trash(at);
         }
+        self.plan();
     }
 
-    /// When to call [`advance`](Self::advance) next.
-    pub fn next_wakeup(&self) -> Option<Instant> {
-        match (self.next_stats, self.next_trash) {
-            (Some(stats), Some(trash)) => Some(stats.min(trash)),
-            (stats, trash) => stats.or(trash),
-        }
+    /// Finds the moment of the next event.
+    fn plan(&mut self) {
+        let ticks = self.services.values().map(|service| service.next_tick);
+        self.next_event = ticks
+            .chain([self.next_stats, self.next_trash])
+            .flatten()
+            .min();
+    }
+
+    /// When a scheduler that is made now is to be called first.
+    fn first_tick(&self, scheduler: &dyn crate::Scheduler) -> Option<Instant> {
+        Some(self.clock? + scheduler.period()?)
     }
 
     /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes.
@@ -627,12 +681,13 @@ impl Control {
         key: &ServiceKey,
         config: &ServiceConfig,
     ) -> Result<alloc::boxed::Box<dyn crate::Scheduler>, Error> {
-        let Some(scheduler) = self.options.schedulers.create(&config.scheduler) else {
-            return Err(match unsupported_scheduler(&config.scheduler) {
-                Some(what) => Error::Unsupported(what),
-                None => Error::UnknownScheduler,
-            });
-        };
+        let mut scheduler = self
+            .options
+            .schedulers
+            .create(&config.scheduler)
+            .ok_or(Error::UnknownScheduler)?;
+        scheduler.seed(self.options.seed ^ u64::from(self.next_service) << 32);
+        scheduler.sysctls_changed(&self.settings.sysctls);
         match config.engine.as_deref() {
             None => {}
             Some("sip") => return Err(Error::Unsupported("persistence engine sip")),
@@ -693,6 +748,7 @@ impl Control {
             entry.trashed = Some(Trashed { idle_since: None });
         }
         self.next_trash.get_or_insert(now + TRASH_PERIOD);
+        self.plan();
         if self.settings.sysctls.expire_nodest_conn {
             self.flush_removed = true;
         }
@@ -809,21 +865,4 @@ fn check_unicast(addr: IpAddr) -> Result<(), Error> {
     } else {
         Ok(())
     }
-}
-
-/// A scheduler that the kernel has and this director does not yet.
-fn unsupported_scheduler(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "dh" => "scheduler dh",
-        "fo" => "scheduler fo",
-        "lblc" => "scheduler lblc",
-        "lblcr" => "scheduler lblcr",
-        "mh" => "scheduler mh",
-        "nq" => "scheduler nq",
-        "ovf" => "scheduler ovf",
-        "sed" => "scheduler sed",
-        "sh" => "scheduler sh",
-        "twos" => "scheduler twos",
-        _ => return None,
-    })
 }

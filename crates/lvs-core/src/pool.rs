@@ -4,9 +4,10 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::time::Duration;
 
 use crate::sched::{Request, Scheduler};
-use crate::{Error, Server, ServerConfig, ServerId};
+use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
 
 /// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
 ///
@@ -102,6 +103,21 @@ impl Pool {
     pub fn reschedule(&mut self, mut scheduler: Box<dyn Scheduler>) {
         scheduler.start(&self.servers);
         self.scheduler = scheduler;
+    }
+
+    /// Lets the scheduler do what it does once a [`Scheduler::period`].
+    pub fn tick(&mut self, now: Instant) {
+        self.scheduler.tick(now);
+    }
+
+    /// How often to call [`tick`](Self::tick); `None` for never.
+    pub fn period(&self) -> Option<Duration> {
+        self.scheduler.period()
+    }
+
+    /// Tells the scheduler the sysctls in force.
+    pub fn sysctls_changed(&mut self, sysctls: &Sysctls) {
+        self.scheduler.sysctls_changed(sysctls);
     }
 
     /// Puts a record in front of the list.

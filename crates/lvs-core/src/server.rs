@@ -28,6 +28,8 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
+    /// Entries of schedulers' caches that lead to it.
+    held: AtomicI32,
 }
 
 impl Server {
@@ -50,6 +52,7 @@ impl Server {
             active: AtomicI32::new(0),
             total: AtomicI32::new(0),
             templates: AtomicI32::new(0),
+            held: AtomicI32::new(0),
         };
         server.configure(config);
         Ok(server)
@@ -249,9 +252,26 @@ impl Server {
         }
     }
 
-    /// Whether a connection or a template still refers to the record.
+    /// Whether a connection, a template or a scheduler's cache still refers to the record.
     pub(crate) fn is_referenced(&self) -> bool {
-        self.total.load(Relaxed) > 0 || self.templates.load(Relaxed) > 0
+        self.total.load(Relaxed) > 0
+            || self.templates.load(Relaxed) > 0
+            || self.held.load(Relaxed) > 0
+    }
+
+    /// A template leads to it (`ip_vs_bind_dest`).
+    pub(crate) fn bind_template(&self) {
+        self.templates.fetch_add(1, Relaxed);
+    }
+
+    /// A template that led to it is gone (`ip_vs_unbind_dest`).
+    pub(crate) fn unbind_template(&self) {
+        self.templates.fetch_sub(1, Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn overload_for_test(&self) {
+        self.set(OVERLOADED);
     }
 
     /// The lower threshold in force: as configured, or three quarters of the upper one, rounded up.
@@ -291,6 +311,31 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.server.unbind(true);
+    }
+}
+
+/// A server in a scheduler's cache: removed from its service, its record stays in the trash as long as this lives.
+#[derive(Debug)]
+pub(crate) struct HeldServer(alloc::sync::Arc<Server>);
+
+impl HeldServer {
+    pub(crate) fn new(server: &alloc::sync::Arc<Server>) -> Self {
+        server.held.fetch_add(1, Relaxed);
+        Self(server.clone())
+    }
+}
+
+impl core::ops::Deref for HeldServer {
+    type Target = alloc::sync::Arc<Server>;
+
+    fn deref(&self) -> &alloc::sync::Arc<Server> {
+        &self.0
+    }
+}
+
+impl Drop for HeldServer {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Relaxed);
     }
 }
 

@@ -77,7 +77,16 @@ impl RateLimit {
     /// Whether an error may go to `receiver` now.
     pub fn allow(&mut self, kind: ErrorKind, receiver: Ipv4Addr, now: Instant) -> bool {
         // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
-        if matches!(kind, ErrorKind::FragmentationNeeded(_)) || self.limits.per_receiver.is_zero() {
+        if matches!(
+            kind,
+            ErrorKind::FragmentationNeeded(_)
+                | ErrorKind::Relayed {
+                    kind: 3,
+                    code: 4,
+                    ..
+                }
+        ) || self.limits.per_receiver.is_zero()
+        {
             return true;
         }
         let allowed = self.global(now) && self.peer(receiver, now);

@@ -39,4 +39,6 @@ pub mod shield_spec;
 #[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]
+pub mod tunnel_path;
+#[cfg(feature = "engine")]
 pub mod wire;

@@ -29,6 +29,7 @@ use crate::rewrite::mac;
 use crate::rewrite::nat::{self, End};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, Mac, be16, ipv4, tcp};
 
@@ -163,6 +164,8 @@ pub struct Output {
     pool: Vec<Frame>,
 }
 
+/// IPv4 in IP.
+const IPIP: Protocol = Protocol(4);
 /// Frames kept for reuse at most.
 const POOL_MAX: usize = 512;
 
@@ -299,6 +302,7 @@ pub struct Pipeline {
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
     idents: Idents,
+    tunnels: TunnelPaths,
 }
 
 impl Pipeline {
@@ -310,6 +314,7 @@ impl Pipeline {
             waiting: Waiting::default(),
             rate_limit: RateLimit::new(limits),
             idents: Idents([0; 256]),
+            tunnels: TunnelPaths::default(),
         }
     }
 
@@ -577,6 +582,9 @@ impl Pipeline {
             (packet.protocol == Protocol::ICMP).then(|| packet.icmp(frame.bytes(), job.hook, 0));
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
+            if error.inner.protocol == IPIP && job.to_host && error.checksum_ok {
+                self.tunnel_complaint(frame, &job, cx);
+            }
         }
         // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
         if job.hook == Hook::Transit
@@ -607,6 +615,27 @@ impl Pipeline {
             }
             Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),
         }
+    }
+
+    /// Tells a client of an ICMP error about the tunnel packet that carried its request. The host keeps its copy.
+    fn tunnel_complaint<N: Net>(&mut self, frame: &Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) {
+        let net = cx.env.net;
+        let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
+        let route = |server| net.route(IpAddr::V4(server)).map(|hop| hop.mtu as usize);
+        let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
+            return;
+        };
+        let (client, virt) = (ipv4::src(complaint.original), ipv4::dst(complaint.original));
+        if !net.is_vip(IpAddr::V4(virt)) || !self.rate_limit.allow(complaint.kind, client, cx.now) {
+            return;
+        }
+        let id = self.idents.next(virt, client, Protocol::ICMP.0, 1);
+        let mut error = cx.out.spare();
+        if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id) {
+            let fate = self.send_own(&mut error, cx);
+            self.counters.icmp_sent += u64::from(fate == Fate::Answered);
+        }
+        keep(&mut cx.out.pool, error);
     }
 
     /// What a router checks before netfilter's FORWARD hook, where the host does not do it.
@@ -943,7 +972,8 @@ impl Pipeline {
         let Some(IpAddr::V4(src)) = hop.source else {
             return Fate::Dropped(FrameDrop::NoSource);
         };
-        let mtu = (hop.mtu as usize).saturating_sub(ipip::OVERHEAD);
+        let path = self.tunnels.mtu(target, hop.mtu as usize, cx.now);
+        let mtu = path.saturating_sub(ipip::OVERHEAD);
         if mtu < MTU_MIN {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         }

@@ -16,7 +16,11 @@ use lvs_dataplane::names::Names;
 use lvsadm::{Streams, run};
 use serde::Deserialize;
 
-const SESSIONS: &[u8] = include_bytes!("../../lvs-core/tests/golden/ipvsadm/sessions.jsonl.gz");
+/// Gzipped, one session a line: designed ones, and one of random command lines.
+const SESSIONS: [&[u8]; 2] = [
+    include_bytes!("../../lvs-core/tests/golden/ipvsadm/sessions.jsonl.gz"),
+    include_bytes!("../../lvs-core/tests/golden/ipvsadm/random.jsonl.gz"),
+];
 
 /// What of /etc/services the sessions use (netbase 6.4).
 const SERVICES: &str = "\
@@ -133,9 +137,11 @@ fn readers_only(address: &str) -> Address {
 #[test]
 fn recorded_sessions() {
     let mut text = String::new();
-    GzDecoder::new(SESSIONS)
-        .read_to_string(&mut text)
-        .expect("the recordings are whole");
+    for recording in SESSIONS {
+        GzDecoder::new(recording)
+            .read_to_string(&mut text)
+            .expect("the recordings are whole");
+    }
     let pid = std::process::id();
     let others = readers_only(&format!("lvs-test-readers-{pid}"));
     let (mut passed, mut after_packets) = (0, 0);
@@ -213,7 +219,7 @@ fn recorded_sessions() {
             .join("\n")
     );
     assert!(
-        passed > 6000,
+        passed > 9000,
         "the recordings hold more than {passed} steps"
     );
 }

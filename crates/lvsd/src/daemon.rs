@@ -22,6 +22,9 @@ use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
+/// An engine that has taken a request answers within this time, or it hangs.
+const HANG_LIMIT: Duration = Duration::from_secs(30);
+
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -73,6 +76,10 @@ pub async fn run<P: Prober>(
     daemon.load(config, &link);
     let notify = &options.notify;
     let mut ready = false;
+    let mut status = String::new();
+    // Whether the goal is another one than the engine was last given.
+    let mut changed = true;
+    let mut announced = false;
     let mut next = Instant::now();
     loop {
         tokio::select! {
@@ -84,6 +91,7 @@ pub async fn run<P: Prober>(
                     if ready {
                         notify.send("READY=1");
                     }
+                    changed = true;
                     next = Instant::now();
                 }
                 Some(Signal::Stop) | None => break,
@@ -95,15 +103,26 @@ pub async fn run<P: Prober>(
                     daemon.take(one);
                     report = reports.try_recv().ok();
                 }
+                changed = true;
                 next = Instant::now();
             }
             () = tokio::time::sleep_until(next) => {
                 let announce = daemon.announce();
+                changed |= announce != announced;
+                announced = announce;
                 let goal = daemon.goal(announce);
-                let (back, step) = blocking(link, move |link, now| link.step(&goal, now)).await?;
+                let step = blocking(link, move |link, now| link.step(&goal, changed, now));
+                let (back, step) = match tokio::time::timeout(HANG_LIMIT, step).await {
+                    Ok(done) => done?,
+                    // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+                    Err(_) => return Err(format!(
+                        "the engine took a request and does not answer it within {HANG_LIMIT:?}; if it hangs, end it with `kill -9` and start lvsd again"
+                    )),
+                };
                 link = back;
                 match step {
                     Step::InStep { refused, again } => {
+                        changed = false;
                         next = Instant::now() + again;
                         if !announce {
                             next = next.min(daemon.announce_at);
@@ -113,7 +132,11 @@ pub async fn run<P: Prober>(
                             notify.send("READY=1");
                             tracing::info!("ready: {}", daemon.status(refused));
                         }
-                        notify.send(&format!("STATUS={}", daemon.status(refused)));
+                        let now = daemon.status(refused);
+                        if now != status {
+                            notify.send(&format!("STATUS={now}"));
+                            status = now;
+                        }
                     }
                     Step::Waiting(time) => next = Instant::now() + time,
                     Step::Fatal(why) => return Err(why),
@@ -257,7 +280,11 @@ impl<P: Prober> Daemon<P> {
             return;
         };
         let (name, server) = (&service.name, key.1);
-        let lasted = lasted.map(|d| Duration::from_secs(d.as_secs()));
+        // Seconds are enough where there are any.
+        let lasted = lasted.map(|d| match d.as_secs() {
+            0 => Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(0)),
+            whole => Duration::from_secs(whole),
+        });
         match (up, lasted) {
             (true, Some(time)) => {
                 tracing::info!(service = %name, %server, "server is up again, after {time:?} down");
@@ -629,6 +656,38 @@ mod tests {
         let left: Vec<ServiceId> = world.engine().services.iter().map(|s| s.service).collect();
         assert_eq!(left, [spec.service]);
         assert!(world.engine().vips.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn somebody_elses_engine_may_come_back() {
+        let world = World::default();
+        world.start_foreign();
+        let daemon = Running::start(world, Dead::default(), FILE, false);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        daemon.weights(&both).await;
+        daemon.world.crash();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        daemon.world.start_foreign();
+        daemon.weights(&both).await;
+        assert_eq!(daemon.world.starts(), 0);
+
+        daemon.world.crash();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        daemon.weights(&both).await;
+        assert_eq!(daemon.world.starts(), 1, "it did not come back");
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_somebody_changes_is_set_right() {
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        daemon.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let mut control = daemon.world.control();
+        control.apply(&Op::DeleteService(web())).unwrap();
+        daemon.weights(&both).await;
+        daemon.stop().await;
     }
 
     #[tokio::test(start_paused = true)]

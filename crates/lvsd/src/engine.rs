@@ -28,9 +28,13 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 const START_POLL: Duration = Duration::from_millis(20);
 /// How often an engine that is in step is looked at: it may have died, or somebody may have changed our services.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// How often it is seen whether the engine's process is still there, which costs next to nothing.
+const POLL: Duration = Duration::from_millis(200);
 /// Pauses between starts of an engine that keeps dying.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
+/// How long an engine that somebody else started may be away before we start our own.
+const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// An engine that has lived as long as this is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
@@ -64,6 +68,9 @@ pub trait Host: Send + 'static {
 
     /// Kills an engine that was started and never answered.
     fn kill(&mut self);
+
+    /// Whether the process `pid` is still there.
+    fn alive(&mut self, pid: u32) -> bool;
 
     /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed since.
     fn started_by_us(&self, pid: u32) -> bool;
@@ -105,6 +112,10 @@ pub struct Link {
     control: Option<Box<dyn Control>>,
     /// The set that was last given to this engine.
     told: Option<BTreeSet<IpAddr>>,
+    /// Process id of the engine, where it is known.
+    pid: Option<u32>,
+    /// When the engine was last compared with the goal, and how many changes it refused then.
+    compared: Option<(Instant, usize)>,
     ours: bool,
     /// An engine has answered once; from then on nothing is fatal.
     ever: bool,
@@ -132,6 +143,8 @@ impl Link {
             host,
             control: None,
             told: None,
+            pid: None,
+            compared: None,
             ours: false,
             ever: false,
             connected: now,
@@ -147,18 +160,34 @@ impl Link {
         self.host.addresses()
     }
 
-    /// Goes one step towards `goal`.
-    pub fn step(&mut self, goal: &Goal, now: Instant) -> Step {
+    /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
+    pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
+        if let Some(pid) = self.pid
+            && !self.host.alive(pid)
+        {
+            self.lost("its process is gone", now);
+        } else if let Some((then, refused)) = self.compared
+            && !changed
+            && now.duration_since(then) < LOOK_AGAIN
+        {
+            return Step::InStep {
+                refused,
+                again: POLL,
+            };
+        }
         if self.control.is_none()
             && let Err(step) = self.connect(goal, now)
         {
             return step;
         }
         match self.sync(goal) {
-            Ok(refused) => Step::InStep {
-                refused,
-                again: LOOK_AGAIN,
-            },
+            Ok(refused) => {
+                self.compared = Some((now, refused));
+                Step::InStep {
+                    refused,
+                    again: POLL,
+                }
+            }
             Err(why) => {
                 self.lost(&why, now);
                 Step::Waiting(Duration::ZERO)
@@ -174,9 +203,15 @@ impl Link {
         );
         self.control = None;
         self.told = None;
+        self.pid = None;
+        self.compared = None;
         if now.duration_since(self.connected) >= STABLE {
             self.backoff = *BACKOFF.start();
             self.not_before = now;
+        }
+        if !self.ours {
+            // Who started it will start it again; two engines must not race for the socket.
+            self.not_before = self.not_before.max(now + FOREIGN_GRACE);
         }
     }
 
@@ -212,7 +247,8 @@ impl Link {
             return Err(self.give_up_or_wait(why, now));
         }
         if now < self.not_before {
-            return Err(Step::Waiting(self.not_before - now));
+            // Somebody else may start one in the meantime.
+            return Err(Step::Waiting((self.not_before - now).min(POLL)));
         }
         self.not_before = now + self.backoff;
         self.backoff = (self.backoff * 2).min(*BACKOFF.end());
@@ -238,6 +274,7 @@ impl Link {
         let Some(Ok(info)) = self.control.as_mut().map(|c| c.info()) else {
             return;
         };
+        self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
         let mut interfaces = String::new();
         for i in &info.interfaces {

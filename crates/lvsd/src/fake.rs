@@ -218,6 +218,10 @@ impl Host for FakeHost {
         self.world.crash();
     }
 
+    fn alive(&mut self, _: u32) -> bool {
+        self.world.running()
+    }
+
     fn started_by_us(&self, _: u32) -> bool {
         !self.world.state().foreign
     }
@@ -245,6 +249,7 @@ impl FakeControl {
 impl Control for FakeControl {
     fn info(&mut self) -> Result<Info, ControlError> {
         self.with(|s| Info {
+            pid: s.epoch,
             own_vips: s.engine.iter().flat_map(|e| e.vips.clone()).collect(),
             ..Info::default()
         })

@@ -1,5 +1,6 @@
 //! Telling systemd how we are (`sd_notify(3)`): a datagram to the socket that `NOTIFY_SOCKET` names.
 
+use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -11,12 +12,17 @@ pub struct Notify(Option<(UnixDatagram, SocketAddr)>);
 impl Notify {
     /// To the socket that the environment names.
     pub fn from_env() -> Self {
-        let Some(name) = std::env::var_os("NOTIFY_SOCKET") else {
-            return Self::default();
-        };
+        match std::env::var_os("NOTIFY_SOCKET") {
+            Some(name) => Self::to(&name),
+            None => Self::default(),
+        }
+    }
+
+    /// To the socket `name`: `@name` or a path.
+    pub fn to(name: &OsStr) -> Self {
         let address = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
-            _ => SocketAddr::from_pathname(&name),
+            _ => SocketAddr::from_pathname(name),
         };
         match (UnixDatagram::unbound(), address) {
             (Ok(socket), Ok(address)) => Self(Some((socket, address))),
@@ -36,5 +42,27 @@ impl Notify {
             // A manager that does not listen is its own trouble.
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrives_by_name_and_by_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let by_path = UnixDatagram::bind(&path).unwrap();
+        let name = format!("lvsd-notify-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
+        let by_name = UnixDatagram::bind_addr(&address).unwrap();
+        Notify::to(path.as_os_str()).send("READY=1");
+        Notify::to(format!("@{name}").as_ref()).send("STOPPING=1");
+        let mut buffer = [0; 64];
+        let length = by_path.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"READY=1");
+        let length = by_name.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"STOPPING=1");
     }
 }

@@ -121,6 +121,14 @@ impl Host for Machine {
         }
     }
 
+    fn alive(&mut self, pid: u32) -> bool {
+        // A child that has ended stays in /proc until it is waited for.
+        if let Some(child) = self.child.as_mut().filter(|c| c.id() == pid) {
+            return matches!(child.try_wait(), Ok(None));
+        }
+        Path::new("/proc").join(pid.to_string()).exists()
+    }
+
     fn started_by_us(&self, pid: u32) -> bool {
         if self.child.as_ref().is_some_and(|c| c.id() == pid) {
             return true;

@@ -47,8 +47,15 @@ impl Lines {
     }
 
     fn end_word(&mut self) {
-        let word = core::mem::take(&mut self.word);
-        if !word.is_empty() && word != b"ipvsadm" {
+        let mut word = core::mem::take(&mut self.word);
+        if word.is_empty() {
+            return;
+        }
+        // It is a C string: a NUL hides what follows.
+        if let Some(end) = word.iter().position(|&b| b == 0) {
+            word.truncate(end);
+        }
+        if word != b"ipvsadm" {
             self.words.push(word);
         }
     }

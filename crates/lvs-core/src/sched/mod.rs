@@ -3,8 +3,20 @@
 //! Every list of servers is in the kernel's order: the one added last comes first. Ties go to the first in that order,
 //! so to the most recent one.
 
+mod cache;
+mod dh;
+mod fo;
+pub mod hash;
+mod lblc;
+mod lblcr;
 mod lc;
+mod mh;
+mod nq;
+mod ovf;
 mod rr;
+mod sed;
+mod sh;
+mod twos;
 mod wlc;
 mod wrr;
 
@@ -12,12 +24,23 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::net::SocketAddr;
+use core::time::Duration;
 
+pub use self::dh::DestinationHashing;
+pub use self::fo::Failover;
+pub use self::lblc::LocalityLeastConnections;
+pub use self::lblcr::LocalityLeastConnectionsReplicated;
 pub use self::lc::LeastConnections;
+pub use self::mh::MaglevHashing;
+pub use self::nq::NeverQueue;
+pub use self::ovf::Overflow;
 pub use self::rr::RoundRobin;
+pub use self::sed::ShortestExpectedDelay;
+pub use self::sh::SourceHashing;
+pub use self::twos::RandomTwos;
 pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
-use crate::{Instant, Protocol, Server, ServiceFlags};
+use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 
 /// What a scheduler may go by besides the servers.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +84,26 @@ pub trait Scheduler: fmt::Debug + Send {
     fn server_edited(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
+
+    /// Gives a scheduler that draws lots the seed of its random numbers, before [`start`](Self::start).
+    fn seed(&mut self, seed: u64) {
+        let _ = seed;
+    }
+
+    /// The sysctls in force, before [`start`](Self::start) and after each change.
+    fn sysctls_changed(&mut self, sysctls: &Sysctls) {
+        let _ = sysctls;
+    }
+
+    /// How often [`tick`](Self::tick) is to be called; `None` for never.
+    fn period(&self) -> Option<Duration> {
+        None
+    }
+
+    /// A [`period`](Self::period) has passed since the start or since the last tick.
+    fn tick(&mut self, now: Instant) {
+        let _ = now;
+    }
 }
 
 /// Makes a scheduler for one service.
@@ -78,9 +121,21 @@ impl Registry {
         let mut registry = Self {
             factories: alloc::collections::BTreeMap::new(),
         };
+        registry.register("dh", || Box::<DestinationHashing>::default());
+        registry.register("fo", || Box::new(Failover));
+        registry.register("lblc", || Box::<LocalityLeastConnections>::default());
+        registry.register("lblcr", || {
+            Box::<LocalityLeastConnectionsReplicated>::default()
+        });
         registry.register("lc", || Box::new(LeastConnections));
+        registry.register("mh", || Box::<MaglevHashing>::default());
         registry.register("none", || Box::new(NoScheduler));
+        registry.register("nq", || Box::new(NeverQueue));
+        registry.register("ovf", || Box::new(Overflow));
         registry.register("rr", || Box::<RoundRobin>::default());
+        registry.register("sed", || Box::new(ShortestExpectedDelay));
+        registry.register("sh", || Box::<SourceHashing>::default());
+        registry.register("twos", || Box::<RandomTwos>::default());
         registry.register("wlc", || Box::new(WeightedLeastConnections));
         registry.register("wrr", || Box::<WeightedRoundRobin>::default());
         registry
@@ -115,5 +170,105 @@ struct NoScheduler;
 impl Scheduler for NoScheduler {
     fn pick(&mut self, _: &[Arc<Server>], _: &Request) -> Option<usize> {
         None
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use alloc::string::String;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::{Forwarding, Pool, ServerConfig};
+
+    /// Servers 10.0.0.1:80, 10.0.0.2:80, ... of these weights, named A, B, ... in [`letters`].
+    pub(crate) fn pool(scheduler: &str, weights: &[i32]) -> Pool {
+        let mut pool = Pool::new(Registry::new().create(scheduler).unwrap());
+        for (n, &weight) in (1..).zip(weights) {
+            let config = ServerConfig::new(weight, Forwarding::Nat);
+            pool.insert(server(n), &config).unwrap();
+        }
+        pool
+    }
+
+    pub(crate) fn set_weight(pool: &mut Pool, server_number: u8, weight: i32) {
+        let config = ServerConfig::new(weight, Forwarding::Nat);
+        pool.edit(server(server_number + 1), &config).unwrap();
+    }
+
+    fn server(n: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, n], 80))
+    }
+
+    /// Clients 192.0.2.1 to 24, client k with port 1000 + k.
+    pub(crate) fn clients(flags: ServiceFlags) -> Vec<Request> {
+        (1..=24)
+            .map(|k| Request {
+                client: SocketAddr::from(([192, 0, 2, k], 1000 + u16::from(k))),
+                virt: "198.51.100.1:80".parse().unwrap(),
+                protocol: Protocol::TCP,
+                flags,
+                now: Instant::ZERO,
+            })
+            .collect()
+    }
+
+    pub(crate) fn letters(pool: &mut Pool, requests: Vec<Request>) -> String {
+        requests
+            .iter()
+            .map(
+                |request| match pool.pick(request).map(|server| server.addr().ip()) {
+                    Some(core::net::IpAddr::V4(addr)) => char::from(b'A' - 1 + addr.octets()[3]),
+                    _ => '-',
+                },
+            )
+            .collect()
+    }
+
+    #[test]
+    fn an_idle_server_goes_first_whatever_its_weight() {
+        let mut pool = pool("nq", &[100, 1]);
+        assert_eq!(
+            letters(&mut pool, clients(ServiceFlags::default())[..1].to_vec()),
+            "B"
+        );
+    }
+
+    #[test]
+    fn destination_hashing_deals_servers_out_and_never_replaces_one() {
+        let mut pool = pool("dh", &[1, 1, 1]);
+        let virts = [
+            "10.0.0.1",
+            "10.0.0.2",
+            "192.168.1.100",
+            "172.16.5.9",
+            "203.0.113.7",
+            "198.51.100.255",
+        ];
+        let requests = || {
+            virts
+                .map(|virt| Request {
+                    virt: SocketAddr::new(virt.parse().unwrap(), 80),
+                    ..clients(ServiceFlags::default())[0]
+                })
+                .to_vec()
+        };
+        assert_eq!(letters(&mut pool, requests()), "CAABBA");
+        set_weight(&mut pool, 0, 0);
+        assert_eq!(letters(&mut pool, requests()), "C--BB-");
+    }
+
+    #[test]
+    fn twos_draws_by_weight_and_prefers_the_less_loaded() {
+        let mut pool = pool("twos", &[1, 3, 0]);
+        let request = clients(ServiceFlags::default())[0];
+        let mut counts = [0u32; 3];
+        for _ in 0..4000 {
+            let letter = letters(&mut pool, alloc::vec![request]).remove(0);
+            counts[usize::from(letter as u8 - b'A')] += 1;
+        }
+        // Without load the first choice stands: the first of the list, B, has (3 + 1) / (4 + 1).
+        assert_eq!(counts[2], 0);
+        assert!((3100..3300).contains(&counts[1]), "{counts:?}");
     }
 }

@@ -107,7 +107,7 @@ impl Scheduler for WeightedRoundRobin {
     }
 }
 
-fn gcd(mut a: i32, mut b: i32) -> i32 {
+pub(super) fn gcd(mut a: i32, mut b: i32) -> i32 {
     while b != 0 {
         (a, b) = (b, a % b);
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 
 use lvs_core::api::{Call, Failure, Hello, ListEnd, Request, VERSION};
@@ -37,6 +38,12 @@ pub enum Error {
     /// The socket's or its directory's permissions.
     #[error("this user may not open {address}: run as root or as the engine's user")]
     Denied {
+        /// Where.
+        address: Address,
+    },
+    /// The path is of something else.
+    #[error("{address} is not a socket: name the engine's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
+    NotASocket {
         /// Where.
         address: Address,
     },
@@ -92,6 +99,15 @@ pub struct Client {
     hello: Hello,
 }
 
+/// Why nobody listens at `address`.
+fn refused(address: Address) -> Error {
+    match address.path().map(std::fs::symlink_metadata) {
+        None => Error::Absent { address },
+        Some(Ok(meta)) if !meta.file_type().is_socket() => Error::NotASocket { address },
+        Some(_) => Error::Stale { address },
+    }
+}
+
 /// One line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
@@ -111,10 +127,7 @@ impl Client {
             let address = address.clone();
             match source.kind() {
                 io::ErrorKind::NotFound => Error::Absent { address },
-                io::ErrorKind::ConnectionRefused if address.path().is_some() => {
-                    Error::Stale { address }
-                }
-                io::ErrorKind::ConnectionRefused => Error::Absent { address },
+                io::ErrorKind::ConnectionRefused => refused(address),
                 io::ErrorKind::PermissionDenied => Error::Denied { address },
                 _ => Error::Connect { address, source },
             }

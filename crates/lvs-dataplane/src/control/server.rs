@@ -683,6 +683,8 @@ mod tests {
         fs::write(&path, b"x").expect("a file");
         let file = Server::bind(&address, Access::default()).expect_err("not a socket");
         assert!(matches!(file, BindError::NotASocket(_)), "{file}");
+        let file = Client::connect(&address).expect_err("not a socket");
+        assert!(matches!(file, Error::NotASocket { .. }), "{file}");
         fs::remove_dir_all(&dir).expect("it is ours");
 
         let name = unique("second");

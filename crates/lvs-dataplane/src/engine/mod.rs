@@ -1,7 +1,9 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 
 mod calls;
+mod decider;
 mod network;
+mod offline;
 mod rules;
 mod shared;
 mod worker;
@@ -9,17 +11,18 @@ mod worker;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant as SystemInstant;
 
+use lvs_core::api::{Call, Failure};
 use lvs_core::{Control, Options, PacketMeta};
+use serde_json::Value;
 use tracing::info;
 
+use self::offline::Offline;
 pub use self::rules::RulesError;
-use self::shared::Clock;
 pub use self::shared::Shared;
 use self::worker::{Setup, Worker};
 use crate::control::Address;
-use crate::control::server::{Access, BindError, Handle, Server};
+use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
 use crate::io::af_packet::OpenError;
 use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
@@ -43,6 +46,8 @@ pub struct Config {
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
     pub rules: Option<(String, String)>,
+    /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
+    pub no_interfaces: bool,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
 }
@@ -123,7 +128,7 @@ pub enum StartError {
 pub struct Engine {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
-    _server: Handle,
+    server: Option<Handle>,
 }
 
 impl Engine {
@@ -156,33 +161,45 @@ impl Engine {
         }
         let shard = control.shard(0);
         let wake = EventFd::new().map_err(StartError::Thread)?;
-        let (shared, commands) = Shared::new(control, Clock::Real(SystemInstant::now()), wake);
+        let (shared, commands) = Shared::new(control, wake);
         let shared = Arc::new(shared);
         let setup = Setup {
             interfaces: config.interfaces,
             own_all_vips: config.own_vips,
             hook: config.hook,
         };
-        let worker = Worker::new(shared.clone(), commands, shard, setup)?;
-        let worker = thread::Builder::new()
-            .name("lvs-worker".into())
-            .spawn(move || worker.run())
-            .map_err(StartError::Thread)?;
-        let engine_of = |server: Server| server.serve(shared.clone()).map_err(StartError::Thread);
-        if let Some((text, name)) = config.rules {
-            if let Err(error) = rules::apply(&shared, &text, &name) {
-                shared.stop();
-                let _ = worker.join();
-                return Err(error.into());
-            }
-        }
-        let server = engine_of(server)?;
-        info!("ready at {address}");
-        Ok(Self {
+        let spawn = |run: Box<dyn FnOnce() + Send>| {
+            let builder = thread::Builder::new().name("lvs-worker".into());
+            builder.spawn(run).map_err(StartError::Thread)
+        };
+        let worker = if config.no_interfaces {
+            let worker = Offline::new(shared.clone(), commands, shard);
+            spawn(Box::new(move || worker.run()))?
+        } else {
+            let worker = Worker::new(shared.clone(), commands, shard, setup)?;
+            spawn(Box::new(move || worker.run()))?
+        };
+        let mut engine = Self {
             shared,
             worker: Some(worker),
-            _server: server,
-        })
+            server: None,
+        };
+        if let Some((text, name)) = config.rules {
+            rules::apply(&engine.shared, &text, &name)?;
+        }
+        let handle = server.serve(engine.shared()).map_err(StartError::Thread)?;
+        engine.server = Some(handle);
+        info!("ready at {address}");
+        Ok(engine)
+    }
+
+    /// Does what a client of the control socket could ask for. Items of a list are not kept.
+    ///
+    /// # Errors
+    /// The refusal that the client would get; then nothing has changed.
+    pub fn call(&self, call: Call) -> Result<Value, Failure> {
+        let mut nowhere = std::io::sink();
+        server::Engine::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
     }
 
     /// A handle to stop the engine from another thread.

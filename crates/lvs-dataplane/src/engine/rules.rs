@@ -1,9 +1,10 @@
 //! Rules in the form of `ipvsadm-save`, applied when the engine starts.
 
-use lvs_core::ipvsadm::{Command, Lines, Numeric, failure_text, parse};
+use lvs_core::ipvsadm::{Command, Lines, failure_text, parse};
 
 use super::shared::Shared;
 use crate::control::server::{Engine, Sink};
+use crate::names::Names;
 
 /// A line that cannot be applied.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,7 @@ pub struct RulesError {
 /// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and empty lines are
 /// skipped, as `ipvsadm-restore` does.
 pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), RulesError> {
+    let names = Names::system();
     for (number, line) in text.lines().enumerate() {
         if line.starts_with('#') {
             continue;
@@ -37,7 +39,7 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
         let Some(words) = words.filter(|words| !words.is_empty()) else {
             continue;
         };
-        let command = parse("lvs-dataplane", &words, &Numeric)
+        let command = parse("lvs-dataplane", &words, &names)
             .map_err(|refusal| fail(String::from_utf8_lossy(refusal.text()).into_owned()))?;
         let call = match &command {
             Command::List(_) | Command::Save { .. } => None,

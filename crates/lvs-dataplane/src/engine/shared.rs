@@ -1,7 +1,7 @@
 //! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
@@ -34,20 +34,10 @@ pub(super) enum Command {
     Reasons(mpsc::SyncSender<Vec<ReasonCount>>),
 }
 
-/// Nanoseconds since the engine started, or as a test says.
-#[derive(Debug)]
-pub(super) enum Clock {
-    /// The system's monotonic clock.
-    Real(SystemInstant),
-    /// Stands still but for `test.advance`.
-    Virtual(AtomicU64),
-}
-
 /// Shared by the control server's threads and the packet worker.
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
-    clock: Clock,
     started: SystemInstant,
     commands: Mutex<mpsc::Sender<Command>>,
     wake: EventFd,
@@ -55,15 +45,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(
-        control: Control,
-        clock: Clock,
-        wake: EventFd,
-    ) -> (Self, mpsc::Receiver<Command>) {
+    pub(super) fn new(control: Control, wake: EventFd) -> (Self, mpsc::Receiver<Command>) {
         let (commands, receiver) = mpsc::channel();
         let shared = Self {
             control: Mutex::new(control),
-            clock,
             started: SystemInstant::now(),
             commands: Mutex::new(commands),
             wake,
@@ -78,23 +63,9 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Time since the engine started, as the core counts it.
     pub(super) fn now(&self) -> Instant {
-        Instant::from_nanos(match &self.clock {
-            Clock::Real(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            Clock::Virtual(nanos) => nanos.load(Ordering::Acquire),
-        })
-    }
-
-    /// Lets the virtual clock go on; does nothing to a real one.
-    pub(super) fn advance_clock(&self, by: Duration) -> bool {
-        match &self.clock {
-            Clock::Real(_) => false,
-            Clock::Virtual(nanos) => {
-                let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-                nanos.fetch_add(by, Ordering::AcqRel);
-                true
-            }
-        }
+        Instant::ZERO + self.started.elapsed()
     }
 
     pub(super) fn uptime(&self) -> Duration {

@@ -6,21 +6,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{
-    AcceptReason, DropReason, Forwarding, IcmpError, Instant, PacketMeta, ServiceKey, Shard,
-    Verdict,
-};
+use lvs_core::{Forwarding, Instant, Protocol, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
 use super::shared::{Command, Shared};
-use super::{HookAction, PacketHook, StartError};
+use super::{PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::icmp::Limits;
@@ -29,9 +27,9 @@ use crate::io::tun::HostDevice;
 use crate::io::{BATCH, PacketIo};
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
-use crate::pipeline::{Decide, Env, Output, Pipeline, Request};
-use crate::shield::{self, Shield};
-use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::pipeline::{Env, Output, Pipeline, Request};
+use crate::shield::Shield;
+use crate::shield_spec::{Endpoint, LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
@@ -116,13 +114,7 @@ impl Worker {
         }
         let hook = setup.hook.take();
         let mut worker = Self {
-            decider: Decider {
-                shared: shared.clone(),
-                shard,
-                hook,
-                drops: [0; DropReason::ALL.len()],
-                accepts: [0; AcceptReason::ALL.len()],
-            },
+            decider: Decider::new(shared.clone(), shard, hook),
             shared,
             commands,
             setup,
@@ -289,12 +281,7 @@ impl Worker {
     }
 
     fn hide_local_client(&mut self, client: &LocalClient) {
-        let element = shield::LocalClient {
-            protocol: client.protocol.0,
-            server: client.server,
-            local: client.local,
-        };
-        if let Err(error) = self.shield.add_local_client(&element, LOCAL_CLIENT_TIMEOUT) {
+        if let Err(error) = self.shield.add_local_client(client, LOCAL_CLIENT_TIMEOUT) {
             warn!("a connection of this host's own to a virtual address will fail: {error}");
         }
     }
@@ -387,18 +374,19 @@ impl Worker {
                 if server.forwarding() == Forwarding::Nat
                     && let ServiceKey::Address { protocol, .. } = key
                 {
-                    let addr = server.addr();
-                    hidden
-                        .nat_servers
-                        .insert((addr.ip(), protocol, addr.port()));
-                    hidden.nat_server_addrs.insert(addr.ip());
+                    hidden.nat_servers.insert(endpoint(protocol, server.addr()));
                 }
             }
         }
-        let own = self.choose_own(&hidden.vips);
+        let vips = hidden
+            .services
+            .iter()
+            .map(|service| service.address)
+            .collect();
+        let own = self.choose_own(&vips);
         hidden.own_vips.clone_from(&own);
-        let shielded = self.shield.update(&shield_rules(&hidden));
-        self.network.set_vips(hidden.vips.clone(), own.clone());
+        let shielded = self.shield.update(&hidden);
+        self.network.set_vips(vips, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
         self.manage_neighbours(&next_hops);
@@ -504,10 +492,10 @@ impl Worker {
             Ok(changes) => changes,
             Err(error) => return warn!("{error}"),
         };
-        if changes.links {
-            if let Err(error) = self.attach_links(false) {
-                warn!("{error}");
-            }
+        if changes.links
+            && let Err(error) = self.attach_links(false)
+        {
+            warn!("{error}");
         }
         if changes.links || changes.addresses || changes.routes {
             self.network.forget_ways();
@@ -679,12 +667,6 @@ impl Worker {
     }
 
     fn reasons(&mut self) -> Vec<ReasonCount> {
-        let reason = |action: &str, reason: &str, count, help: &str| ReasonCount {
-            action: action.to_owned(),
-            reason: reason.to_owned(),
-            count,
-            help: help.trim().to_owned(),
-        };
         let counters = &self.pipeline.counters;
         let frames = FrameDrop::ALL
             .iter()
@@ -698,15 +680,7 @@ impl Worker {
                     drop.describe(),
                 )
             });
-        let verdicts = DropReason::ALL
-            .iter()
-            .zip(self.decider.drops)
-            .map(|(drop, count)| reason("drop", drop.name(), count, drop.describe()));
-        let accepts = AcceptReason::ALL
-            .iter()
-            .zip(self.decider.accepts)
-            .map(|(accept, count)| reason("host", accept.name(), count, accept.describe()));
-        let mut all: Vec<ReasonCount> = frames.chain(verdicts).chain(accepts).collect();
+        let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
         let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
         all.push(reason("drop", "not_sent", self.refused, unsent));
         let missed: u64 = self
@@ -730,92 +704,15 @@ impl Worker {
 
 /// Hides what a service takes.
 fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
-    let ServiceKey::Address { protocol, addr } = key else {
-        return;
-    };
-    hidden.vips.insert(addr.ip());
-    if addr.port() == 0 {
-        hidden.services_all_ports.insert((addr.ip(), protocol));
-    } else {
-        hidden.services.insert((addr.ip(), protocol, addr.port()));
+    if let ServiceKey::Address { protocol, addr } = key {
+        hidden.services.insert(endpoint(protocol, addr));
     }
 }
 
-/// The same as rules.
-fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
-    let endpoint =
-        |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
-            address,
-            protocol: protocol.0,
-            port,
-        };
-    let all_ports = hidden
-        .services_all_ports
-        .iter()
-        .map(|&(addr, protocol)| (addr, protocol, 0));
-    shield::ShieldSpec {
-        services: hidden
-            .services
-            .iter()
-            .copied()
-            .chain(all_ports)
-            .map(endpoint)
-            .collect(),
-        own_vips: hidden.own_vips.iter().copied().collect(),
-        nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
-    }
-}
-
-/// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
-struct Decider {
-    shared: Arc<Shared>,
-    shard: Shard,
-    hook: Option<Box<dyn PacketHook>>,
-    drops: [u64; DropReason::ALL.len()],
-    accepts: [u64; AcceptReason::ALL.len()],
-}
-
-impl Decider {
-    fn count(&mut self, verdict: Verdict) -> Verdict {
-        match verdict {
-            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
-                self.drops[reason.index()] += 1;
-            }
-            Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
-            Verdict::Forward(_) | Verdict::Reply(_) => {}
-        }
-        verdict
-    }
-}
-
-impl Decide for Decider {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        if let Some(hook) = &mut self.hook {
-            match hook.packet(meta) {
-                HookAction::Continue => {}
-                HookAction::Host => return self.count(Verdict::Accept(AcceptReason::Hook)),
-                HookAction::Drop => return self.count(Verdict::Drop(DropReason::Hook)),
-            }
-        }
-        let verdict = match self.shard.handle_packet(meta, now) {
-            Ok(verdict) => verdict,
-            Err(pending) => self
-                .shared
-                .control()
-                .admit(&mut self.shard, meta, pending, now),
-        };
-        self.count(verdict)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        let verdict = match self.shard.handle_icmp_error(error, now) {
-            Ok(verdict) => verdict,
-            Err(pending) => {
-                self.shared
-                    .control()
-                    .admit_icmp_error(&mut self.shard, error, pending, now)
-            }
-        };
-        self.count(verdict)
+fn endpoint(protocol: Protocol, addr: SocketAddr) -> Endpoint {
+    Endpoint {
+        address: addr.ip(),
+        protocol,
+        port: addr.port(),
     }
 }

@@ -164,7 +164,8 @@ impl PacketIo for Tun {
 /// packet given back has the source of some client elsewhere. The kernel uses the greater one of
 /// `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where it is not, the value is moved into the
 /// interfaces (and into `default`, for later ones) first, so that the filter of every other interface stays what it was
-/// at every moment, and after a `kill -9` too; an orderly end puts everything back.
+/// at every moment, and after a `kill -9` too; an orderly end puts everything back (drop it on a thread of the network
+/// namespace in which it was created). Who sets `all` again while the engine runs, filters what is given back.
 ///
 /// `accept_local` stays off: a packet from outside with one of the host's own addresses as its source is forged, and
 /// is refused here as it would have been on the interface where it arrived.
@@ -326,11 +327,13 @@ fn read_setting(path: &Path) -> io::Result<u32> {
     })
 }
 
-/// Writes a setting, unless it has that value: in a container `/proc/sys` may be read-only and right already.
+/// Writes a setting. It is written even if it has that value already: what is set expressly no longer follows
+/// `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only and right already.
 fn write_setting(path: &Path, value: u32) -> io::Result<()> {
-    if read_setting(path)? == value {
-        return Ok(());
+    match fs::write(path, value.to_string()) {
+        Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),
+        result => result.map_err(|err| {
+            io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
+        }),
     }
-    fs::write(path, value.to_string())
-        .map_err(|err| io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display())))
 }

@@ -21,6 +21,15 @@ pub enum ErrorKind {
     FragmentationNeeded(u16),
     /// 11/0.
     TtlExceeded,
+    /// An error that somebody else made, passed on.
+    Relayed {
+        /// Its type.
+        kind: u8,
+        /// Its code.
+        code: u8,
+        /// Its second word.
+        rest: [u8; 4],
+    },
 }
 
 impl ErrorKind {
@@ -35,6 +44,7 @@ impl ErrorKind {
                 (3, 4, [0, 0, a, b])
             }
             Self::TtlExceeded => (11, 0, [0; 4]),
+            Self::Relayed { kind, code, rest } => (kind, code, rest),
         }
     }
 }

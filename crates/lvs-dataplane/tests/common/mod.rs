@@ -8,14 +8,14 @@ use std::thread;
 use lvs_dataplane::sys;
 
 /// A network namespace without a name.
-pub struct Host(OwnedFd);
+pub(crate) struct Host(OwnedFd);
 
 impl Host {
     /// A new namespace with its loopback up.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let fd = thread::spawn(|| {
             sys::unshare_network().expect("this test makes network namespaces: run it as root");
-            ip("link set lo up");
+            sh("ip link set lo up; sysctl -qw net.ipv6.conf.default.accept_dad=0");
             sys::current_network().expect("/proc is mounted")
         })
         .join()
@@ -24,14 +24,14 @@ impl Host {
     }
 
     /// Runs something inside, on a thread of its own.
-    pub fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+    pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         self.spawn(f)
             .join()
             .expect("no panic inside of the namespace")
     }
 
     /// As [`Self::run`], without waiting.
-    pub fn spawn<T: Send + 'static>(
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> thread::JoinHandle<T> {
@@ -43,19 +43,19 @@ impl Host {
     }
 
     /// `ip` inside.
-    pub fn ip(&self, args: &str) {
+    pub(crate) fn ip(&self, args: &str) {
         let args = args.to_owned();
         self.run(move || ip(&args));
     }
 
     /// Any command inside; its output.
-    pub fn sh(&self, command: &str) -> String {
+    pub(crate) fn sh(&self, command: &str) -> String {
         let command = command.to_owned();
         self.run(move || sh(&command))
     }
 
     /// A veth pair between two hosts.
-    pub fn veth(&self, name: &str, other: &Self, other_name: &str) {
+    pub(crate) fn veth(&self, name: &str, other: &Self, other_name: &str) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
         self.ip(&format!(
             "link add {name} type veth peer name {other_name} netns {path}"
@@ -72,12 +72,12 @@ impl AsFd for Host {
 }
 
 /// `ip` in this thread's namespace.
-pub fn ip(args: &str) {
+pub(crate) fn ip(args: &str) {
     sh(&format!("ip {args}"));
 }
 
 /// A shell command in this thread's namespace; its output.
-pub fn sh(command: &str) -> String {
+pub(crate) fn sh(command: &str) -> String {
     let output = Command::new("sh")
         .args(["-ec", command])
         .output()
@@ -92,7 +92,7 @@ pub fn sh(command: &str) -> String {
 }
 
 /// As [`sh`], but says only whether it succeeded.
-pub fn try_sh(command: &str) -> bool {
+pub(crate) fn try_sh(command: &str) -> bool {
     Command::new("sh")
         .args(["-ec", command])
         .output()

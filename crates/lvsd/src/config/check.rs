@@ -279,6 +279,7 @@ impl Checker<'_> {
     fn services(&mut self, raw: &[Spanned<RawService>], templates_stay: bool) -> Vec<Service> {
         let mut seen: HashMap<ServiceId, Range<usize>> = HashMap::new();
         let mut names: HashMap<String, Range<usize>> = HashMap::new();
+        let mut owners: HashMap<IpAddr, (VipMode, Range<usize>)> = HashMap::new();
         let mut all = Vec::new();
         for service in raw {
             let span = service.span();
@@ -309,6 +310,28 @@ impl Checker<'_> {
                         .context(first, "the first one")
                         .help("put all its servers into one [[service]], or change address, port or protocol"),
                 );
+            }
+            // One address cannot be the engine's and the host's at once.
+            if let (Some(mode), Some(address)) = (&service.vip, checked.address())
+                && checked.vip != VipMode::Auto
+            {
+                match owners.get(&address.ip()) {
+                    Some((other, first)) if *other != checked.vip => self.report(
+                        Diagnostic::error(
+                            mode.span(),
+                            format!(
+                                "{} is the engine's own for one service and the host's for another",
+                                address.ip()
+                            ),
+                        )
+                        .context(first.clone(), "here it is otherwise")
+                        .help("give every service of this address the same `vip`"),
+                    ),
+                    Some(_) => {}
+                    None => {
+                        owners.insert(address.ip(), (checked.vip, mode.span()));
+                    }
+                }
             }
             all.push(checked);
         }
@@ -700,7 +723,9 @@ impl Checker<'_> {
             );
             return None;
         }
-        let vip = vip?;
+        let Some(vip) = vip else {
+            return Some(());
+        };
         if address.ip() == vip.ip() && (method != Forwarding::Nat || address.port() == vip.port()) {
             let mut finding = Diagnostic::error(
                 text.span(),

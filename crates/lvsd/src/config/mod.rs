@@ -241,6 +241,11 @@ impl Config {
 
     /// The VIPs that the engine shall own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+        let said_host = |ip| {
+            self.services
+                .iter()
+                .any(|s| s.vip == VipMode::Host && s.address().is_some_and(|a| a.ip() == ip))
+        };
         let mut all: Vec<IpAddr> = self
             .services
             .iter()
@@ -248,7 +253,7 @@ impl Config {
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,
                 VipMode::Host => false,
-                VipMode::Auto => !on_host(*ip),
+                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
             })
             .map(|(_, ip)| ip)
             .collect();

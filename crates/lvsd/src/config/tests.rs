@@ -1,25 +1,495 @@
+//! Every example loads; a key that does not belong is refused in every table; errors look as they shall.
+
 use super::*;
-#[test]
-fn smoke() {
-    let text = r#"
+
+const EXAMPLES: [(&str, &str); 4] = [
+    ("nat.toml", include_str!("../../../../examples/nat.toml")),
+    ("dr.toml", include_str!("../../../../examples/dr.toml")),
+    ("tun.toml", include_str!("../../../../examples/tun.toml")),
+    ("full.toml", FULL),
+];
+
+/// Every table and every key.
+const FULL: &str = r#"
+[lvsd]
+adopt = true
+log = "debug"
+
+[dataplane]
+interface = ["eth0", "eth1"]
+backend = "af_packet"
+workers = 1
+socket = "/run/lvs/engine.sock"
+profile = "kernel"
+own_vips = false
+helper = "ftp"
+max_connections = 1000000
+when_full = "evict"
+program = "/usr/sbin/lvs-dataplane"
+
+[sysctl]
+conn_reuse_mode = 1
+sync_threshold = "3 50"
+
 [[service]]
+name = "one"
+address = "[2001:db8::1]:443"
+protocol = "tcp"
+scheduler = "sh"
+scheduler_flags = ["sh-port", "sh-fallback"]
+forward = "tun"
+vip = "own"
+on_down = "quiesce"
+check = "none"
+
+[service.persistence]
+timeout = "10m"
+netmask = 64
+
+[[service.server]]
+address = "10.0.0.1:443"
+weight = 0
+forward = "tun"
+upper = 10
+lower = 5
+
+[service.server.check]
+type = "tcp"
+interval = "500ms"
+timeout = "500ms"
+rise = 1
+fall = 1
+port = 8443
+
+[[service]]
+fwmark = 7
+family = "ipv6"
+one_packet = true
+forward = "nat"
+on_down = "remove"
+
+[[service.server]]
+address = "2001:db8::2"
+
+[[service]]
+address = "192.0.2.1:5060"
+protocol = "udp"
+one_packet = true
+forward = "nat"
+vip = "host"
+persistence = { timeout = "1h", engine = "sip" }
+
+[[service.server]]
+address = "10.0.0.1:5060"
+"#;
+
+fn load(text: &str) -> Config {
+    Config::from_toml("test.toml", text)
+        .unwrap_or_else(|report| panic!("{report}"))
+        .0
+}
+
+fn errors(text: &str) -> String {
+    Config::from_toml("test.toml", text)
+        .expect_err("the text is wrong")
+        .to_string()
+}
+
+#[test]
+fn every_example_loads_without_a_warning() {
+    for (name, text) in EXAMPLES {
+        let (config, warnings) =
+            Config::from_toml(name, text).unwrap_or_else(|report| panic!("{report}"));
+        assert!(!config.services.is_empty(), "{name}");
+        assert!(warnings.findings.is_empty(), "{warnings}");
+    }
+}
+
+/// Puts a line after the header of every table and a key into every inline table of every example.
+#[test]
+fn an_unknown_key_is_refused_everywhere() {
+    let mut tried = 0;
+    for (name, text) in EXAMPLES {
+        let lines: Vec<&str> = text.lines().collect();
+        for (n, line) in lines.iter().enumerate() {
+            let mut mutated: Vec<String> = lines.iter().map(|l| (*l).to_owned()).collect();
+            if line.starts_with('[') {
+                mutated.insert(n + 1, "zzz_unknown = 1".to_owned());
+            } else if !line.starts_with('#')
+                && let Some(at) = line.find("= { ")
+            {
+                mutated[n].insert_str(at + 4, "zzz_unknown = 1, ");
+            } else {
+                continue;
+            }
+            tried += 1;
+            let found = errors(&mutated.join("\n"));
+            let sysctl = *line == "[sysctl]";
+            let wanted = if sysctl {
+                "unknown sysctl `zzz_unknown`"
+            } else {
+                "unknown key `zzz_unknown`"
+            };
+            assert!(found.contains(wanted), "{name}, line {}: {found}", n + 1);
+        }
+        let top = format!("zzz_unknown = 1\n{text}");
+        assert!(errors(&top).contains("unknown key `zzz_unknown`"));
+    }
+    assert!(tried > 25, "only {tried} places found");
+}
+
+#[test]
+fn defaults_and_the_full_file() {
+    let config = load(EXAMPLES[0].1);
+    let web = &config.services[0];
+    assert_eq!(web.config.scheduler, "wlc");
+    assert_eq!(web.vip, VipMode::Auto);
+    assert_eq!(web.on_down, OnDown::Quiesce);
+    assert_eq!(web.servers[0].config.weight, 1);
+    let check = web.servers[2].check.expect("the service's check");
+    assert_eq!(check.target, "10.0.0.13:8080".parse().unwrap());
+    assert_eq!((check.rise, check.fall), (2, 3));
+
+    let dr = load(EXAMPLES[1].1);
+    assert_eq!(
+        dr.services[0].servers[0].address,
+        "192.0.2.11:80".parse().unwrap()
+    );
+    // A template would keep leading clients to a server of weight 0.
+    assert_eq!(dr.services[1].on_down, OnDown::Remove);
+    assert_eq!(dr.services[1].config.netmask, 0xffff_ff00);
+    assert_eq!(dr.services[1].config.timeout, 600);
+
+    let full = load(FULL);
+    assert_eq!(
+        full.dataplane.arguments().join(" "),
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --max-connections 1000000 --when-full evict"
+    );
+    assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
+    assert_eq!(full.services[1].name, "mark 7 ipv6");
+    assert_eq!(full.services[1].servers[0].address.port(), 0);
+    assert_eq!(
+        full.own_vips(|_| false),
+        ["2001:db8::1".parse::<IpAddr>().unwrap()]
+    );
+}
+
+#[test]
+fn on_down_by_default() {
+    let with = |keys: &str, top: &str| {
+        let text = format!(
+            "{top}\n[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        );
+        load(&text).services[0].on_down
+    };
+    let persistence = "persistence = { timeout = \"6m\" }";
+    assert_eq!(with("", ""), OnDown::Quiesce);
+    assert_eq!(with("scheduler = \"dh\"", ""), OnDown::Remove);
+    assert_eq!(with("scheduler = \"mh\"", ""), OnDown::Remove);
+    assert_eq!(
+        with(
+            "scheduler = \"mh\"\nscheduler_flags = [\"mh-fallback\"]",
+            ""
+        ),
+        OnDown::Quiesce
+    );
+    assert_eq!(with(persistence, ""), OnDown::Remove);
+    assert_eq!(
+        with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
+        OnDown::Quiesce
+    );
+}
+
+#[test]
+fn several_errors_at_once() {
+    let found = errors(
+        r#"[[service]]
 name = "web"
 adress = "192.0.2.10:80"
 scheduler = "wcl"
 forward = "masq"
-vips = 3
 check = { type = "tcp", intervall = "5s", timeout = 2 }
 [[service.server]]
 address = "10.0.0.11:80"
 weight = "5"
-[[service]]
-name = "x"
-address = "192.0.2.10:81"
-forward = "dr"
+"#,
+    );
+    assert_eq!(
+        found,
+        r#"error: unknown key `adress`
+ --> test.toml:3:1
+  |
+3 | adress = "192.0.2.10:80"
+  | ^^^^^^ not a key of this table
+  |
+  = help: did you mean `address`?
+
+error: unknown scheduler `wcl`
+ --> test.toml:4:13
+  |
+4 | scheduler = "wcl"
+  |             ^^^^^
+  |
+  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, none
+
+error: unknown forwarding method `masq`
+ --> test.toml:5:11
+  |
+5 | forward = "masq"
+  |           ^^^^^^
+  |
+  = help: here it is called "nat"
+
+error: unknown key `intervall`
+ --> test.toml:6:25
+  |
+6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
+  |                         ^^^^^^^^^ not a key of this table
+  |
+  = help: did you mean `interval`?
+
+error: a duration needs its unit; write "2s" for 2 seconds or "2ms" for milliseconds
+ --> test.toml:6:53
+  |
+6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
+  |                                                     ^
+
+error: value of a wrong type
+ --> test.toml:9:10
+  |
+9 | weight = "5"
+  |          ^^^ expected a whole number, found the string "5"
+  |
+  = help: write it without quotes: 5"#
+    );
+}
+
+#[test]
+fn a_vip_that_exists_twice_shows_both_places() {
+    let found = errors(
+        r#"[[service]]
+address = "192.0.2.10:80"
+forward = "nat"
 [[service.server]]
 address = "10.0.0.11:80"
+[[service]]
+address = "192.0.2.10:80"
+forward = "nat"
 [[service.server]]
-address = "192.0.2.10:81"
-"#;
-    eprintln!("{}", Config::from_toml("x.toml", text).unwrap_err());
+address = "10.0.0.12:80"
+"#,
+    );
+    assert_eq!(
+        found,
+        r#"error: service tcp 192.0.2.10:80 exists twice
+ --> test.toml:7:11
+  |
+2 | address = "192.0.2.10:80"
+  |           --------------- the first one
+...
+7 | address = "192.0.2.10:80"
+  |           ^^^^^^^^^^^^^^^
+  |
+  = help: put all its servers into one [[service]], or change address, port or protocol"#
+    );
+}
+
+/// What is wrong with a service or a server, and the title of the finding.
+#[test]
+fn what_does_not_fit_is_refused() {
+    let cases = [
+        ("", "address = \"192.0.2.10:80\"", "a loop"),
+        (
+            "forward = \"dr\"",
+            "address = \"10.0.0.1:8080\"",
+            "direct routing cannot change the port",
+        ),
+        (
+            "forward = \"tun\"",
+            "address = \"10.0.0.1:8080\"",
+            "tunnelling cannot change the port",
+        ),
+        ("forward = \"dr\"", "address = \"192.0.2.10\"", "a loop"),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nweight = 65536",
+            "weight 65536 is out of range",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nweight = -1",
+            "weight -1 is out of range",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nupper = 5\nlower = 6",
+            "`lower` (6) is above `upper` (5)",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nlower = 6",
+            "`lower` (6) is above `upper` (0)",
+        ),
+        ("", "address = \"[2001:db8::1]:80\"", "different families"),
+        (
+            "",
+            "address = \"224.0.0.1:80\"",
+            "cannot be the address of a server",
+        ),
+        ("", "address = \"web1:80\"", "not an address and a port"),
+        ("", "weight = 1", "`address` of the server is missing"),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"",
+            "exists twice",
+        ),
+        (
+            "one_packet = true",
+            "address = \"10.0.0.1:80\"",
+            "one-packet scheduling is for UDP",
+        ),
+        (
+            "scheduler_flags = [\"sh-port\"]",
+            "address = \"10.0.0.1:80\"",
+            "does not know this flag",
+        ),
+        (
+            "check = { type = \"tcp\", timeout = \"0s\" }",
+            "address = \"10.0.0.1:80\"",
+            "`timeout` of a check cannot be 0",
+        ),
+        (
+            "check = { type = \"tcp\", fall = 0 }",
+            "address = \"10.0.0.1:80\"",
+            "`fall` is out of range",
+        ),
+        (
+            "check = { type = \"icmp\" }",
+            "address = \"10.0.0.1:80\"",
+            "unknown type of check `icmp`",
+        ),
+        (
+            "check = { }",
+            "address = \"10.0.0.1:80\"",
+            "`type` of the check is missing",
+        ),
+        (
+            "check = 5",
+            "address = \"10.0.0.1:80\"",
+            "value of a wrong type",
+        ),
+        (
+            "check = \"tcp\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown check `tcp`",
+        ),
+        (
+            "persistence = { timeout = \"0s\" }",
+            "address = \"10.0.0.1:80\"",
+            "not a timeout for persistence",
+        ),
+        (
+            "persistence = { netmask = 33 }",
+            "address = \"10.0.0.1:80\"",
+            "not a mask",
+        ),
+        (
+            "fwmark = 3",
+            "address = \"10.0.0.1:80\"",
+            "an address or a mark, not both",
+        ),
+        (
+            "protocol = \"TCP\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown word `TCP`",
+        ),
+        ("[mark]", "", "value of a wrong type"),
+        (
+            "[[mark]]\nmark = 3\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "mark rules are not supported",
+        ),
+        (
+            "[dataplane]\nbackend = \"xdp\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown word `xdp`",
+        ),
+        (
+            "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown sysctl `conn_reuse`",
+        ),
+        (
+            "[dataplane]\nwrokers = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown key `wrokers`",
+        ),
+        ("x = ", "address = \"10.0.0.1:80\"", "not valid TOML"),
+    ];
+    for (service, server, wanted) in cases {
+        let forward = if service.contains("forward") {
+            ""
+        } else {
+            "forward = \"nat\"\n"
+        };
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\n{forward}{service}\n[[service.server]]\n{server}\n"
+        );
+        let found = errors(&text);
+        assert!(found.contains(wanted), "wanted `{wanted}` in:\n{found}");
+        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+    }
+}
+
+#[test]
+fn a_vip_has_one_owner() {
+    let service = |port: u16, vip: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:{port}\"\nforward = \"nat\"\nvip = \"{vip}\"\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        )
+    };
+    let both = service(80, "own") + &service(443, "host");
+    assert!(errors(&both).contains("the engine's own for one service"));
+    load(&(service(80, "own") + &service(443, "auto")));
+}
+
+#[test]
+fn port_zero_needs_persistence() {
+    let text = "[[service]]\naddress = \"192.0.2.10:0\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
+    assert!(errors(text).contains("needs persistence"));
+    load(&text.replace("forward", "persistence = { timeout = \"6m\" }\nforward"));
+}
+
+#[test]
+fn warnings_do_not_refuse() {
+    let text = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ncheck = { type = \"tcp\", interval = \"1s\", timeout = \"3s\" }\n[[service.server]]\naddress = \"10.0.0.1\"\n";
+    let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
+    assert!(
+        warnings.to_string().contains("longer than the interval"),
+        "{warnings}"
+    );
+}
+
+#[test]
+fn a_missing_file_is_an_error() {
+    let error = Config::load(Path::new("/nonexistent/lvsd.toml")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("cannot read /nonexistent/lvsd.toml"),
+        "{error}"
+    );
+}
+
+proptest::proptest! {
+    /// Whatever the text is, the answer is a configuration or a report that can be shown.
+    #[test]
+    fn never_panics(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
+        let mut text = FULL.to_owned();
+        let end = (at + length).min(text.len());
+        text.replace_range(at..end, &new);
+        if let Err(report) = Config::from_toml("test.toml", &text) {
+            proptest::prop_assert!(!report.to_string().is_empty());
+        }
+    }
 }

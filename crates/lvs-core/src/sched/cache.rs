@@ -1,0 +1,148 @@
+//! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how it ages.
+
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
+
+use super::hash::{fold, hash_32};
+use crate::Instant;
+
+/// 2^10 buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
+const BITS: u32 = 10;
+const BUCKETS: usize = 1 << BITS;
+/// Above this many entries, idle ones are looked for every minute (`max_size`).
+const MAX: usize = BUCKETS * 16;
+/// No entries are made above this (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
+const HARD_MAX: usize = MAX * 3 / 2;
+/// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
+pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
+/// Every so many looks the whole cache is searched for expired entries (`COUNT_FOR_FULL_EXPIRATION`).
+const FULL_CHECK: u32 = 30;
+/// Idle for so long, an entry goes when there are too many (`ENTRY_TIMEOUT`).
+const IDLE: Duration = Duration::from_secs(6 * 60);
+
+#[derive(Debug)]
+pub(super) struct Entry<T> {
+    addr: IpAddr,
+    pub(super) value: T,
+    pub(super) last_use: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Cache<T> {
+    /// Each bucket has its newest entry last.
+    buckets: Vec<Vec<Entry<T>>>,
+    len: usize,
+    /// Looks since the last full check.
+    counter: u32,
+    /// Where the last partial check ended.
+    rover: usize,
+}
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Self {
+            buckets: (0..BUCKETS).map(|_| Vec::new()).collect(),
+            len: 0,
+            counter: 1,
+            rover: 0,
+        }
+    }
+}
+
+impl<T> Cache<T> {
+    pub(super) fn get_mut(&mut self, addr: IpAddr) -> Option<&mut Entry<T>> {
+        let bucket = &mut self.buckets[bucket(addr)];
+        bucket.iter_mut().rev().find(|entry| entry.addr == addr)
+    }
+
+    pub(super) fn remove(&mut self, addr: IpAddr) {
+        let bucket = &mut self.buckets[bucket(addr)];
+        if let Some(at) = bucket.iter().rposition(|entry| entry.addr == addr) {
+            bucket.remove(at);
+            self.len -= 1;
+        }
+    }
+
+    /// Keeps a new entry, unless there are too many.
+    pub(super) fn insert(&mut self, addr: IpAddr, value: T, now: Instant) {
+        if self.len >= HARD_MAX {
+            return;
+        }
+        self.buckets[bucket(addr)].push(Entry {
+            addr,
+            value,
+            last_use: now,
+        });
+        self.len += 1;
+    }
+
+    /// A look at the cache, once a [`CHECK_PERIOD`] (`ip_vs_lblc_check_expire`).
+    pub(super) fn check(&mut self, now: Instant, expiration: Duration) {
+        if self.counter.is_multiple_of(FULL_CHECK) {
+            for bucket in 0..BUCKETS {
+                self.drop_idle(bucket, now, expiration);
+            }
+            self.counter = 1;
+        } else if self.len <= MAX {
+            self.counter += 1;
+        } else {
+            let goal = ((self.len - MAX) * 4 / 3).min(MAX / 2);
+            let mut dropped = 0;
+            for _ in 0..BUCKETS {
+                self.rover = (self.rover + 1) % BUCKETS;
+                dropped += self.drop_idle(self.rover, now, IDLE);
+                if dropped >= goal {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn drop_idle(&mut self, bucket: usize, now: Instant, idle: Duration) -> usize {
+        let bucket = &mut self.buckets[bucket];
+        let before = bucket.len();
+        bucket.retain(|entry| now.saturating_since(entry.last_use) < idle);
+        let dropped = before - bucket.len();
+        self.len -= dropped;
+        dropped
+    }
+}
+
+fn bucket(addr: IpAddr) -> usize {
+    hash_32(fold(addr), BITS) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(n: u32) -> IpAddr {
+        core::net::Ipv4Addr::from_bits(n).into()
+    }
+
+    #[test]
+    fn the_cache_is_bounded_and_shrinks_when_idle() {
+        let mut cache = Cache::default();
+        for n in 0..30_000 {
+            cache.insert(addr(n), (), Instant::ZERO);
+        }
+        assert_eq!(cache.len, HARD_MAX);
+        cache.check(Instant::from_secs(60), Duration::from_secs(86_400));
+        assert_eq!(cache.len, HARD_MAX, "nothing is idle long enough");
+        cache.check(Instant::from_secs(360), Duration::from_secs(86_400));
+        let dropped = HARD_MAX - cache.len;
+        assert!((MAX / 2..MAX / 2 + 100).contains(&dropped), "{dropped}");
+    }
+
+    #[test]
+    fn a_full_check_comes_every_thirty_looks() {
+        let mut cache = Cache::default();
+        cache.insert(addr(1), (), Instant::ZERO);
+        for look in 1..=30 {
+            assert_eq!(cache.len, 1, "{look}");
+            cache.check(Instant::from_secs(look * 60), Duration::from_secs(30));
+        }
+        assert_eq!(cache.len, 0);
+    }
+}

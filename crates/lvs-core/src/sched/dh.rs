@@ -1,0 +1,48 @@
+//! Destination hashing (`ip_vs_dh`).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::hash::{fold, hash_32};
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// 2^8 slots (`IP_VS_DH_TAB_BITS`).
+const BITS: u32 = 8;
+
+/// The server that the destination address hashes to, for services of many addresses (caches behind a mark).
+///
+/// Weights do not matter but for 0. A server that cannot take the connection is not replaced by another one.
+#[derive(Clone, Debug, Default)]
+pub struct DestinationHashing {
+    /// Slots, as indices into the list of servers; empty without servers.
+    table: Vec<u32>,
+}
+
+impl DestinationHashing {
+    fn assign(&mut self, servers: &[Arc<Server>]) {
+        self.table.clear();
+        let indices = 0..u32::try_from(servers.len()).unwrap_or(u32::MAX);
+        self.table.extend(indices.cycle().take(1 << BITS));
+    }
+}
+
+impl Scheduler for DestinationHashing {
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        let slot = hash_32(fold(request.virt.ip()), BITS);
+        let index = *self.table.get(slot as usize)? as usize;
+        servers.get(index)?.is_usable().then_some(index)
+    }
+
+    fn start(&mut self, servers: &[Arc<Server>]) {
+        self.assign(servers);
+    }
+
+    fn server_added(&mut self, servers: &[Arc<Server>]) {
+        self.assign(servers);
+    }
+
+    fn server_removed(&mut self, servers: &[Arc<Server>], _: usize) {
+        self.assign(servers);
+    }
+}

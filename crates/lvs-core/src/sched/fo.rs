@@ -1,0 +1,25 @@
+//! Weighted failover (`ip_vs_fo`).
+
+use alloc::sync::Arc;
+
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The usable server of the highest weight; the others stand by.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Failover;
+
+impl Scheduler for Failover {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        heaviest(servers, Server::is_usable)
+    }
+}
+
+/// The server of the highest weight among those that `fits` takes; the first of equals.
+pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
+    (0..servers.len())
+        .rev()
+        .filter(|&index| fits(&servers[index]))
+        // `max_by_key` keeps the last of equals, which is the first of the list read backwards.
+        .max_by_key(|&index| servers[index].weight())
+}

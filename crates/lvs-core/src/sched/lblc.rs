@@ -1,0 +1,81 @@
+//! Locality-based least connections (`ip_vs_lblc`).
+
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use super::cache::{CHECK_PERIOD, Cache};
+use super::wlc::least_by;
+use super::{Request, Scheduler};
+use crate::server::HeldServer;
+use crate::{Instant, Server, Sysctls};
+
+/// Keeps a destination address on one server, for services of many addresses (caches behind a mark); a server that has
+/// too much while another is idle gives the address away to the least loaded one.
+#[derive(Debug)]
+pub struct LocalityLeastConnections {
+    cache: Cache<HeldServer>,
+    expiration: Duration,
+}
+
+impl Default for LocalityLeastConnections {
+    fn default() -> Self {
+        Self {
+            cache: Cache::default(),
+            expiration: Duration::from_secs(Sysctls::default().lblc_expiration.into()),
+        }
+    }
+}
+
+impl Scheduler for LocalityLeastConnections {
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        let addr = request.virt.ip();
+        let mut cached = None;
+        if let Some(entry) = self.cache.get_mut(addr) {
+            entry.last_use = request.now;
+            let server = &*entry.value;
+            cached = Some(server.id());
+            // The overload flag of the cached server is not looked at, as in the kernel.
+            if server.is_available() && server.weight() > 0 && !is_overloaded(server, servers) {
+                let place = servers.iter().position(|other| other.id() == server.id());
+                if place.is_some() {
+                    return place;
+                }
+            }
+        }
+        let index = least_by(servers, |server| i64::from(server.overhead()))?;
+        if cached != Some(servers[index].id()) {
+            if cached.is_some() {
+                self.cache.remove(addr);
+            }
+            let held = HeldServer::new(&servers[index]);
+            self.cache.insert(addr, held, request.now);
+        }
+        Some(index)
+    }
+
+    fn start(&mut self, _: &[Arc<Server>]) {
+        self.cache = Cache::default();
+    }
+
+    fn sysctls_changed(&mut self, sysctls: &Sysctls) {
+        self.expiration = Duration::from_secs(sysctls.lblc_expiration.into());
+    }
+
+    fn period(&self) -> Option<Duration> {
+        Some(CHECK_PERIOD)
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.cache.check(now, self.expiration);
+    }
+}
+
+/// Whether `server` has more active connections than its weight while another one has less than half of its own
+/// (`is_overloaded`).
+pub(super) fn is_overloaded(server: &Server, servers: &[Arc<Server>]) -> bool {
+    let active = |server: &Server| i64::from(server.active());
+    active(server) > i64::from(server.weight())
+        && servers
+            .iter()
+            .any(|other| active(other) * 2 < i64::from(other.weight()))
+}

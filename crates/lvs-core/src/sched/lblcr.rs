@@ -1,0 +1,135 @@
+//! Locality-based least connections with replication (`ip_vs_lblcr`).
+
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::cache::{CHECK_PERIOD, Cache};
+use super::lblc::is_overloaded;
+use super::wlc::least_by;
+use super::{Request, Scheduler};
+use crate::server::HeldServer;
+use crate::{Instant, Server, Sysctls};
+
+/// Keeps a destination address on a set of servers that grows while they have too much and shrinks when it has not
+/// changed for a while.
+#[derive(Debug)]
+pub struct LocalityLeastConnectionsReplicated {
+    cache: Cache<Set>,
+    expiration: Duration,
+}
+
+/// The servers of an address. The newest comes last; the kernel walks from the newest to the oldest.
+#[derive(Debug)]
+struct Set {
+    servers: Vec<HeldServer>,
+    last_change: Instant,
+}
+
+impl Set {
+    /// The member with the least load for its weight (`ip_vs_dest_set_min`).
+    fn least(&self) -> Option<&Arc<Server>> {
+        let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
+        let mut members = self.servers.iter().rev().filter(fits);
+        // Weight 0 cannot be the first one; after it, it loses every comparison.
+        let first = members.find(|server| server.weight() > 0)?;
+        let least = members.fold(first, |least, other| {
+            if load(least) * weight(other) > load(other) * weight(least) {
+                other
+            } else {
+                least
+            }
+        });
+        Some(least)
+    }
+
+    /// The place of the member with the most load for its weight (`ip_vs_dest_set_max`).
+    fn most(&self) -> Option<usize> {
+        (0..self.servers.len())
+            .rev()
+            .filter(|&index| self.servers[index].weight() > 0)
+            .reduce(|most, index| {
+                let (a, b) = (&self.servers[most], &self.servers[index]);
+                if load(a) * weight(b) < load(b) * weight(a) {
+                    index
+                } else {
+                    most
+                }
+            })
+    }
+}
+
+fn load(server: &Server) -> i64 {
+    i64::from(server.overhead())
+}
+
+fn weight(server: &Server) -> i64 {
+    i64::from(server.weight())
+}
+
+impl Default for LocalityLeastConnectionsReplicated {
+    fn default() -> Self {
+        Self {
+            cache: Cache::default(),
+            expiration: Duration::from_secs(Sysctls::default().lblcr_expiration.into()),
+        }
+    }
+}
+
+impl Scheduler for LocalityLeastConnectionsReplicated {
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        let (addr, now) = (request.virt.ip(), request.now);
+        let least = || least_by(servers, |server| i64::from(server.overhead()));
+        let Some(entry) = self.cache.get_mut(addr) else {
+            let index = least()?;
+            let set = Set {
+                servers: vec![HeldServer::new(&servers[index])],
+                last_change: now,
+            };
+            self.cache.insert(addr, set, now);
+            return Some(index);
+        };
+        entry.last_use = now;
+        let set = &mut entry.value;
+        let member = set.least().cloned();
+        if set.servers.len() > 1 && now > set.last_change + self.expiration {
+            // The one chosen above may be the one that goes; it still gets this connection.
+            if let Some(most) = set.most() {
+                set.servers.remove(most);
+                set.last_change = now;
+            }
+        }
+        if let Some(member) = member
+            && !is_overloaded(&member, servers)
+        {
+            let place = servers.iter().position(|server| server.id() == member.id());
+            if place.is_some() {
+                return place;
+            }
+        }
+        let index = least()?;
+        let chosen = &servers[index];
+        if set.servers.iter().all(|server| server.id() != chosen.id()) {
+            set.servers.push(HeldServer::new(chosen));
+            set.last_change = now;
+        }
+        Some(index)
+    }
+
+    fn start(&mut self, _: &[Arc<Server>]) {
+        self.cache = Cache::default();
+    }
+
+    fn sysctls_changed(&mut self, sysctls: &Sysctls) {
+        self.expiration = Duration::from_secs(sysctls.lblcr_expiration.into());
+    }
+
+    fn period(&self) -> Option<Duration> {
+        Some(CHECK_PERIOD)
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.cache.check(now, self.expiration);
+    }
+}

@@ -1,0 +1,222 @@
+//! Maglev hashing (`ip_vs_mh`).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use super::hash::{fold, hsiphash};
+use super::sh::{client_key, probe};
+use super::wrr::gcd;
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
+const SLOTS: u32 = 4093;
+/// Weights are cut to this many bits: half of the table's index.
+const WEIGHT_BITS: u32 = 6;
+pub(super) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
+pub(super) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
+const EMPTY: u16 = u16::MAX;
+
+/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move when servers come
+/// and go.
+///
+/// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody else. A server added
+/// at weight 0 gets no slots.
+#[derive(Clone, Debug, Default)]
+pub struct MaglevHashing {
+    /// Slots, as indices into the list of servers.
+    table: Vec<u16>,
+    /// What the table was built from; a change that leaves it alone costs nothing.
+    built: Vec<(SocketAddr, i32)>,
+    /// The list has changed since.
+    stale: bool,
+}
+
+impl MaglevHashing {
+    /// Builds the table if it is out of date: at the first choice after a change, so that a list of servers that is
+    /// set up one by one is built from once.
+    fn refresh(&mut self, servers: &[Arc<Server>]) {
+        let list = || {
+            servers
+                .iter()
+                .map(|server| (server.addr(), server.last_weight()))
+        };
+        if !core::mem::take(&mut self.stale) || self.built.iter().copied().eq(list()) {
+            return;
+        }
+        self.built.clear();
+        self.built.extend(list());
+        self.populate();
+    }
+
+    /// `ip_vs_mh_populate`.
+    fn populate(&mut self) {
+        self.table.clear();
+        self.table.resize(SLOTS as usize, EMPTY);
+        let weights = || {
+            self.built
+                .iter()
+                .map(|&(_, weight)| weight)
+                .filter(|&w| w > 0)
+        };
+        let (Some(divisor), Some(heaviest)) = (weights().reduce(gcd), weights().max()) else {
+            return;
+        };
+        let shift = (i32::BITS - (heaviest / divisor).leading_zeros()).saturating_sub(WEIGHT_BITS);
+        let mut walks: Vec<Walk> = (0..)
+            .zip(&self.built)
+            .filter(|(_, (_, weight))| *weight > 0)
+            .map(|(index, (addr, weight))| {
+                let key = fold(addr.ip()).wrapping_add(u32::from(addr.port()));
+                Walk {
+                    index,
+                    at: hsiphash(key, KEY1) % SLOTS,
+                    skip: hsiphash(key, KEY2) % (SLOTS - 1) + 1,
+                    turns: ((weight / divisor) >> shift).max(1),
+                }
+            })
+            .collect();
+        let mut free = SLOTS;
+        loop {
+            for walk in &mut walks {
+                for _ in 0..walk.turns {
+                    // A server's own slot of the last turn is taken, too: so each turn moves on.
+                    while self.table[walk.at as usize] != EMPTY {
+                        walk.at = (walk.at + walk.skip) % SLOTS;
+                    }
+                    self.table[walk.at as usize] = walk.index;
+                    free -= 1;
+                    if free == 0 {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// More servers than slots: the kernel refuses to build and goes on with the table that it has.
+    fn freeze(&mut self, servers: &[Arc<Server>]) {
+        self.refresh(servers);
+    }
+}
+
+/// A server's permutation of the slots.
+struct Walk {
+    index: u16,
+    at: u32,
+    skip: u32,
+    turns: i32,
+}
+
+impl Scheduler for MaglevHashing {
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        if servers.len() <= SLOTS as usize {
+            self.refresh(servers);
+        }
+        let key = client_key(request);
+        let slot = |offset: u32| {
+            let slot = hsiphash(key.wrapping_add(offset), KEY1) % SLOTS;
+            let index = *self.table.get(slot as usize)?;
+            (index != EMPTY).then_some(usize::from(index))
+        };
+        probe(servers, request, SLOTS, hsiphash(key, KEY1) % SLOTS, slot)
+    }
+
+    fn start(&mut self, servers: &[Arc<Server>]) {
+        self.table.clear();
+        self.built.clear();
+        self.stale = !servers.is_empty();
+    }
+
+    fn server_added(&mut self, servers: &[Arc<Server>]) {
+        if servers.len() > SLOTS as usize {
+            self.freeze(&servers[1..]);
+            for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
+                *index += 1;
+            }
+            self.built.clear();
+        }
+        self.stale = true;
+    }
+
+    fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
+        if servers.len() > SLOTS as usize {
+            let removed = u16::try_from(index).unwrap_or(EMPTY);
+            for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
+                match (*index).cmp(&removed) {
+                    core::cmp::Ordering::Less => {}
+                    core::cmp::Ordering::Equal => *index = EMPTY,
+                    core::cmp::Ordering::Greater => *index -= 1,
+                }
+            }
+        }
+        self.stale = true;
+    }
+
+    fn server_edited(&mut self, _: &[Arc<Server>], _: usize) {
+        self.stale = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ServiceFlags;
+    use crate::sched::tests::{clients, letters, pool, set_weight};
+
+    fn table(weights: &[i32], names: &str) -> (std::string::String, Vec<usize>) {
+        let pool = pool("mh", weights);
+        let mut scheduler = MaglevHashing::default();
+        scheduler.start(pool.servers());
+        scheduler.refresh(pool.servers());
+        // Indices count from the server added last.
+        let names: Vec<char> = names.chars().rev().collect();
+        let start = scheduler.table[..32]
+            .iter()
+            .map(|&index| names[usize::from(index)])
+            .collect();
+        let counts = (0..names.len())
+            .rev()
+            .map(|index| {
+                let mine = scheduler
+                    .table
+                    .iter()
+                    .filter(|&&slot| usize::from(slot) == index);
+                mine.count()
+            })
+            .collect();
+        (start, counts)
+    }
+
+    #[test]
+    fn tables_are_the_kernels() {
+        let (start, counts) = table(&[1, 1, 1], "ABC");
+        assert_eq!(start, "ABBCCABCCAABBAACBBAACBCCBABAACCB");
+        assert_eq!(counts, [1364, 1364, 1365]);
+        let (start, counts) = table(&[1, 1, 1, 3], "ABCD");
+        assert_eq!(start, "DDDDDABCCADBDDADBDAACDCCDDDAADDB");
+        assert_eq!(counts, [682, 682, 682, 2047]);
+        assert_eq!(table(&[1000, 1, 1, 7], "ABCD").1, [3904, 63, 63, 63]);
+    }
+
+    #[test]
+    fn weight_0_moves_nobody_else() {
+        let mut pool = pool("mh", &[1, 1, 1]);
+        let plain = ServiceFlags::default();
+        assert_eq!(
+            letters(&mut pool, clients(plain)),
+            "CBBCBCBCABCBACBCACAACBCA"
+        );
+        set_weight(&mut pool, 1, 0);
+        assert_eq!(
+            letters(&mut pool, clients(plain)),
+            "C--C-C-CA-C-AC-CACAAC-CA"
+        );
+        let fallback = ServiceFlags(ServiceFlags::SCHED1);
+        assert_eq!(
+            letters(&mut pool, clients(fallback)),
+            "CCACACACACCAACCCACAACACA"
+        );
+    }
+}

@@ -1,0 +1,20 @@
+//! Never queue (`ip_vs_nq`).
+
+use alloc::sync::Arc;
+
+use super::wlc::least_by;
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The first idle server, whatever its weight; if none is idle, the shortest expected delay.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NeverQueue;
+
+impl Scheduler for NeverQueue {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        servers
+            .iter()
+            .position(|server| server.is_usable() && server.active() == 0)
+            .or_else(|| least_by(servers, |server| i64::from(server.active()) + 1))
+    }
+}

@@ -1,0 +1,21 @@
+//! Weighted overflow (`ip_vs_ovf`).
+
+use alloc::sync::Arc;
+
+use super::fo::heaviest;
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The server of the highest weight until it has more active connections than its weight, then the next one.
+///
+/// Only active connections count, so UDP never overflows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overflow;
+
+impl Scheduler for Overflow {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        heaviest(servers, |server| {
+            server.is_usable() && i64::from(server.active()) <= i64::from(server.weight())
+        })
+    }
+}

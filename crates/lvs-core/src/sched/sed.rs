@@ -1,0 +1,17 @@
+//! Shortest expected delay (`ip_vs_sed`).
+
+use alloc::sync::Arc;
+
+use super::wlc::least_by;
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// The server with the smallest (active + 1) divided by weight: the delay that the new connection would see.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShortestExpectedDelay;
+
+impl Scheduler for ShortestExpectedDelay {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        least_by(servers, |server| i64::from(server.active()) + 1)
+    }
+}

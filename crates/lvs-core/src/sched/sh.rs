@@ -1,0 +1,149 @@
+//! Source hashing (`ip_vs_sh`).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::hash::{fold, hash_32};
+use super::{Request, Scheduler};
+use crate::{Protocol, Server, ServiceFlags};
+
+/// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
+const BITS: u32 = 8;
+const SLOTS: u32 = 1 << BITS;
+
+/// The server that the client's address hashes to; with `sh-port`, its address and port.
+///
+/// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it, further slots are
+/// probed.
+#[derive(Clone, Debug, Default)]
+pub struct SourceHashing {
+    /// Slots, as indices into the list of servers; empty without servers.
+    table: Vec<u32>,
+}
+
+impl SourceHashing {
+    /// Deals the slots out in turn, as many in a row as a server's weight. A server of weight 0 takes one, too.
+    fn assign(&mut self, servers: &[Arc<Server>]) {
+        self.table.clear();
+        let mut turn = (0u32..).zip(servers).cycle();
+        while self.table.len() < SLOTS as usize {
+            let Some((index, server)) = turn.next() else {
+                return;
+            };
+            let row = usize::try_from(server.weight().max(1)).unwrap_or(1);
+            let left = SLOTS as usize - self.table.len();
+            self.table
+                .extend(core::iter::repeat_n(index, row.min(left)));
+        }
+    }
+}
+
+impl Scheduler for SourceHashing {
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        let key = client_key(request);
+        let slot = |offset: u32| {
+            let slot = offset.wrapping_add(hash_32(key, BITS)) % SLOTS;
+            self.table.get(slot as usize).map(|&index| index as usize)
+        };
+        probe(servers, request, SLOTS, hash_32(key, BITS), slot)
+    }
+
+    fn start(&mut self, servers: &[Arc<Server>]) {
+        self.assign(servers);
+    }
+
+    fn server_added(&mut self, servers: &[Arc<Server>]) {
+        self.assign(servers);
+    }
+
+    fn server_removed(&mut self, servers: &[Arc<Server>], _: usize) {
+        self.assign(servers);
+    }
+
+    fn server_edited(&mut self, servers: &[Arc<Server>], _: usize) {
+        self.assign(servers);
+    }
+}
+
+/// The client's address, and its port if the service's second flag asks for it.
+pub(super) fn client_key(request: &Request) -> u32 {
+    let ported = matches!(
+        request.protocol,
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP
+    );
+    let port = if ported && request.flags.has(ServiceFlags::SCHED2) {
+        request.client.port()
+    } else {
+        0
+    };
+    fold(request.client.ip()).wrapping_add(u32::from(port))
+}
+
+/// Looks into the slot of offset 0; if its server cannot take a connection and the service's first flag allows it, into
+/// those of the offsets from `first` on, once around (`ip_vs_sh_get_fallback`, `ip_vs_mh_get_fallback`).
+pub(super) fn probe(
+    servers: &[Arc<Server>],
+    request: &Request,
+    slots: u32,
+    first: u32,
+    slot: impl Fn(u32) -> Option<usize>,
+) -> Option<usize> {
+    let index = slot(0)?;
+    if servers.get(index)?.is_usable() {
+        return Some(index);
+    }
+    // Probing cannot find what is not there; without this a dead service would cost a walk of the table per packet.
+    if !request.flags.has(ServiceFlags::SCHED1) || !servers.iter().any(|server| server.is_usable())
+    {
+        return None;
+    }
+    for offset in 0..slots {
+        let index = slot((offset + first) % slots)?;
+        if servers.get(index)?.is_usable() {
+            return Some(index);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::tests::{clients, letters, pool};
+
+    #[test]
+    fn weights_deal_slots_out_in_rows() {
+        let pool = pool("sh", &[1, 2, 0]);
+        let mut scheduler = SourceHashing::default();
+        scheduler.assign(pool.servers());
+        let letters: std::string::String = scheduler.table[..16]
+            .iter()
+            .map(|&index| ['C', 'B', 'A'][index as usize])
+            .collect();
+        assert_eq!(letters, "CBBACBBACBBACBBA");
+    }
+
+    #[test]
+    fn clients_are_mapped_as_the_kernel_maps_them() {
+        let mut pool = pool("sh", &[1, 2, 1]);
+        let flags = ServiceFlags::default;
+        let (ports, fallback) = (ServiceFlags::SCHED2, ServiceFlags::SCHED1);
+        assert_eq!(
+            letters(&mut pool, clients(flags())),
+            "BCBCBABABBCBCBABABBCBCBA"
+        );
+        assert_eq!(
+            letters(&mut pool, clients(ServiceFlags(ports))),
+            "AAABBBBCCCAABBBBCCCAABBB"
+        );
+        pool.servers()[1].overload_for_test();
+        assert_eq!(
+            letters(&mut pool, clients(flags())),
+            "-C-C-A-A--C-C-A-A--C-C-A"
+        );
+        assert_eq!(
+            letters(&mut pool, clients(ServiceFlags(fallback))),
+            "CCCCAAAAACCCCCAAAACCCCCA"
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! Weighted random twos choice (`ip_vs_twos`).
+
+use alloc::sync::Arc;
+
+use super::{Request, Scheduler};
+use crate::Server;
+
+/// Draws two servers at random by weight and takes the one with less load for its weight.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RandomTwos {
+    /// State of SplitMix64. The kernel's numbers cannot be foretold; these follow from the director's seed.
+    random: u64,
+}
+
+impl RandomTwos {
+    /// A number from 0 to `last`, both included.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the quotient is at most `last`"
+    )]
+    fn draw(&mut self, last: u32) -> i64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let scaled = (u128::from(z) * (u128::from(last) + 1)) >> 64;
+        i64::from(scaled as u32)
+    }
+}
+
+impl Scheduler for RandomTwos {
+    fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
+        let usable = || (0..servers.len()).filter(|&index| servers[index].is_usable());
+        let mut total = 0u32;
+        let mut last = None;
+        for index in usable() {
+            total = total.wrapping_add(servers[index].weight().unsigned_abs());
+            last = Some(index);
+        }
+        let mut choices = [(last?, None), (last?, None)];
+        let mut draws = [self.draw(total), self.draw(total)];
+        for index in usable() {
+            let weight = servers[index].weight();
+            for (draw, choice) in draws.iter_mut().zip(&mut choices) {
+                *draw -= i64::from(weight);
+                if *draw <= 0 && choice.1.is_none() {
+                    *choice = (index, Some((weight, servers[index].overhead())));
+                }
+            }
+            if choices.iter().all(|choice| choice.1.is_some()) {
+                break;
+            }
+        }
+        // Products of 32 bits that may overflow, as in the kernel. A draw that nobody met (the total overflowed)
+        // compares as weight and load 0.
+        let [(first, one), (second, two)] = choices;
+        let ((w1, h1), (w2, h2)) = (one.unwrap_or_default(), two.unwrap_or_default());
+        Some(if w2.wrapping_mul(h1) > w1.wrapping_mul(h2) {
+            second
+        } else {
+            first
+        })
+    }
+
+    fn seed(&mut self, seed: u64) {
+        self.random = seed;
+    }
+}

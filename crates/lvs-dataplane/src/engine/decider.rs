@@ -1,0 +1,102 @@
+//! The director as the packet path asks it.
+
+use std::sync::Arc;
+
+use lvs_core::api::ReasonCount;
+use lvs_core::{AcceptReason, DropReason, IcmpError, Instant, PacketMeta, Shard, Verdict};
+
+use super::shared::Shared;
+use super::{HookAction, PacketHook};
+use crate::pipeline::Decide;
+
+/// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
+pub(super) struct Decider {
+    shared: Arc<Shared>,
+    pub(super) shard: Shard,
+    hook: Option<Box<dyn PacketHook>>,
+    drops: [u64; DropReason::ALL.len()],
+    accepts: [u64; AcceptReason::ALL.len()],
+}
+
+impl Decider {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        shard: Shard,
+        hook: Option<Box<dyn PacketHook>>,
+    ) -> Self {
+        let (drops, accepts) = ([0; DropReason::ALL.len()], [0; AcceptReason::ALL.len()]);
+        Self {
+            shared,
+            shard,
+            hook,
+            drops,
+            accepts,
+        }
+    }
+
+    /// What the director has decided not to forward, and why.
+    pub(super) fn reasons(&self) -> impl Iterator<Item = ReasonCount> + '_ {
+        let drops = DropReason::ALL
+            .iter()
+            .zip(self.drops)
+            .map(|(drop, count)| reason("drop", drop.name(), count, drop.describe()));
+        let accepts = AcceptReason::ALL
+            .iter()
+            .zip(self.accepts)
+            .map(|(accept, count)| reason("host", accept.name(), count, accept.describe()));
+        drops.chain(accepts)
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        match verdict {
+            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
+                self.drops[reason.index()] += 1;
+            }
+            Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
+            Verdict::Forward(_) | Verdict::Reply(_) => {}
+        }
+        verdict
+    }
+}
+
+impl Decide for Decider {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        if let Some(hook) = &mut self.hook {
+            match hook.packet(meta) {
+                HookAction::Continue => {}
+                HookAction::Host => return self.count(Verdict::Accept(AcceptReason::Hook)),
+                HookAction::Drop => return self.count(Verdict::Drop(DropReason::Hook)),
+            }
+        }
+        let verdict = match self.shard.handle_packet(meta, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => self
+                .shared
+                .control()
+                .admit(&mut self.shard, meta, pending, now),
+        };
+        self.count(verdict)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        let verdict = match self.shard.handle_icmp_error(error, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => {
+                self.shared
+                    .control()
+                    .admit_icmp_error(&mut self.shard, error, pending, now)
+            }
+        };
+        self.count(verdict)
+    }
+}
+
+/// A counted reason, for a listing.
+pub(super) fn reason(action: &str, reason: &str, count: u64, help: &str) -> ReasonCount {
+    ReasonCount {
+        action: action.to_owned(),
+        reason: reason.to_owned(),
+        count,
+        help: help.trim().to_owned(),
+    }
+}

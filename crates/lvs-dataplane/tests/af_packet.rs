@@ -1,0 +1,303 @@
+//! Packet sockets and TUN devices against a real kernel. Needs root.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::Host;
+use lvs_dataplane::frame::Frame;
+use lvs_dataplane::io::{
+    BATCH, PacketIo,
+    af_packet::{AfPacket, OpenError},
+    tun::{HostDevice, TunError},
+};
+use lvs_dataplane::sys::{self, Poller};
+
+fn frames() -> Vec<Frame> {
+    (0..BATCH).map(|_| Frame::new()).collect()
+}
+
+fn open(name: &str) -> AfPacket {
+    AfPacket::open(sys::if_index(name).unwrap(), name).unwrap()
+}
+
+/// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out on the other.
+struct Wire {
+    stop: Arc<AtomicBool>,
+    longest: Arc<AtomicUsize>,
+    thread: Option<thread::JoinHandle<(AfPacket, AfPacket)>>,
+}
+
+impl Wire {
+    fn new(host: &Host) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let longest = Arc::new(AtomicUsize::new(0));
+        let (stopped, longest_seen) = (Arc::clone(&stop), Arc::clone(&longest));
+        let (mut a, mut b) = host.run(|| (open("wa"), open("wb")));
+        let thread = thread::spawn(move || {
+            let mut batch = frames();
+            let mut poller = Poller::new();
+            while !stopped.load(Ordering::Relaxed) {
+                poller.clear();
+                poller.add(a.fd().unwrap());
+                poller.add(b.fd().unwrap());
+                poller.wait(Some(Duration::from_millis(20))).unwrap();
+                for forward in [true, false] {
+                    let (from, to) = if forward {
+                        (&mut a, &mut b)
+                    } else {
+                        (&mut b, &mut a)
+                    };
+                    let count = from.recv(&mut batch).unwrap();
+                    for frame in &batch[..count] {
+                        longest_seen.fetch_max(frame.len(), Ordering::Relaxed);
+                    }
+                    to.send(&mut batch[..count]);
+                }
+            }
+            (a, b)
+        });
+        Self {
+            stop,
+            longest,
+            thread: Some(thread),
+        }
+    }
+
+    fn end(mut self) -> (AfPacket, AfPacket) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose interfaces are `wa` and `wb`.
+fn hosts() -> (Host, Host, Host) {
+    let (left, middle, right) = (Host::new(), Host::new(), Host::new());
+    left.veth("wl", &middle, "wa");
+    right.veth("wr", &middle, "wb");
+    left.ip("addr add 10.0.0.1/24 dev wl");
+    right.ip("addr add 10.0.0.2/24 dev wr");
+    (left, middle, right)
+}
+
+#[test]
+fn aggregates_pass_whole_and_arrive_right() {
+    const LEN: usize = 256 << 20;
+    let (left, middle, right) = hosts();
+    // The far device cannot segment or checksum: the kernel has to do it when we send there.
+    for offload in [true, false] {
+        if !offload {
+            middle.sh("ethtool -K wb tx off tso off gso off");
+        }
+        let wire = Wire::new(&middle);
+        let listener = right.run(|| TcpListener::bind("10.0.0.2:5000").unwrap());
+        let receiver = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut buf = vec![0; 1 << 20];
+            let mut position = 0;
+            loop {
+                let len = stream.read(&mut buf).unwrap();
+                if len == 0 {
+                    return position;
+                }
+                for byte in &buf[..len] {
+                    assert_eq!(*byte, pattern(position), "byte {position}");
+                    position += 1;
+                }
+            }
+        });
+        let started = Instant::now();
+        left.run(|| {
+            let mut stream = TcpStream::connect("10.0.0.2:5000").unwrap();
+            let mut position = 0;
+            let mut buf = vec![0; 1 << 20];
+            while position < LEN {
+                for byte in &mut buf {
+                    *byte = pattern(position);
+                    position += 1;
+                }
+                stream.write_all(&buf).unwrap();
+            }
+        });
+        assert_eq!(receiver.join().unwrap(), LEN);
+        let seconds = started.elapsed().as_secs_f64();
+        let longest = wire.longest.load(Ordering::Relaxed);
+        let (mut a, b) = wire.end();
+        println!(
+            "offload {offload}: {LEN} bytes in {seconds:.2} s (unoptimised sender and checker), longest frame {longest}, \
+             {:?}, drops {}",
+            b.counters(),
+            a.drops()
+        );
+        assert!(longest > 60_000, "no aggregate was seen: {longest}");
+    }
+}
+
+fn pattern(position: usize) -> u8 {
+    let x = position ^ position >> 8 ^ position >> 17;
+    x.to_le_bytes()[0]
+}
+
+#[test]
+fn an_idle_round_trip() {
+    let (left, middle, right) = hosts();
+    let wire = Wire::new(&middle);
+    let server = right.run(|| UdpSocket::bind("10.0.0.2:7").unwrap());
+    thread::spawn(move || {
+        let mut buf = [0; 64];
+        while let Ok((len, from)) = server.recv_from(&mut buf) {
+            let _ = server.send_to(&buf[..len], from);
+        }
+    });
+    let mut times = left.run(|| {
+        let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        socket.connect("10.0.0.2:7").unwrap();
+        let mut times = Vec::new();
+        for _ in 0..2000 {
+            let started = Instant::now();
+            socket.send(b"x").unwrap();
+            socket.recv(&mut [0; 8]).unwrap();
+            times.push(started.elapsed());
+        }
+        times
+    });
+    times.sort();
+    println!(
+        "UDP round trip through an idle wire: p50 {:?}, p99 {:?}",
+        times[1000], times[1980]
+    );
+    wire.end();
+}
+
+#[test]
+fn an_interface_goes_down_and_goes_away() {
+    let (left, middle, _right) = hosts();
+    let mut packets = middle.run(|| open("wa"));
+    let mut batch = frames();
+    let mut until = |packets: &mut AfPacket, kind: ErrorKind| {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            match packets.recv(&mut batch) {
+                Err(err) if err.kind() == kind => return,
+                Err(err) => panic!("{err}"),
+                Ok(_) => assert!(Instant::now() < end, "no {kind:?}"),
+            }
+        }
+    };
+    middle.ip("link set wa down");
+    until(&mut packets, ErrorKind::NetworkDown);
+    let mut one = [Frame::from_bytes(&[0xff; 60])];
+    assert_eq!(packets.send(&mut one), 1);
+    assert_eq!(packets.counters().send_down, 1);
+    // The same socket goes on when the interface comes up.
+    middle.ip("link set wa up");
+    let end = Instant::now() + Duration::from_secs(5);
+    while packets.send(&mut one) != 0 {
+        assert!(Instant::now() < end, "sending works again");
+    }
+    let mut long = [Frame::from_bytes(&[0xff; 9000])];
+    assert_eq!(packets.send(&mut long), 1);
+    assert_eq!(packets.counters().send_too_long, 1);
+    left.ip("link delete wl");
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match packets.recv(&mut frames()) {
+            Err(err) if err.kind() == ErrorKind::NotFound => break,
+            Err(err) => assert_eq!(err.kind(), ErrorKind::NetworkDown),
+            Ok(_) => assert!(Instant::now() < end, "the interface is gone"),
+        }
+    }
+    assert_eq!(packets.send(&mut one), 1);
+    // A new one of this name is opened anew.
+    left.veth("wl", &middle, "wa");
+    middle.run(|| open("wa"));
+    let gone = middle.run(|| AfPacket::open(9999, "ghost"));
+    assert!(
+        matches!(gone, Err(OpenError::NoInterface { .. })),
+        "{gone:?}"
+    );
+}
+
+/// The sum of RFC 1071.
+fn checksum(bytes: &[u8]) -> u16 {
+    let mut sum = 0_u32;
+    for pair in bytes.chunks(2) {
+        sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap()
+}
+
+#[test]
+fn the_host_takes_what_is_given_back_and_its_filters_return() {
+    let host = Host::new();
+    // Strict filtering everywhere, as some distributions have it, and a client behind another interface.
+    let other = Host::new();
+    host.veth("e0", &other, "o0");
+    host.sh(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.e0.rp_filter=2
+         ip addr add 10.0.0.1/24 dev e0",
+    );
+    let filters = || {
+        host.sh("sysctl -n net.ipv4.conf.all.rp_filter net.ipv4.conf.e0.rp_filter net.ipv4.conf.lo.rp_filter")
+    };
+    let before = filters();
+    let mut device = host.run(|| HostDevice::create(HostDevice::NAME).unwrap());
+    let second = host.run(|| HostDevice::create(HostDevice::NAME));
+    assert!(matches!(second, Err(TunError::Exists { .. })), "{second:?}");
+    assert_eq!(filters(), "0\n2\n1\n");
+    let about = host.sh("ip addr show lvs-host0");
+    assert!(
+        about.contains("mtu 65535") && about.contains(",UP"),
+        "{about}"
+    );
+    assert!(!about.contains("inet"), "{about}");
+
+    let socket = host.run(|| UdpSocket::bind("10.0.0.1:4000").unwrap());
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let mut packet = vec![
+        0x45, 0, 0, 33, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 77, 10, 0, 0, 1, 0x10, 0, 0x0f,
+        0xa0, 0, 13, 0, 0,
+    ];
+    let sum = checksum(&packet[..20]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(b"hello");
+    assert_eq!(device.send(&mut [Frame::from_bytes(&packet)]), 0);
+    let mut buf = [0; 64];
+    let (len, from) = socket.recv_from(&mut buf).unwrap();
+    assert_eq!(
+        (&buf[..len], from.to_string()),
+        (&b"hello"[..], "10.0.0.77:4096".to_owned())
+    );
+
+    // What is routed into it comes out.
+    host.ip("route add 192.0.2.1/32 dev lvs-host0");
+    host.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.send_to(b"to a VIP", "192.0.2.1:53").unwrap();
+    });
+    let mut batch = frames();
+    let mut poller = Poller::new();
+    poller.add(device.fd().unwrap());
+    poller.wait(Some(Duration::from_secs(5))).unwrap();
+    assert_eq!(device.recv(&mut batch).unwrap(), 1);
+    assert!(batch[0].bytes().ends_with(b"to a VIP"));
+    assert_eq!(&batch[0].bytes()[16..20], [192, 0, 2, 1]);
+
+    // The settings are those of the namespace of the thread that lets go.
+    host.run(move || drop(device));
+    assert_eq!(filters(), before);
+    assert!(!host.sh("ip -br link").contains("lvs-host0"));
+}

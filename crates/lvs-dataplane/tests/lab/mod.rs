@@ -1,0 +1,325 @@
+//! A director between a client link and a server link, in a table: addresses as in a small lab, no I/O.
+#![allow(
+    dead_code,
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "shared by test programs, of which each uses a part"
+)]
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use lvs_core::{
+    AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
+    Verdict,
+};
+use lvs_dataplane::frame::{Frame, Offload};
+use lvs_dataplane::icmp::Limits;
+use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
+use lvs_dataplane::wire::Mac;
+
+pub const CLIENTS: PortId = PortId(0);
+pub const SERVERS: PortId = PortId(1);
+pub const HOST: PortId = PortId(2);
+
+pub const CL_MAC: Mac = Mac([2, 0, 0, 0, 0, 0xc1]);
+pub const GW_MAC: Mac = Mac([2, 0, 0, 0, 0, 0xc2]);
+pub const SV_MAC: Mac = Mac([2, 0, 0, 0, 0, 0x51]);
+
+pub const CL_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
+pub const GW_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
+pub const SV_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
+
+/// 10.1.0.0/16 is the servers' link, everything else lies behind a gateway on the clients' link.
+#[derive(Debug)]
+pub struct Table {
+    pub mtu: [u32; 2],
+    pub offload: bool,
+    pub local: HashSet<IpAddr>,
+    pub vips: HashSet<IpAddr>,
+    pub own: HashSet<IpAddr>,
+    pub neighbours: HashMap<(PortId, IpAddr), Mac>,
+    /// Servers get a link-layer address made of their IP address.
+    pub all_neighbours: bool,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            mtu: [1500, 1500],
+            offload: true,
+            local: [CL_ADDR.into(), SV_ADDR.into()].into(),
+            vips: HashSet::new(),
+            own: HashSet::new(),
+            neighbours: [((CLIENTS, GW_ADDR.into()), GW_MAC)].into(),
+            all_neighbours: true,
+        }
+    }
+}
+
+pub fn server_mac(addr: Ipv4Addr) -> Mac {
+    let [a, b, c, d] = addr.octets();
+    Mac([2, 0x52, a, b, c, d])
+}
+
+impl Net for Table {
+    fn port(&self, port: PortId) -> Option<PortInfo> {
+        let mac = match port {
+            CLIENTS => CL_MAC,
+            SERVERS => SV_MAC,
+            HOST => Mac([0; 6]),
+            _ => return None,
+        };
+        Some(PortInfo {
+            mac,
+            mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
+            ethernet: port != HOST,
+            offload: self.offload,
+        })
+    }
+
+    fn host_port(&self) -> Option<PortId> {
+        Some(HOST)
+    }
+
+    fn is_local(&self, addr: IpAddr) -> bool {
+        self.local.contains(&addr)
+    }
+
+    fn is_vip(&self, addr: IpAddr) -> bool {
+        self.vips.contains(&addr)
+    }
+
+    fn is_own_vip(&self, addr: IpAddr) -> bool {
+        self.own.contains(&addr)
+    }
+
+    fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        let IpAddr::V4(v4) = dst else { return None };
+        match v4.octets() {
+            [10, 1, ..] => Some(NextHop {
+                port: SERVERS,
+                addr: dst,
+                mtu: self.mtu[1],
+                source: Some(SV_ADDR.into()),
+            }),
+            [240..=255, ..] => None,
+            _ => Some(NextHop {
+                port: CLIENTS,
+                addr: GW_ADDR.into(),
+                mtu: self.mtu[0],
+                source: Some(CL_ADDR.into()),
+            }),
+        }
+    }
+
+    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
+        match (self.neighbours.get(&(port, addr)), addr) {
+            (Some(mac), _) => Some(*mac),
+            (None, IpAddr::V4(v4)) if self.all_neighbours && port == SERVERS => {
+                Some(server_mac(v4))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A director without state: one server for each virtual service.
+#[derive(Debug, Default)]
+pub struct OneServer {
+    pub services: Vec<Service>,
+    /// What to say instead, whatever the packet.
+    pub verdict: Option<Verdict>,
+    pub seen: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    pub protocol: Protocol,
+    pub virt: SocketAddr,
+    pub server: Option<SocketAddr>,
+    pub method: Forwarding,
+}
+
+impl Service {
+    fn forward(&self, virt: SocketAddr) -> Verdict {
+        match self.server {
+            None => Verdict::Unreachable(lvs_core::DropReason::NoServer),
+            Some(target) => Verdict::Forward(Forward {
+                conn: None,
+                server: None,
+                method: self.method,
+                target,
+                virt,
+                tunnel: Tunnel::Ipip,
+                new: false,
+            }),
+        }
+    }
+}
+
+/// A reply needs a connection's id, which only a director gives out: the tests speak of replies by this.
+pub fn reply(source: Option<SocketAddr>) -> Verdict {
+    Verdict::Reply(lvs_core::Reply {
+        conn: lvs_core::ConnId::from_index(0),
+        server: None,
+        source,
+    })
+}
+
+impl Decide for OneServer {
+    fn packet(&mut self, meta: &PacketMeta<'_>, _: Instant) -> Verdict {
+        self.seen += 1;
+        if let Some(verdict) = self.verdict {
+            return verdict;
+        }
+        let accept = Verdict::Accept(AcceptReason::NoService);
+        let service = |wanted: &dyn Fn(&&Service) -> bool| {
+            self.services
+                .iter()
+                .filter(|s| s.protocol == meta.tuple.protocol)
+                .find(wanted)
+                .copied()
+        };
+        if meta.hook != Hook::Transit
+            && let Some(service) = service(&|s| s.virt == meta.tuple.dst)
+        {
+            return service.forward(service.virt);
+        }
+        match service(&|s| s.server == Some(meta.tuple.src) && s.method == Forwarding::Nat) {
+            Some(service) => reply(Some(service.virt)),
+            None => accept,
+        }
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, _: Instant) -> Verdict {
+        self.seen += 1;
+        if let Some(verdict) = self.verdict {
+            return verdict;
+        }
+        let inner = error.inner;
+        for service in self
+            .services
+            .iter()
+            .filter(|s| s.protocol == inner.protocol)
+        {
+            if inner.src == service.virt {
+                if service.method == Forwarding::Nat && !error.checksum_ok {
+                    return Verdict::Drop(lvs_core::DropReason::IcmpChecksum);
+                }
+                return service.forward(service.virt);
+            }
+            if Some(inner.dst) == service.server && service.method == Forwarding::Nat {
+                return reply(Some(service.virt));
+            }
+        }
+        Verdict::Accept(AcceptReason::UnrelatedIcmp)
+    }
+}
+
+pub struct Lab {
+    pub net: Table,
+    pub shield: ShieldSpec,
+    pub decide: OneServer,
+    pub pipeline: Pipeline,
+    pub pmtu_disc: bool,
+    pub now: Instant,
+    pub requests: Vec<Request>,
+}
+
+impl Lab {
+    pub fn new(services: &[Service]) -> Self {
+        let mut lab = Self {
+            net: Table::default(),
+            shield: ShieldSpec::default(),
+            decide: OneServer {
+                services: services.to_vec(),
+                ..OneServer::default()
+            },
+            pipeline: Pipeline::new(Limits::NONE),
+            pmtu_disc: true,
+            now: Instant::from_secs(10),
+            requests: Vec::new(),
+        };
+        for s in services {
+            lab.net.vips.insert(s.virt.ip());
+            lab.net.local.insert(s.virt.ip());
+            let endpoint = |addr: SocketAddr| Endpoint {
+                address: addr.ip(),
+                protocol: s.protocol,
+                port: addr.port(),
+            };
+            lab.shield.services.insert(endpoint(s.virt));
+            if let Some(server) = s.server.filter(|_| s.method == Forwarding::Nat) {
+                lab.shield.nat_servers.insert(endpoint(server));
+            }
+        }
+        lab
+    }
+
+    /// The engine owns the VIPs, the host does not know them.
+    pub fn own_vips(&mut self) {
+        self.net.own = self.net.vips.clone();
+        self.shield.own_vips = self.net.vips.clone();
+        for vip in &self.net.own {
+            self.net.local.remove(vip);
+        }
+    }
+
+    pub fn send(&mut self, port: PortId, bytes: &[u8]) -> Vec<(PortId, Vec<u8>)> {
+        self.send_frame(port, Frame::from_bytes(bytes))
+            .into_iter()
+            .map(|(port, frame)| (port, frame.bytes().to_vec()))
+            .collect()
+    }
+
+    pub fn send_offloaded(
+        &mut self,
+        port: PortId,
+        bytes: &[u8],
+        offload: Offload,
+    ) -> Vec<(PortId, Frame)> {
+        let mut frame = Frame::from_bytes(bytes);
+        frame.offload = offload;
+        self.send_frame(port, frame)
+    }
+
+    pub fn send_frame(&mut self, port: PortId, frame: Frame) -> Vec<(PortId, Frame)> {
+        let env = Env {
+            net: &self.net,
+            shield: &self.shield,
+            pmtu_disc: self.pmtu_disc,
+        };
+        let mut out = Output::new();
+        let mut frames = [frame];
+        self.pipeline.process(
+            port,
+            &mut frames,
+            &env,
+            &mut self.decide,
+            self.now,
+            &mut out,
+        );
+        let c = &self.pipeline.counters;
+        assert_eq!(
+            c.received + c.reassembled,
+            c.accounted(),
+            "every frame has one fate"
+        );
+        self.requests.append(&mut out.requests);
+        let mut sent = Vec::new();
+        for (port, frames) in out.queues() {
+            sent.extend(frames.iter().map(|f| (port, f.clone())));
+        }
+        sent
+    }
+}
+
+pub fn hex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal"))
+        .collect()
+}

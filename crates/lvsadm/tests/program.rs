@@ -1,0 +1,228 @@
+//! The binary itself: names, sockets that do not answer, readers that go away.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use lvs_core::Forwarding;
+use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ListEnd};
+use lvs_dataplane::control::Address;
+use lvs_dataplane::control::server::{Access, Engine, Handle, Server, Sink};
+use serde_json::Value;
+
+const CONNECTIONS: u64 = 100_000;
+
+/// Lists very many connections, and refuses everything else.
+struct Busy;
+
+impl Engine for Busy {
+    fn name(&self) -> String {
+        "busy".into()
+    }
+
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let Call::ConnList {} = call else {
+            return Err(Failure {
+                code: FailureCode::Unsupported,
+                message: "this engine only lists connections".into(),
+            });
+        };
+        let mut conn = ConnInfo {
+            protocol: 6,
+            client: ([203, 0, 113, 1], 1024).into(),
+            virt: ([192, 0, 2, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            state: "ESTABLISHED".into(),
+            expires_ms: 899_999,
+            forwarding: Forwarding::Nat,
+            template: false,
+            synced: false,
+            engine: None,
+        };
+        for i in 0..CONNECTIONS {
+            conn.client
+                .set_port(u16::try_from(i % 60_000).unwrap_or(0) + 1024);
+            out.item(&conn)?;
+        }
+        serde_json::to_value(ListEnd { count: out.count() }).map_err(|error| Failure {
+            code: FailureCode::Internal,
+            message: error.to_string(),
+        })
+    }
+}
+
+fn address(what: &str) -> Address {
+    Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
+}
+
+fn start(address: &Address) -> Handle {
+    Server::bind(address, Access::default())
+        .expect("the socket is free")
+        .serve(Arc::new(Busy))
+        .expect("a thread")
+}
+
+fn program(name: &str, address: &Address) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lvsadm"));
+    command
+        .arg0(name)
+        .env("LVS_SOCKET", address.to_string())
+        .env_remove("LVS_AUTOSTART")
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(command: &mut Command) -> (String, String, Option<i32>) {
+    let Output {
+        stdout,
+        stderr,
+        status,
+    } = command.output().expect("it runs");
+    (text(&stdout), text(&stderr), status.code())
+}
+
+#[test]
+fn without_an_engine_one_line_says_what_to_do() {
+    let nobody = address("nobody");
+    let (out, err, code) = run(program("/sbin/ipvsadm", &nobody).arg("-Ln"));
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    let mut lines = err.lines();
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.starts_with("Can't initialize ipvs: ")
+                && line.contains("start lvs-dataplane")),
+        "{err}"
+    );
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.starts_with("Are you sure")),
+        "{err}"
+    );
+
+    let (_, err, code) = run(program("lvsadm", &nobody).arg("-Ln"));
+    assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
+    // What is wrong with the line is told first, and help needs no engine.
+    let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
+    assert_eq!(code, Some(2));
+    assert!(err.contains("service-address"), "{err}");
+    let (out, _, code) = run(program("lvsadm", &nobody).arg("-h"));
+    assert_eq!(code, Some(0));
+    assert!(out.contains("--socket"), "{out}");
+}
+
+#[test]
+fn an_engine_that_cannot_start_is_told() {
+    let dir = std::env::temp_dir().join(format!("lvs-test-start-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let own = dir.join("lvsadm");
+    std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &own).expect("a copy");
+    let run_it = || {
+        run(Command::new(&own)
+            .arg("-Ln")
+            .env("LVS_SOCKET", address("start").to_string())
+            .env("LVS_AUTOSTART", "1")
+            .env("PATH", "/usr/bin:/bin"))
+    };
+    let (_, err, code) = run_it();
+    assert!(err.contains("cannot start lvs-dataplane"), "{err}");
+    assert_eq!((err.lines().count(), code), (1, Some(2)));
+
+    let engine = dir.join("lvs-dataplane");
+    std::fs::write(&engine, "#!/bin/sh\nexit 3\n").expect("a script");
+    std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let (_, err, code) = run_it();
+    assert!(err.contains("ended at once (exit status: 3)"), "{err}");
+    assert_eq!((err.lines().count(), code), (1, Some(2)));
+    std::fs::remove_dir_all(&dir).expect("it is ours");
+}
+
+#[test]
+fn refusals_are_told_in_the_engines_words() {
+    let at = address("words");
+    let _engine = start(&at);
+    let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
+    assert_eq!(
+        (out.as_str(), err.as_str(), code),
+        ("", "this engine only lists connections\n", Some(255))
+    );
+    // As ipvsadm, it is silent about timeouts.
+    let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
+    assert_eq!((err.as_str(), code), ("", Some(1)));
+}
+
+#[test]
+fn a_long_listing_streams() {
+    let at = address("streams");
+    let _engine = start(&at);
+    let (out, err, code) = run(program("ipvsadm", &at).arg("-Lnc"));
+    assert_eq!((err.as_str(), code), ("", Some(0)));
+    assert_eq!(out.lines().count() as u64, CONNECTIONS + 2);
+    assert_eq!(
+        out.lines().nth(2),
+        Some("TCP 14:59  ESTABLISHED 203.0.113.1:1024   192.0.2.1:80       10.0.0.1:80")
+    );
+    let (out, _, code) = run(program("lvsadm", &at).args(["--json", "-Lc"]));
+    assert_eq!(code, Some(0));
+    let all: Vec<ConnInfo> = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(all.len() as u64, CONNECTIONS);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let at = address("pipe");
+    let _engine = start(&at);
+    let mut child = program("ipvsadm", &at)
+        .arg("-Lnc")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut first = [0; 24];
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_exact(&mut first)
+        .expect("a line");
+    assert_eq!(&first, b"IPVS connection entries\n");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(141));
+}
+
+#[test]
+fn restore_reads_all_lines() {
+    let at = address("restore");
+    let _engine = start(&at);
+    let mut child = program("ipvsadm", &at)
+        .arg("-R")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"-A -t 192.0.2.1:80\n-A -q\n-C\n")
+        .expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(
+        text(&output.stderr),
+        "this engine only lists connections\n-q: unknown option\nthis engine only lists connections\n"
+    );
+    assert_eq!(output.status.code(), Some(255));
+}
