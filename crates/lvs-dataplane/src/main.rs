@@ -57,6 +57,14 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
+    /// Firewall marks for packets (not built yet).
+    #[arg(long, value_name = "FILE")]
+    marks: Option<PathBuf>,
+
+    /// Helper for a protocol that names addresses in its payload: ftp (not built yet).
+    #[arg(long, value_name = "NAME")]
+    helper: Vec<String>,
+
     /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
     #[arg(long, conflicts_with = "interface")]
     no_interfaces: bool,
@@ -73,18 +81,27 @@ enum Backend {
     /// Packet sockets.
     #[value(name = "af_packet")]
     AfPacket,
+    /// AF_XDP sockets (not built yet).
+    #[value(name = "af_xdp")]
+    AfXdp,
+    /// A TUN device (not built yet).
+    Tun,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Profile {
     /// The kernel's.
     Kernel,
+    /// Longer timeouts than the kernel's (not built yet).
+    Modern,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum WhenFull {
     /// Drop its packets.
     Drop,
+    /// Let it take the place of an old one (not built yet).
+    Evict,
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
@@ -114,22 +131,35 @@ fn main() -> ExitCode {
     }
 }
 
+/// What the command line may name and this version does not have.
+fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
+    let missing = match args {
+        Args {
+            backend: Backend::AfXdp,
+            ..
+        } => "--backend af_xdp",
+        Args {
+            backend: Backend::Tun,
+            ..
+        } => "--backend tun",
+        Args {
+            profile: Profile::Modern,
+            ..
+        } => "--profile modern",
+        Args {
+            when_full: WhenFull::Evict,
+            ..
+        } => "--when-full evict",
+        Args { marks: Some(_), .. } => "--marks",
+        Args { helper, .. } if !helper.is_empty() => "--helper",
+        Args { workers, .. } if *workers != 1 => "--workers above 1",
+        _ => return Ok(()),
+    };
+    anyhow::bail!("{missing} is not supported yet: leave it out");
+}
+
 fn run(args: Args) -> anyhow::Result<()> {
-    let Args {
-        backend: Backend::Auto | Backend::AfPacket,
-        ..
-    } = args;
-    let Args {
-        profile: Profile::Kernel,
-        when_full: WhenFull::Drop,
-        ..
-    } = args;
-    if args.workers != 1 {
-        anyhow::bail!(
-            "--workers {}: this version has one packet worker; leave it at 1",
-            args.workers
-        );
-    }
+    refuse_what_is_missing(&args)?;
     let rules = match &args.rules {
         Some(path) => {
             let name = path.display().to_string();

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, decap, demo, load};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, load};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -19,6 +19,8 @@ enum Command {
     Load(LoadOptions),
     /// Receive IPIP where the kernel cannot (runs on a real server)
     Decap,
+    /// Replay recordings of the kernel through the packet path, and compare
+    Conformance(conformance::ConformanceOptions),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -26,5 +28,6 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(options) => demo::main(&options),
         Command::Load(options) => load::main(options),
         Command::Decap => decap::run(),
+        Command::Conformance(options) => conformance::run(&options),
     }
 }

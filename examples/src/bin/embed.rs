@@ -68,7 +68,7 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, pool: Arc<Mutex<Pool>>, 
         .lock()
         .expect("no thread panics")
         .pick(&request)
-        .map(|server| server.open());
+        .map(lvs_core::Server::open);
     let Some(connection) = picked else {
         return eprintln!("{peer}: no server can take it");
     };

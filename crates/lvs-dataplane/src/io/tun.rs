@@ -164,7 +164,8 @@ impl PacketIo for Tun {
 /// packet given back has the source of some client elsewhere. The kernel uses the greater one of
 /// `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where it is not, the value is moved into the
 /// interfaces (and into `default`, for later ones) first, so that the filter of every other interface stays what it was
-/// at every moment, and after a `kill -9` too; an orderly end puts everything back.
+/// at every moment, and after a `kill -9` too; an orderly end puts everything back (drop it on a thread of the network
+/// namespace in which it was created). Who sets `all` again while the engine runs, filters what is given back.
 ///
 /// `accept_local` stays off: a packet from outside with one of the host's own addresses as its source is forged, and
 /// is refused here as it would have been on the interface where it arrived.

@@ -1,0 +1,496 @@
+//! The recordings' test bed in memory: a director with the whole packet path between a client link and a server link, a
+//! fake clock, and the host around it.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use lvs_core::{
+    Director, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
+    Verdict,
+};
+use lvs_dataplane::drop::FrameDrop;
+use lvs_dataplane::frame::Frame;
+use lvs_dataplane::icmp::Limits;
+use lvs_dataplane::io::PacketIo;
+use lvs_dataplane::io::memory::MemoryIo;
+use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::parse::{self, Icmp};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline};
+use lvs_dataplane::shield_spec::ShieldSpec;
+use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
+use serde_json::Value;
+
+use super::case::{
+    self, Json, Mark, Replayed, configure, configure_server, place, service_key, sysctl_text,
+};
+use super::frames::ethernet;
+use super::host::Host;
+
+/// The link to the clients.
+pub(super) const CLIENTS: PortId = PortId(0);
+/// The link to the servers.
+pub(super) const SERVERS: PortId = PortId(1);
+/// The way to the host's own stack.
+pub(super) const HOST: PortId = PortId(2);
+
+pub(super) const CLIENT_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0xc1]);
+pub(super) const GATEWAY: Mac = Mac([2, 0, 0, 0, 0, 0xc2]);
+pub(super) const SERVER_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0x51]);
+
+const CLIENT_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
+const GATEWAY_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
+const SERVER_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
+
+/// How often a packet may come back from the host before something goes round in circles.
+const ROUNDS: usize = 8;
+
+pub(super) const fn port_name(port: PortId) -> &'static str {
+    match port {
+        CLIENTS => "cl",
+        SERVERS => "sv",
+        _ => "host",
+    }
+}
+
+pub(super) fn port_named(name: &str) -> Option<PortId> {
+    match name {
+        "cl" => Some(CLIENTS),
+        "sv" => Some(SERVERS),
+        _ => None,
+    }
+}
+
+/// A server's link-layer address is made of the last four bytes of its IP address.
+pub(super) fn server_mac(addr: IpAddr) -> Mac {
+    let [a, b, c, d] = match addr {
+        IpAddr::V4(addr) => addr.octets(),
+        IpAddr::V6(addr) => {
+            let [.., a, b, c, d] = addr.octets();
+            [a, b, c, d]
+        }
+    };
+    Mac([2, 0x52, a, b, c, d])
+}
+
+/// Links, addresses, routes and neighbours of the test bed.
+#[derive(Debug)]
+pub(super) struct Table {
+    mtu: [u32; 2],
+    local: Vec<(IpAddr, u8)>,
+    vips: std::collections::HashSet<IpAddr>,
+    neighbours: HashMap<IpAddr, Mac>,
+}
+
+impl Table {
+    /// Makes a prefix one of the host's own.
+    pub(super) fn make_local(&mut self, prefix: (IpAddr, u8)) {
+        self.local.push(prefix);
+    }
+}
+
+impl Net for Table {
+    fn port(&self, port: PortId) -> Option<PortInfo> {
+        let mac = match port {
+            CLIENTS => CLIENT_SIDE,
+            SERVERS => SERVER_SIDE,
+            HOST => Mac::default(),
+            _ => return None,
+        };
+        Some(PortInfo {
+            mac,
+            mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
+            ethernet: port != HOST,
+            offload: false,
+        })
+    }
+
+    fn host_port(&self) -> Option<PortId> {
+        Some(HOST)
+    }
+
+    fn is_local(&self, addr: IpAddr) -> bool {
+        self.local
+            .iter()
+            .any(|&prefix| case::contains(prefix, addr))
+    }
+
+    fn is_vip(&self, addr: IpAddr) -> bool {
+        self.vips.contains(&addr)
+    }
+
+    fn is_own_vip(&self, _: IpAddr) -> bool {
+        false
+    }
+
+    fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        let IpAddr::V4(addr) = dst else { return None };
+        let (port, gateway, source) = match addr.octets() {
+            [10, 1, ..] => (SERVERS, None, SERVER_SIDE_ADDR),
+            [10, 255, 0, _] => (CLIENTS, None, CLIENT_SIDE_ADDR),
+            [224..=255, ..] => return None,
+            _ => (CLIENTS, Some(GATEWAY_ADDR), CLIENT_SIDE_ADDR),
+        };
+        Some(NextHop {
+            port,
+            addr: gateway.map_or(dst, IpAddr::V4),
+            mtu: self.mtu[port.index()],
+            source: Some(IpAddr::V4(source)),
+        })
+    }
+
+    fn neighbour(&self, _: PortId, addr: IpAddr) -> Option<Mac> {
+        self.neighbours.get(&addr).copied()
+    }
+}
+
+/// The director as the packet path asks it, with the marks that the recorder's rules gave.
+struct Marking<'a> {
+    director: &'a mut Director,
+    marks: &'a [Mark],
+}
+
+impl Marking<'_> {
+    fn mark(&self, protocol: lvs_core::Protocol, dst: std::net::SocketAddr) -> u32 {
+        self.marks
+            .iter()
+            .rev()
+            .find_map(|rule| rule.of(protocol, dst))
+            .unwrap_or(0)
+    }
+}
+
+impl Decide for Marking<'_> {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        let mark = self.mark(meta.tuple.protocol, meta.tuple.dst);
+        self.director
+            .handle_packet(&PacketMeta { mark, ..*meta }, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.director.handle_icmp_error(error, now)
+    }
+}
+
+/// A frame that left.
+#[derive(Clone, Debug)]
+pub(super) struct Emitted {
+    pub(super) port: PortId,
+    pub(super) frame: Vec<u8>,
+}
+
+impl Emitted {
+    /// The IP packet in it.
+    pub(super) fn packet(&self) -> &[u8] {
+        self.frame.get(ETHERNET_LEN..).unwrap_or_default()
+    }
+}
+
+/// Director, packet path, host and clock of one case.
+#[derive(Debug)]
+pub(super) struct Bed {
+    pub(super) director: Director,
+    pub(super) now: Instant,
+    pub(super) net: Table,
+    pipeline: Pipeline,
+    shield: ShieldSpec,
+    marks: Vec<Mark>,
+    ports: [MemoryIo; 3],
+    batch: Vec<Frame>,
+    output: Output,
+    host: Host,
+    emitted: Vec<Emitted>,
+}
+
+impl Bed {
+    /// A bed without services; `connections` is how many there can be at most.
+    pub(super) fn new(connections: usize) -> Self {
+        let mut director = Director::new(Options {
+            max_connections: connections,
+            ..Options::default()
+        });
+        let now = Instant::ZERO;
+        director.advance(now);
+        let local = [
+            IpAddr::V4(CLIENT_SIDE_ADDR),
+            IpAddr::V4(SERVER_SIDE_ADDR),
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+        ];
+        let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
+        ports[HOST.index()].bare = true;
+        Self {
+            director,
+            now,
+            net: Table {
+                mtu: [1500; 2],
+                local: local.map(|addr| (addr, 32)).to_vec(),
+                vips: std::collections::HashSet::new(),
+                neighbours: HashMap::from([(IpAddr::V4(GATEWAY_ADDR), GATEWAY)]),
+            },
+            pipeline: Pipeline::new(Limits::NONE),
+            shield: ShieldSpec::default(),
+            marks: Vec::new(),
+            ports,
+            batch: vec![Frame::new()],
+            output: Output::new(),
+            host: Host::default(),
+            emitted: Vec::new(),
+        }
+    }
+
+    /// Applies what a case or its `config` says: sysctls, timeouts, marks, local prefixes, MTUs.
+    pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
+        for (name, value) in config.fields("sysctl").into_iter().flatten() {
+            self.director
+                .control
+                .set_sysctl(name, &sysctl_text(value))?;
+        }
+        if let Some(timeouts) = config.get("timeouts") {
+            self.set_timeouts(timeouts)?;
+        }
+        for mark in config.items("marks") {
+            self.marks.push(Mark::new(mark)?);
+        }
+        for local in config.items("local") {
+            let text = local.as_str().unwrap_or_default();
+            self.net.local.push(case::prefix(text)?);
+        }
+        if let Some(mtu) = config.get("mtu") {
+            for (port, name) in [(CLIENTS, "cl"), (SERVERS, "sv")] {
+                if let Some(mtu) = mtu.maybe_number(name) {
+                    self.net.mtu[port.index()] = u32::try_from(mtu).unwrap_or(u32::MAX);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The timeouts of `ipvsadm --set`.
+    pub(super) fn set_timeouts(&mut self, value: &Value) -> Replayed<()> {
+        let seconds = |key| u32::try_from(value.maybe_number(key).unwrap_or(0)).unwrap_or(u32::MAX);
+        let (tcp, fin, udp) = (seconds("tcp"), seconds("tcpfin"), seconds("udp"));
+        Ok(self.director.control.set_timeouts(tcp, fin, udp)?)
+    }
+
+    /// Adds a service with its servers, in their order; its address becomes one of the host's.
+    pub(super) fn add_service(
+        &mut self,
+        value: &Value,
+        proto: Option<&str>,
+    ) -> Replayed<ServiceKey> {
+        let key = service_key(value, proto)?;
+        if let ServiceKey::Address { addr, .. } = key {
+            let bits = lvs_core::Family::of(&addr.ip()).bits();
+            self.net.local.push((addr.ip(), bits));
+        }
+        let mut config = ServiceConfig::new(key.family(), "rr");
+        configure(&mut config, key.family(), value)?;
+        self.director.control.add_service(key, config, None)?;
+        for server in value.items("destinations") {
+            self.add_server(&key, server)?;
+        }
+        self.follow();
+        Ok(key)
+    }
+
+    /// Adds a real server, and makes it a neighbour.
+    pub(super) fn add_server(&mut self, key: &ServiceKey, value: &Value) -> Replayed<()> {
+        let addr = place(value)?;
+        let mut config = ServerConfig::new(1, lvs_core::Forwarding::Nat);
+        configure_server(&mut config, value)?;
+        self.net.neighbours.insert(addr.ip(), server_mac(addr.ip()));
+        let now = self.now;
+        self.director.control.add_server(key, addr, &config, now)?;
+        self.follow();
+        Ok(())
+    }
+
+    /// Edits a real server: what the step does not say stays.
+    pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
+        let addr = place(step)?;
+        let known = self.director.control.service(key).and_then(|service| {
+            let servers = service.servers().iter();
+            servers.clone().find(|server| server.addr() == addr)
+        });
+        let mut config = known.ok_or(lvs_core::Error::NoServer)?.config();
+        configure_server(&mut config, step)?;
+        self.director.control.edit_server(key, addr, &config)?;
+        self.follow();
+        Ok(())
+    }
+
+    /// Deletes a real server.
+    pub(super) fn delete_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
+        let (addr, now) = (place(step)?, self.now);
+        self.director.control.delete_server(key, addr, now)?;
+        self.follow();
+        Ok(())
+    }
+
+    /// Edits a service: what the step does not say stays.
+    pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
+        let known = self.director.control.service(key);
+        let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
+        configure(&mut config, key.family(), step)?;
+        self.director.control.edit_service(key, config, None)?;
+        self.follow();
+        Ok(())
+    }
+
+    /// Brings the packet path in line with the director, as the engine does after each call.
+    pub(super) fn follow(&mut self) {
+        self.director.control.sweep(&mut self.director.shard);
+        self.shield = ShieldSpec::of(&self.director.control);
+        self.net.vips = self.shield.vips();
+    }
+
+    /// Lets time pass, from one event to the next.
+    pub(super) fn wait(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        loop {
+            let events = [
+                self.director.control.next_wakeup(),
+                self.director.shard.next_wakeup(),
+            ];
+            match events.into_iter().flatten().min() {
+                Some(next) if next < end => {
+                    // An event that is due and does not go away must not stop the clock.
+                    self.now = next.max(self.now + Duration::from_millis(1)).min(end);
+                    self.director.advance(self.now);
+                }
+                _ => break,
+            }
+            if self.now >= end {
+                break;
+            }
+        }
+        self.now = end;
+        self.director.advance(end);
+        self.pipeline.expire(end);
+        self.follow();
+    }
+
+    /// A frame arrives on a link; what leaves until everything has come to rest.
+    pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
+        let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
+        super::host::fill_options(ip, &self.net);
+        self.arrive(port, &frame, ROUNDS);
+        std::mem::take(&mut self.emitted)
+    }
+
+    /// Passes a frame through the packet path, and to the host what the host gets to see.
+    fn arrive(&mut self, port: PortId, frame: &[u8], rounds: usize) {
+        if rounds == 0 {
+            return;
+        }
+        let left = self.pipeline.counters.left;
+        let strays = self.pipeline.counters.dropped_for(FrameDrop::HostStray);
+        self.ports[port.index()]
+            .input
+            .push_back(Frame::from_bytes(frame));
+        while matches!(self.ports[port.index()].recv(&mut self.batch), Ok(1..)) {
+            let env = Env {
+                net: &self.net,
+                shield: &self.shield,
+                pmtu_disc: self.director.control.sysctls().pmtu_disc,
+            };
+            let mut decide = Marking {
+                director: &mut self.director,
+                marks: &self.marks,
+            };
+            self.pipeline.process(
+                port,
+                &mut self.batch,
+                &env,
+                &mut decide,
+                self.now,
+                &mut self.output,
+            );
+        }
+        let mut given = Vec::new();
+        for (to, frames) in self.output.queues() {
+            self.ports[to.index()].send(frames);
+            for frame in self.ports[to.index()].take() {
+                let frame = frame.bytes().to_vec();
+                if to == HOST {
+                    given.push(frame);
+                } else {
+                    self.emitted.push(Emitted { port: to, frame });
+                }
+            }
+        }
+        self.output.recycle();
+        if port == HOST {
+            // Nothing for the director: it goes its way.
+            if self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays {
+                self.transmit(frame);
+            }
+        } else {
+            let ip = frame.get(ETHERNET_LEN..).unwrap_or_default();
+            if self.pipeline.counters.left != left || !self.is_hidden(ip) {
+                self.host_receives(ip, rounds);
+            }
+        }
+        for packet in given {
+            self.host_receives(&packet, rounds);
+        }
+    }
+
+    /// Whether the host does not get its copy of a packet that came on a link.
+    fn is_hidden(&self, ip: &[u8]) -> bool {
+        let Ok(packet) = parse::ipv4(ip, false) else {
+            return true;
+        };
+        let (_, dport) = packet.ports.unwrap_or_default();
+        let dst = std::net::SocketAddr::new(IpAddr::V4(packet.dst), dport);
+        // What has a mark is hidden by the rules that mark it.
+        if self
+            .marks
+            .iter()
+            .any(|rule| rule.of(packet.protocol, dst).is_some())
+        {
+            return true;
+        }
+        let icmp = (packet.protocol == lvs_core::Protocol::ICMP)
+            .then(|| packet.icmp(ip, lvs_core::Hook::Local, 0));
+        let inner = match icmp {
+            Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
+            _ => None,
+        };
+        let to_host = self.net.is_local(IpAddr::V4(packet.dst));
+        self.shield.hides(&packet, inner, to_host)
+    }
+
+    fn host_receives(&mut self, ip: &[u8], rounds: usize) {
+        let Some(done) = self.host.receive(ip, &self.net, self.now) else {
+            return;
+        };
+        for packet in done.sent {
+            // What the host makes itself passes the director, too.
+            self.arrive(HOST, &packet, rounds - 1);
+        }
+        for packet in done.forwarded {
+            self.transmit(&packet);
+        }
+    }
+
+    /// Sends an IP packet of the host by its route.
+    fn transmit(&mut self, ip: &[u8]) {
+        let Ok(packet) = parse::ipv4(ip, false) else {
+            return;
+        };
+        let Some(hop) = self.net.route(IpAddr::V4(packet.dst)) else {
+            return;
+        };
+        let (Some(info), Some(mac)) = (
+            self.net.port(hop.port),
+            self.net.neighbour(hop.port, hop.addr),
+        ) else {
+            return;
+        };
+        self.emitted.push(Emitted {
+            port: hop.port,
+            frame: ethernet(mac, info.mac, ip),
+        });
+    }
+}

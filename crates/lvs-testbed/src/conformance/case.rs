@@ -1,0 +1,342 @@
+//! Recorded cases: access to their JSON, and the director's configuration in them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, anyhow, bail};
+use lvs_core::{
+    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
+    TunnelChecksum,
+};
+use serde_json::{Map, Value};
+
+/// Why a case could not be replayed to its end.
+#[derive(Debug)]
+pub(super) enum Halt {
+    /// Something that is not built yet; the text names it.
+    Unsupported(String),
+    /// The recording does not make sense, or the director refuses what the kernel took.
+    Broken(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Halt {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+impl From<lvs_core::Error> for Halt {
+    fn from(error: lvs_core::Error) -> Self {
+        match error {
+            lvs_core::Error::Unsupported(what) => Self::Unsupported(format!("core: {what}")),
+            other => Self::Broken(anyhow!(
+                "the director refuses what the kernel took: {other}"
+            )),
+        }
+    }
+}
+
+pub(super) type Replayed<T> = Result<T, Halt>;
+
+/// Typed access to JSON.
+pub(super) trait Json {
+    fn text(&self, key: &str) -> anyhow::Result<&str>;
+    fn maybe_text(&self, key: &str) -> Option<&str>;
+    fn number(&self, key: &str) -> anyhow::Result<i64>;
+    fn maybe_number(&self, key: &str) -> Option<i64>;
+    fn list(&self, key: &str) -> anyhow::Result<&Vec<Value>>;
+    fn items(&self, key: &str) -> &[Value];
+    fn endpoint(&self, key: &str) -> anyhow::Result<SocketAddr>;
+    fn fields(&self, key: &str) -> Option<&Map<String, Value>>;
+    fn frame(&self, key: &str) -> anyhow::Result<Vec<u8>>;
+}
+
+impl Json for Value {
+    fn text(&self, key: &str) -> anyhow::Result<&str> {
+        self.maybe_text(key)
+            .with_context(|| format!("no text {key:?}"))
+    }
+
+    fn maybe_text(&self, key: &str) -> Option<&str> {
+        self.get(key)?.as_str()
+    }
+
+    fn number(&self, key: &str) -> anyhow::Result<i64> {
+        self.maybe_number(key)
+            .with_context(|| format!("no number {key:?}"))
+    }
+
+    fn maybe_number(&self, key: &str) -> Option<i64> {
+        self.get(key)?.as_i64()
+    }
+
+    fn list(&self, key: &str) -> anyhow::Result<&Vec<Value>> {
+        self.get(key)
+            .and_then(Self::as_array)
+            .with_context(|| format!("no list {key:?}"))
+    }
+
+    fn items(&self, key: &str) -> &[Value] {
+        self.get(key)
+            .and_then(Self::as_array)
+            .map_or(&[], Vec::as_slice)
+    }
+
+    fn endpoint(&self, key: &str) -> anyhow::Result<SocketAddr> {
+        self.text(key)?
+            .parse()
+            .with_context(|| format!("{key:?} is no address with a port"))
+    }
+
+    fn fields(&self, key: &str) -> Option<&Map<String, Value>> {
+        self.get(key)?.as_object()
+    }
+
+    fn frame(&self, key: &str) -> anyhow::Result<Vec<u8>> {
+        unhex(self.text(key)?).with_context(|| format!("{key:?} is not hexadecimal"))
+    }
+}
+
+pub(super) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+    if !text.is_ascii() || text.len() % 2 != 0 {
+        bail!("not pairs of hexadecimal digits");
+    }
+    (0..text.len())
+        .step_by(2)
+        .map(|at| Ok(u8::from_str_radix(&text[at..at + 2], 16)?))
+        .collect()
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+/// What a sysctl is written with.
+pub(super) fn sysctl_text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Address and port of an object with `addr` and `port`.
+pub(super) fn place(value: &Value) -> anyhow::Result<SocketAddr> {
+    let ip: IpAddr = value.text("addr")?.parse().context("no address")?;
+    Ok(SocketAddr::new(ip, u16::try_from(value.number("port")?)?))
+}
+
+pub(super) fn protocol(name: &str) -> anyhow::Result<Protocol> {
+    Ok(match name {
+        "tcp" => Protocol::TCP,
+        "udp" => Protocol::UDP,
+        "sctp" => Protocol::SCTP,
+        other => bail!("unknown protocol {other:?}"),
+    })
+}
+
+/// The service that an object names; `proto` where it does not say it itself.
+pub(super) fn service_key(value: &Value, proto: Option<&str>) -> anyhow::Result<ServiceKey> {
+    if let Some(mark) = value.maybe_number("fwmark") {
+        return Ok(ServiceKey::Mark {
+            family: match value.maybe_text("family") {
+                Some("ipv6" | "v6" | "6") => Family::V6,
+                _ => Family::V4,
+            },
+            mark: u32::try_from(mark)?,
+        });
+    }
+    let name = value
+        .maybe_text("proto")
+        .or(proto)
+        .context("a service without a protocol")?;
+    Ok(ServiceKey::Address {
+        protocol: protocol(name)?,
+        addr: place(value)?,
+    })
+}
+
+fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
+    let mut flags = ServiceFlags::default();
+    for name in names {
+        flags.0 |= match name.as_str() {
+            Some("persistent") => ServiceFlags::PERSISTENT,
+            Some("ops") => ServiceFlags::ONE_PACKET,
+            Some("sh-fallback" | "mh-fallback" | "flag-1") => ServiceFlags::SCHED1,
+            Some("sh-port" | "mh-port" | "flag-2") => ServiceFlags::SCHED2,
+            Some("flag-3") => ServiceFlags::SCHED3,
+            other => bail!("unknown service flag {other:?}"),
+        };
+    }
+    Ok(flags)
+}
+
+/// Changes `config` to what an object says; what it does not say stays.
+pub(super) fn configure(
+    config: &mut ServiceConfig,
+    family: Family,
+    value: &Value,
+) -> anyhow::Result<()> {
+    if let Some(name) = value.maybe_text("scheduler") {
+        config.scheduler = name.to_owned();
+    }
+    if value.get("flags").is_some() {
+        config.flags = flags(value.items("flags"))?;
+    }
+    if let Some(timeout) = value.maybe_number("timeout") {
+        config.timeout = u32::try_from(timeout)?;
+    }
+    if let Some(length) = value.maybe_number("plen") {
+        let length = u32::try_from(length)?;
+        config.netmask = match family {
+            Family::V4 => u32::MAX.checked_shl(32 - length).unwrap_or(0),
+            Family::V6 => length,
+        };
+    }
+    if let Some(engine) = value.maybe_text("pe") {
+        config.engine = Some(engine.to_owned());
+    }
+    Ok(())
+}
+
+/// Changes `config` to what an object says; what it does not say stays.
+pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
+    if let Some(weight) = value.maybe_number("weight") {
+        config.weight = i32::try_from(weight)?;
+    }
+    if let Some(upper) = value.maybe_number("upper") {
+        config.upper = u32::try_from(upper)?;
+    }
+    if let Some(lower) = value.maybe_number("lower") {
+        config.lower = u32::try_from(lower)?;
+    }
+    if let Some(method) = value.maybe_text("forward") {
+        config.forwarding = match method {
+            "masq" => Forwarding::Nat,
+            "direct" => Forwarding::Route,
+            "tunnel" => Forwarding::Tunnel,
+            other => bail!("unknown forwarding method {other:?}"),
+        };
+    }
+    let checksum = match value.maybe_text("tun_csum") {
+        None | Some("nocsum") => TunnelChecksum::None,
+        Some("csum") => TunnelChecksum::Full,
+        Some("remcsum") => TunnelChecksum::Remote,
+        Some(other) => bail!("unknown tunnel checksum {other:?}"),
+    };
+    match value.maybe_text("tun_type") {
+        None => {}
+        Some("ipip") => config.tunnel = Tunnel::Ipip,
+        Some("gre") => config.tunnel = Tunnel::Gre { checksum },
+        Some("gue") => {
+            config.tunnel = Tunnel::Gue {
+                port: u16::try_from(value.maybe_number("tun_port").unwrap_or(0))?,
+                checksum,
+            }
+        }
+        Some(other) => bail!("unknown tunnel type {other:?}"),
+    }
+    Ok(())
+}
+
+/// A rule that marks packets.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    protocol: Option<Protocol>,
+    dst: (IpAddr, u8),
+    ports: Vec<(u16, u16)>,
+    mark: u32,
+}
+
+impl Mark {
+    pub(super) fn new(value: &Value) -> anyhow::Result<Self> {
+        let ports = match value.get("dports") {
+            None => vec![(0, u16::MAX)],
+            Some(Value::Number(port)) => {
+                let port = u16::try_from(port.as_u64().unwrap_or(u64::MAX))?;
+                vec![(port, port)]
+            }
+            Some(expression) => expression
+                .as_str()
+                .context("ports are a text")?
+                .split([',', '{', '}'])
+                .map(str::trim)
+                .filter(|range| !range.is_empty())
+                .map(|range| {
+                    let (first, last) = range.split_once('-').unwrap_or((range, range));
+                    Ok((first.trim().parse()?, last.trim().parse()?))
+                })
+                .collect::<anyhow::Result<_>>()?,
+        };
+        Ok(Self {
+            protocol: value.maybe_text("proto").map(protocol).transpose()?,
+            dst: prefix(value.text("dst")?)?,
+            ports,
+            mark: u32::try_from(value.number("mark")?)?,
+        })
+    }
+
+    pub(super) fn of(&self, protocol: Protocol, dst: SocketAddr) -> Option<u32> {
+        let matches = self.protocol.is_none_or(|want| want == protocol)
+            && contains(self.dst, dst.ip())
+            && self
+                .ports
+                .iter()
+                .any(|&(first, last)| (first..=last).contains(&dst.port()));
+        matches.then_some(self.mark)
+    }
+}
+
+/// An address with a prefix length, or without for the longest.
+pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
+    let (addr, length) = text.split_once('/').unwrap_or((text, ""));
+    let addr: IpAddr = addr.parse().context("no prefix")?;
+    let length = if length.is_empty() {
+        Family::of(&addr).bits()
+    } else {
+        length.parse().context("no prefix length")?
+    };
+    Ok((addr, length))
+}
+
+pub(super) fn contains((net, length): (IpAddr, u8), addr: IpAddr) -> bool {
+    let shift = |bits: u8| u32::from(bits.saturating_sub(length));
+    match (net, addr) {
+        (IpAddr::V4(net), IpAddr::V4(addr)) => {
+            let differ = net.to_bits() ^ addr.to_bits();
+            differ.checked_shr(shift(32)).unwrap_or(0) == 0
+        }
+        (IpAddr::V6(net), IpAddr::V6(addr)) => {
+            let differ = net.to_bits() ^ addr.to_bits();
+            differ.checked_shr(shift(128)).unwrap_or(0) == 0
+        }
+        _ => false,
+    }
+}
+
+/// Whether anything in the case is about IPv6: its configuration, a client, a frame.
+pub(super) fn has_ipv6(value: &Value) -> bool {
+    match value {
+        Value::String(text) => {
+            text.parse::<SocketAddr>().is_ok_and(|addr| addr.is_ipv6())
+                || text
+                    .split('/')
+                    .next()
+                    .is_some_and(|addr| addr.parse::<std::net::Ipv6Addr>().is_ok())
+                || text == "ipv6"
+        }
+        Value::Array(items) => items.iter().any(has_ipv6),
+        Value::Object(fields) => fields.iter().any(|(key, value)| {
+            if key == "frame" {
+                // The EtherType behind the two link-layer addresses.
+                value.as_str().and_then(|frame| frame.get(24..28)) == Some("86dd")
+            } else {
+                !matches!(key.as_str(), "note" | "name" | "payload" | "text") && has_ipv6(value)
+            }
+        }),
+        _ => false,
+    }
+}

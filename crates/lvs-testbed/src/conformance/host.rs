@@ -1,0 +1,195 @@
+//! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding, errors.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use lvs_core::{Instant, Protocol};
+use lvs_dataplane::fragment::{Reassembler, fragment};
+use lvs_dataplane::frame::Frame;
+use lvs_dataplane::net::Net;
+use lvs_dataplane::parse::{self, Packet};
+use lvs_dataplane::wire::checksum::Sum;
+use lvs_dataplane::wire::icmp::{self, ErrorKind};
+use lvs_dataplane::wire::{be16, ipv4, put16, tcp};
+
+use super::bed::Table;
+
+/// What the host did with a packet.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Packets of its own.
+    pub(super) sent: Vec<Vec<u8>>,
+    /// Packets of others, passed on.
+    pub(super) forwarded: Vec<Vec<u8>>,
+}
+
+/// The host's own stack. It has no sockets.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    reassembler: Reassembler,
+}
+
+/// Fills in the options that a host fills in on packets for itself, before anything else sees them
+/// (`ip_options_compile`): record route and time stamps.
+pub(super) fn fill_options(ip: &mut [u8], net: &Table) {
+    const END: u8 = 0;
+    const NOP: u8 = 1;
+    const RECORD_ROUTE: u8 = 7;
+    const TIMESTAMP: u8 = 68;
+    let Ok(packet) = parse::ipv4(ip, false) else {
+        return;
+    };
+    if packet.l4 == ipv4::HEADER_LEN || !net.is_local(IpAddr::V4(packet.dst)) {
+        return;
+    }
+    let time = [0, 0, 0, 1];
+    let dst = packet.dst.octets();
+    let options = &mut ip[ipv4::HEADER_LEN..packet.l4];
+    let mut at = 0;
+    while at < options.len() && options[at] != END {
+        if options[at] == NOP {
+            at += 1;
+            continue;
+        }
+        let Some(len) = options
+            .get(at + 1)
+            .map(|&len| usize::from(len))
+            .filter(|&len| len >= 2 && at + len <= options.len())
+        else {
+            return;
+        };
+        let option = &mut options[at..at + len];
+        let words: &[[u8; 4]] = match (option[0], option.get(3).map(|flags| flags & 15)) {
+            (RECORD_ROUTE, _) => &[dst],
+            (TIMESTAMP, Some(0)) => &[time],
+            (TIMESTAMP, Some(1)) => &[dst, time],
+            _ => &[],
+        };
+        // The pointer counts from 1.
+        let from = usize::from(option.get(2).copied().unwrap_or(0)).wrapping_sub(1);
+        let words = words.concat();
+        if let Some(room) = option.get_mut(from..from.saturating_add(words.len())) {
+            room.copy_from_slice(&words);
+            option[2] = option[2].wrapping_add(u8::try_from(words.len()).unwrap_or(0));
+        }
+        at += len;
+    }
+    ipv4::finish_header(&mut ip[..packet.l4]);
+}
+
+impl Host {
+    /// A packet that has come to the host; what it does about it.
+    pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
+        let packet = parse::ipv4(ip, false).ok()?;
+        let local = net.is_local(IpAddr::V4(packet.dst));
+        let ip = &ip[..packet.len];
+        let Some(part) = packet.fragment else {
+            return Some(if local {
+                deliver(ip, &packet)
+            } else {
+                forward(ip, &packet, None, net)
+            });
+        };
+        // With IPVS in the kernel, what passes through is put together as well, and cut as it had been.
+        let whole = self
+            .reassembler
+            .push(ip, &packet, part, local, now)
+            .ok()??;
+        let ip = whole.frame.bytes();
+        let packet = parse::ipv4(ip, false).ok()?;
+        Some(if local {
+            deliver(ip, &packet)
+        } else {
+            forward(ip, &packet, Some(&whole.history.sizes), net)
+        })
+    }
+}
+
+fn sum_ok(ip: &[u8], packet: &Packet) -> bool {
+    tcp::checksum_ok(&ip[..packet.len], packet.l4, packet.protocol.0)
+}
+
+fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: Ipv4Addr) -> Option<Vec<u8>> {
+    if !lvs_dataplane::icmp::may_be_answered(packet, ip) {
+        return None;
+    }
+    let mut frame = Frame::new();
+    icmp::error(&mut frame, kind, ip, src, 0).then(|| frame.bytes().to_vec())
+}
+
+/// Local delivery: nobody listens.
+fn deliver(ip: &[u8], packet: &Packet) -> Done {
+    const RST: u8 = 4;
+    const ECHO_REQUEST: u8 = 8;
+    let l4 = &ip[packet.l4..packet.len];
+    let answer = match packet.protocol {
+        Protocol::TCP => {
+            if l4.len() < 20 || l4[13] & RST != 0 || !sum_ok(ip, packet) {
+                None
+            } else {
+                let mut frame = Frame::new();
+                tcp::reset(&mut frame, ip, packet.l4).then(|| {
+                    // The recordings' resets have no type of service.
+                    frame.bytes().to_vec()
+                })
+            }
+        }
+        Protocol::UDP => {
+            let right = l4.len() >= 8 && (be16(l4, 6) == 0 || sum_ok(ip, packet));
+            right
+                .then(|| error(ErrorKind::PortUnreachable, ip, packet, packet.dst))
+                .flatten()
+        }
+        Protocol::ICMP => {
+            let request = l4.len() >= 8 && l4[0] == ECHO_REQUEST && l4[1] == 0;
+            (request && Sum::ZERO.bytes(l4).finish() == 0).then(|| {
+                let mut frame = Frame::from_bytes(ip);
+                icmp::echo_reply(&mut frame, 0);
+                frame.bytes().to_vec()
+            })
+        }
+        _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
+    };
+    Done {
+        sent: answer.into_iter().collect(),
+        forwarded: Vec::new(),
+    }
+}
+
+/// Plain forwarding. `sizes`: how the packet had been cut when it came.
+fn forward(ip: &[u8], packet: &Packet, sizes: Option<&[usize]>, net: &Table) -> Done {
+    let mut done = Done::default();
+    let complain = |kind| {
+        let hop = net.route(IpAddr::V4(packet.src))?;
+        let Some(IpAddr::V4(source)) = hop.source else {
+            return None;
+        };
+        error(kind, ip, packet, source)
+    };
+    let Some(hop) = net.route(IpAddr::V4(packet.dst)) else {
+        return done;
+    };
+    let mtu = hop.mtu as usize;
+    if packet.ttl <= 1 {
+        done.sent.extend(complain(ErrorKind::TtlExceeded));
+        return done;
+    }
+    if packet.df && packet.len > mtu {
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        done.sent
+            .extend(complain(ErrorKind::FragmentationNeeded(mtu)));
+        return done;
+    }
+    let mut frame = Frame::from_bytes(ip);
+    ipv4::decrement_ttl(frame.bytes_mut());
+    if packet.len <= mtu && sizes.is_none() {
+        done.forwarded.push(frame.bytes().to_vec());
+        return done;
+    }
+    let flags = be16(frame.bytes(), 6);
+    put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
+    // An error means an MTU too small for anything: the packet is lost.
+    let _ = fragment(&frame, mtu, sizes, packet.df, Frame::new, |piece| {
+        done.forwarded.push(piece.bytes().to_vec());
+    });
+    done
+}

@@ -1,0 +1,276 @@
+//! Replays recordings of the real kernel through the whole packet path and compares.
+//!
+//! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
+//! [`lvs_dataplane::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only the case moves.
+//! Cases without bytes (a connection here, a packet with these flags there) become frames first. What the recordings
+//! show of the director's own IP stack is done by a small stand-in.
+
+mod bed;
+mod case;
+mod frames;
+mod host;
+mod packets;
+mod report;
+mod states;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Context;
+use serde_json::Value;
+
+use self::case::{Halt, Json, Replayed, has_ipv6};
+use self::report::{Log, Mismatch};
+
+/// Options of `lvs-testbed conformance`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ConformanceOptions {
+    /// Recordings: one JSON object a line, plain or gzipped
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Cases of what is not built yet are no reason to fail
+    #[arg(long)]
+    allow_unsupported: bool,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Mismatches shown of one case
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    show: usize,
+}
+
+/// What became of the cases of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// As the kernel did it.
+    pub passed: usize,
+    /// Otherwise.
+    pub failed: usize,
+    /// Not replayed, for lack of something that is not built yet.
+    pub skipped: BTreeMap<String, usize>,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let skipped: usize = self.skipped.values().sum();
+        write!(
+            f,
+            "{} passed, {} failed, {skipped} skipped",
+            self.passed, self.failed
+        )
+    }
+}
+
+/// What became of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`, `stats`, `proc`, `sync`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConformanceReport {
+    /// By kind.
+    pub kinds: BTreeMap<&'static str, Tally>,
+    /// The text of every mismatch.
+    pub mismatches: Vec<String>,
+}
+
+/// What came of one case.
+enum Outcome {
+    Passed,
+    Failed(Vec<Mismatch>),
+    Skipped(String),
+}
+
+/// The kind of a case, by what is in it.
+fn kind(case: &Value) -> &'static str {
+    let steps = case.items("steps");
+    let has = |op: &str| steps.iter().any(|step| step.maybe_text("op") == Some(op));
+    if case.get("sync_version").is_some()
+        || case.get("decoded").is_some()
+        || steps.iter().any(|step| step.get("decoded").is_some())
+    {
+        "sync"
+    } else if case.get("config").is_some() {
+        if has("proc") {
+            "proc"
+        } else if has("stats") || has("rates") {
+            "stats"
+        } else if has("conns") {
+            "ftp"
+        } else {
+            "packets"
+        }
+    } else if case.get("services").is_some() {
+        "persistence"
+    } else if case.get("client").is_some() {
+        "tcpstates"
+    } else {
+        "schedulers"
+    }
+}
+
+fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
+    let unsupported = |what: &str| Err(Halt::Unsupported(what.to_owned()));
+    let kind = kind(case);
+    match kind {
+        "sync" => return unsupported("sync"),
+        "proc" => return unsupported("proc"),
+        "ftp" => return unsupported("helper ftp"),
+        _ => {}
+    }
+    if has_ipv6(case) {
+        return unsupported("pipeline: IPv6");
+    }
+    match kind {
+        "packets" | "stats" => packets::replay(case, log),
+        "tcpstates" => states::replay(case, log),
+        _ => steps::replay(case, log),
+    }
+}
+
+fn run_case(case: &Value) -> Outcome {
+    let mut log = Log::default();
+    match replay(case, &mut log) {
+        Err(Halt::Unsupported(what)) => return Outcome::Skipped(what),
+        Err(Halt::Broken(error)) => {
+            log.mismatch("replay", "to the end", &format!("{error:#}"));
+        }
+        Ok(()) => {}
+    }
+    if log.mismatches.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(log.mismatches)
+    }
+}
+
+/// Reads the cases of a file.
+fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
+    let mut bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        let mut plain = Vec::new();
+        flate2::read::MultiGzDecoder::new(&bytes[..])
+            .read_to_end(&mut plain)
+            .with_context(|| format!("decompressing {}", path.display()))?;
+        bytes = plain;
+    }
+    bytes
+        .split(|&byte| byte == b'\n')
+        .filter(|line| !line.trim_ascii().is_empty())
+        .enumerate()
+        .map(|(number, line)| {
+            serde_json::from_slice(line)
+                .with_context(|| format!("{}, line {}: no JSON", path.display(), number + 1))
+        })
+        .collect()
+}
+
+/// Replays the cases in `files`, those whose name contains `only` if given; at most `show` mismatches of each are kept.
+///
+/// # Errors
+/// A file that cannot be read, or is no recording.
+pub fn conformance(
+    files: &[PathBuf],
+    only: Option<&str>,
+    show: usize,
+) -> anyhow::Result<ConformanceReport> {
+    let mut all = Vec::new();
+    for path in files {
+        all.extend(cases(path)?);
+    }
+    if let Some(only) = only {
+        all.retain(|case| {
+            case.maybe_text("name")
+                .is_some_and(|name| name.contains(only))
+        });
+    }
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(Vec::with_capacity(all.len()));
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some((number, case)) = {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    all.get(number).map(|case| (number, case))
+                } {
+                    let outcome = run_case(case);
+                    if let Ok(mut outcomes) = outcomes.lock() {
+                        outcomes.push((number, outcome));
+                    }
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner().unwrap_or_default();
+    outcomes.sort_by_key(|(number, _)| *number);
+    let mut report = ConformanceReport::default();
+    for (number, outcome) in outcomes {
+        let case = &all[number];
+        let tally = report.kinds.entry(kind(case)).or_default();
+        let name = case.maybe_text("name").unwrap_or("(no name)");
+        match outcome {
+            Outcome::Passed => tally.passed += 1,
+            Outcome::Skipped(what) => *tally.skipped.entry(what).or_default() += 1,
+            Outcome::Failed(mismatches) => {
+                tally.failed += 1;
+                let more = mismatches.len().saturating_sub(show);
+                for m in mismatches.iter().take(show) {
+                    report.mismatches.push(format!(
+                        "{name} step {} {}\n  expected {}\n  got      {}",
+                        m.step, m.what, m.expected, m.got
+                    ));
+                }
+                if more > 0 {
+                    report
+                        .mismatches
+                        .push(format!("{name}: {more} more mismatches"));
+                }
+            }
+        }
+    }
+    Ok(report)
+}
+
+impl ConformanceReport {
+    /// Cases that passed.
+    pub fn passed(&self) -> usize {
+        self.kinds.values().map(|tally| tally.passed).sum()
+    }
+
+    /// Cases that failed.
+    pub fn failed(&self) -> usize {
+        self.kinds.values().map(|tally| tally.failed).sum()
+    }
+
+    /// Cases that were not replayed.
+    pub fn skipped(&self) -> usize {
+        let skipped = self.kinds.values().flat_map(|tally| tally.skipped.values());
+        skipped.sum()
+    }
+}
+
+/// Runs `lvs-testbed conformance`: prints mismatches and counts; fails if there are mismatches.
+///
+/// # Errors
+/// As [`conformance`].
+pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
+    let report = conformance(&options.files, options.only.as_deref(), options.show)?;
+    for mismatch in &report.mismatches {
+        println!("{mismatch}");
+    }
+    for (kind, tally) in &report.kinds {
+        println!("{kind}: {tally}");
+        for (what, count) in &tally.skipped {
+            println!("  {count} skipped ({what})");
+        }
+    }
+    println!("{} passed, {} failed", report.passed(), report.failed());
+    let incomplete = report.skipped() > 0 && !options.allow_unsupported;
+    if report.failed() > 0 || incomplete {
+        // The count is the last line: an error would add one.
+        std::process::exit(1);
+    }
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! Frame in, frame out (schema E), and counters after it (schema F).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use lvs_core::api::{Counts, Stats};
+use lvs_core::{Protocol, ServiceKey};
+use lvs_dataplane::wire::checksum::Sum;
+use lvs_dataplane::wire::{ETHERNET_LEN, be16};
+use serde_json::Value;
+
+use super::bed::{Bed, Emitted, port_name, port_named};
+use super::case::{Halt, Json, Replayed, hex, place, service_key, sysctl_text};
+use super::frames;
+use super::report::Log;
+
+/// Replays a case with a `config`.
+pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
+    let config = case.get("config").context("no config")?;
+    let mut bed = Bed::new(4096);
+    bed.set_up(config)?;
+    let mut services = Vec::new();
+    for service in config.items("services") {
+        services.push(bed.add_service(service, None)?);
+    }
+    let mut flows = HashMap::new();
+    for (number, step) in case.list("steps")?.iter().enumerate() {
+        log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
+        let Some(op) = step.maybe_text("op") else {
+            let port = port_named(step.text("dev")?).context("an unknown device")?;
+            let sent = bed.inject(port, step.frame("frame")?);
+            compare_frames(step, &sent, &mut flows, log)?;
+            continue;
+        };
+        let named = |bed: &Bed| -> Replayed<ServiceKey> {
+            Ok(match step.get("service") {
+                Some(service) => {
+                    let key = service_key(service, None)?;
+                    if bed.director.control.service(&key).is_none() {
+                        return Err(anyhow!("no service {key}").into());
+                    }
+                    key
+                }
+                None => *services.first().context("no service")?,
+            })
+        };
+        match op {
+            "edit" => bed.edit_server(&named(&bed)?, step)?,
+            "del" => bed.delete_server(&named(&bed)?, step)?,
+            "add" => bed.add_server(&named(&bed)?, step)?,
+            "wait" => bed.wait(seconds(step)?),
+            "zero" => {
+                let key = step.get("service").map(|_| named(&bed)).transpose()?;
+                bed.director.control.zero(key.as_ref())?;
+            }
+            "del_service" => {
+                let (key, now) = (named(&bed)?, bed.now);
+                bed.director.control.delete_service(&key, now)?;
+                bed.follow();
+                services.retain(|&other| other != key);
+            }
+            "add_service" => {
+                let value = step
+                    .get("service")
+                    .filter(|s| s.get("destinations").is_some());
+                services.push(bed.add_service(value.unwrap_or(step), None)?);
+            }
+            "sysctl" => {
+                let value = step.get("value").map(sysctl_text).unwrap_or_default();
+                bed.director
+                    .control
+                    .set_sysctl(step.text("name")?, &value)?;
+            }
+            "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,
+            "rates" => compare_stats(&bed, step, "rates", |stats| stats.rates, log)?,
+            other => return Err(Halt::Unsupported(format!("step {other:?}"))),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
+    let seconds = step
+        .get("seconds")
+        .and_then(Value::as_f64)
+        .context("no seconds")?;
+    Ok(Duration::try_from_secs_f64(seconds)?)
+}
+
+/// A frame that the kernel sent, and which of its bytes vary.
+struct Expected<'a> {
+    device: &'a str,
+    frame: Vec<u8>,
+    masks: Vec<(usize, usize, &'a str)>,
+}
+
+impl<'a> Expected<'a> {
+    fn list(list: &'a [Value]) -> anyhow::Result<Vec<Self>> {
+        list.iter()
+            .map(|out| {
+                let masks = out.items("mask").iter().map(|mask| {
+                    let number = |at: usize| {
+                        let number = mask.get(at)?.as_u64()?;
+                        usize::try_from(number).ok()
+                    };
+                    Some((number(0)?, number(1)?, mask.get(2)?.as_str()?))
+                });
+                Ok(Expected {
+                    device: out.text("dev")?,
+                    frame: out.frame("frame")?,
+                    masks: masks
+                        .collect::<Option<_>>()
+                        .context("a mask is [offset, length, field]")?,
+                })
+            })
+            .collect()
+    }
+
+    fn masked(&self, frame: &[u8]) -> Vec<u8> {
+        let mut frame = frame.to_vec();
+        for &(at, len, _) in &self.masks {
+            if let Some(bytes) = frame.get_mut(at..at + len) {
+                bytes.fill(0);
+            }
+        }
+        frame
+    }
+}
+
+/// Source ports of tunnels, by tunnel and flow inside.
+type Flows = HashMap<(SocketAddr, Vec<u8>), u16>;
+
+fn compare_frames(
+    step: &Value,
+    sent: &[Emitted],
+    flows: &mut Flows,
+    log: &mut Log,
+) -> anyhow::Result<()> {
+    let mut lists = vec![Expected::list(step.items("out"))?];
+    for (_, list) in step.fields("alternative").into_iter().flatten() {
+        let list = list.as_array().context("an alternative is a list")?;
+        lists.push(Expected::list(list)?);
+    }
+    let complaints: Vec<_> = lists
+        .iter()
+        .map(|list| differences(list, sent, flows))
+        .collect();
+    // An alternative counts as a whole.
+    if !complaints.iter().any(Vec::is_empty) {
+        for (what, expected, got) in complaints.into_iter().next().unwrap_or_default() {
+            log.mismatch(&what, &expected, &got);
+        }
+    }
+    Ok(())
+}
+
+fn differences(
+    expected: &[Expected<'_>],
+    sent: &[Emitted],
+    flows: &mut Flows,
+) -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    for device in ["cl", "sv"] {
+        let expected: Vec<_> = expected.iter().filter(|e| e.device == device).collect();
+        let sent: Vec<_> = sent
+            .iter()
+            .filter(|s| port_name(s.port) == device)
+            .collect();
+        let mut ids = Vec::new();
+        for at in 0..expected.len().max(sent.len()) {
+            let what = format!("frame {at} on {device}");
+            match (expected.get(at), sent.get(at)) {
+                (Some(expected), Some(sent)) => {
+                    if expected.masked(&expected.frame) != expected.masked(&sent.frame) {
+                        found.push((what, hex(&expected.frame), hex(&sent.frame)));
+                        continue;
+                    }
+                    for &(_, _, field) in &expected.masks {
+                        if let Err(complaint) = check_masked(field, expected, sent, flows) {
+                            found.push((format!("{what} {field}"), complaint, hex(&sent.frame)));
+                        }
+                        if field == "ip.id" {
+                            ids.push((be16(&sent.frame, 18), be16(&sent.frame, 20)));
+                        }
+                    }
+                }
+                (Some(expected), None) => {
+                    found.push((what, hex(&expected.frame), "nothing".to_owned()));
+                }
+                (None, Some(sent)) => found.push((what, "nothing".to_owned(), hex(&sent.frame))),
+                (None, None) => {}
+            }
+        }
+        // Fragments follow each other until one without "more fragments".
+        let mut last = None;
+        for (id, flags) in ids {
+            if flags & 0x1fff != 0 && last.is_some_and(|last| last != id) {
+                found.push((
+                    format!("fragments on {device}"),
+                    "one identification".to_owned(),
+                    format!("{last:?} and {id}"),
+                ));
+            }
+            last = Some(id);
+        }
+    }
+    found
+}
+
+/// What is to hold for a field that varies.
+fn check_masked(
+    field: &str,
+    expected: &Expected<'_>,
+    sent: &Emitted,
+    flows: &mut Flows,
+) -> Result<(), String> {
+    let packet = sent.packet();
+    let first = packet.first().is_none_or(|b| b >> 4 == 6) || be16(packet, 6) & 0x1fff == 0;
+    match field {
+        "ip.checksum" => {
+            let header = usize::from(packet.first().map_or(0, |b| b & 15)) * 4;
+            let right = packet
+                .get(..header)
+                .is_some_and(|header| Sum::ZERO.bytes(header).finish() == 0);
+            right
+                .then_some(())
+                .ok_or_else(|| "a right header checksum".to_owned())
+        }
+        "udp.checksum" if first => {
+            let read = frames::read(packet).ok_or("a UDP datagram")?;
+            let whole = usize::from(be16(read.l4, 4)) == read.l4.len();
+            let sum = be16(read.l4, 6);
+            let recorded = frames::read(expected.frame.get(ETHERNET_LEN..).unwrap_or_default())
+                .map_or(0, |read| be16(read.l4, 6));
+            if (sum == 0) != (recorded == 0) {
+                return Err(format!("a checksum where the kernel has {recorded:#06x}"));
+            }
+            let right = Sum::ZERO
+                .pseudo(read.src.ip(), read.dst.ip(), Protocol::UDP.0, read.l4.len())
+                .bytes(read.l4)
+                .finish()
+                == 0;
+            (sum == 0 || !whole || right)
+                .then_some(())
+                .ok_or_else(|| "a right UDP checksum".to_owned())
+        }
+        "udp.sport" if first => {
+            let read = frames::read(packet).ok_or("a UDP datagram")?;
+            let port = read.src.port();
+            if !(32768..=60999).contains(&port) {
+                return Err(format!("a source port in 32768..=60999, not {port}"));
+            }
+            // Behind UDP and GUE, whose options its fifth to last bits count in words, is the packet of the flow.
+            let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
+            let Some(inner) = read.l4.get(12 + options..).and_then(frames::read) else {
+                return Ok(());
+            };
+            let flow = [
+                format!("{} {}", inner.src, inner.dst).into_bytes(),
+                vec![inner.protocol],
+            ]
+            .concat();
+            let known = *flows.entry((read.dst, flow)).or_insert(port);
+            (known == port)
+                .then_some(())
+                .ok_or_else(|| format!("the flow's source port {known}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Counters or rates of the recordings, which have names of their own.
+fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
+    let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
+    let field = |name: &str, rate: &str| {
+        let number = fields
+            .maybe_number(name)
+            .map_or_else(|| fields.number(rate), Ok)?;
+        anyhow::Ok(u64::try_from(number)?)
+    };
+    Ok(Counts {
+        conns: field("conns", "cps")?,
+        in_packets: field("inpkts", "inpps")?,
+        out_packets: field("outpkts", "outpps")?,
+        in_bytes: field("inbytes", "inbps")?,
+        out_bytes: field("outbytes", "outbps")?,
+    })
+}
+
+fn compare_stats(
+    bed: &Bed,
+    step: &Value,
+    key: &str,
+    part: impl Fn(Stats) -> Counts,
+    log: &mut Log,
+) -> anyhow::Result<()> {
+    let control = &bed.director.control;
+    log.compare(
+        "total",
+        &counts(step, "total")?,
+        &part(control.total_stats()),
+    );
+    for expected in step.list("services")? {
+        let service_key = service_key(expected.get("service").context("no service")?, None)?;
+        let Some(service) = control.service(&service_key) else {
+            log.mismatch(&format!("service {service_key}"), "there", "gone");
+            continue;
+        };
+        log.compare(
+            &format!("service {service_key}"),
+            &counts(expected, key)?,
+            &part(service.stats()),
+        );
+        let Some(destinations) = expected.get("destinations").and_then(Value::as_array) else {
+            continue;
+        };
+        let order: Vec<SocketAddr> = destinations.iter().map(place).collect::<Result<_, _>>()?;
+        let servers = service.servers();
+        log.compare(
+            "order of servers",
+            &order,
+            &servers.iter().map(|server| server.addr()).collect(),
+        );
+        for expected in destinations {
+            let addr = place(expected)?;
+            let Some(server) = servers.iter().find(|server| server.addr() == addr) else {
+                continue;
+            };
+            let what = format!("server {addr} of {service_key}");
+            if let Some(own) = control.server_stats(server.id()) {
+                log.compare(&what, &counts(expected, key)?, &part(own));
+            }
+            for (name, own) in [("active", server.active()), ("inactive", server.inactive())] {
+                if let Some(number) = expected.maybe_number(name) {
+                    log.compare(&format!("{what} {name}"), &number, &i64::from(own));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,444 @@
+//! Connections by their ends (schemas A and B): each step becomes frames, and where they went is read from frames.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, bail};
+use lvs_core::{Protocol, ServiceKey};
+use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
+use serde_json::Value;
+
+use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS, server_mac};
+use super::case::{Halt, Json, Replayed, place, protocol, service_key, sysctl_text};
+use super::frames::{self, ethernet};
+use super::packets::seconds;
+use super::report::Log;
+
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+const FIN: u8 = 0x01;
+const RST: u8 = 0x04;
+
+/// Every server that a case has had, for telling by an address alone which one a frame went to.
+#[derive(Debug, Default)]
+pub(super) struct Known(HashSet<SocketAddr>);
+
+impl Known {
+    pub(super) fn learn(&mut self, servers: &[Value]) -> anyhow::Result<()> {
+        for server in servers {
+            self.0.insert(place(server)?);
+        }
+        Ok(())
+    }
+
+    /// Where the frames went: `addr:port` of a server, or the reply that the client got, or nowhere. Frames of direct
+    /// routing and tunnels do not say the server's configured port: `expected` if it is one of those possible.
+    pub(super) fn whither(
+        &self,
+        sent: &[Emitted],
+        dst: SocketAddr,
+        expected: Option<SocketAddr>,
+    ) -> (Option<String>, Option<String>) {
+        let mut server = None;
+        let mut reply = None;
+        for emitted in sent {
+            if emitted.port == SERVERS {
+                server = self.server(emitted, dst, expected).or(server);
+            } else {
+                reply = Some(frames::reply_name(emitted.packet()));
+            }
+        }
+        (server.map(|addr| addr.to_string()), reply)
+    }
+
+    fn server(
+        &self,
+        emitted: &Emitted,
+        dst: SocketAddr,
+        expected: Option<SocketAddr>,
+    ) -> Option<SocketAddr> {
+        let read = frames::read(emitted.packet())?;
+        let mac: [u8; 6] = emitted.frame.get(..6)?.try_into().ok()?;
+        let tunnelled = matches!(read.protocol, 4 | 41 | 47) || read.dst.port() == 6080;
+        if !tunnelled && read.dst.ip() != dst.ip() {
+            return Some(read.dst);
+        }
+        // A configured port of 0 stands for the packet's.
+        let filled = |addr: &SocketAddr| match addr.port() {
+            0 => SocketAddr::new(addr.ip(), dst.port()),
+            _ => *addr,
+        };
+        let possible = |addr: &&SocketAddr| server_mac(addr.ip()) == Mac(mac);
+        let mut candidates: Vec<_> = self.0.iter().filter(possible).map(filled).collect();
+        candidates.sort_unstable();
+        expected
+            .filter(|expected| candidates.contains(expected))
+            .or_else(|| candidates.first().copied())
+    }
+}
+
+/// A frame from a client behind the gateway.
+pub(super) fn from_client(packet: &[u8]) -> Vec<u8> {
+    ethernet(CLIENT_SIDE, GATEWAY, packet)
+}
+
+/// How many connections a case makes at most.
+fn capacity(steps: &[Value]) -> usize {
+    let made = |step: &Value| match step.maybe_number("count") {
+        Some(count) => usize::try_from(count).unwrap_or(0),
+        None => 2,
+    };
+    (steps.iter().map(made).sum::<usize>() + 256).next_power_of_two()
+}
+
+struct Replay<'a> {
+    bed: Bed,
+    known: Known,
+    /// The only service of schema A.
+    service: Option<ServiceKey>,
+    proto: Option<&'a str>,
+    unrecorded: HashSet<&'a str>,
+    random: bool,
+    /// Connections of removed servers end at the next tick, which the recorder's listing may precede.
+    nodest: bool,
+}
+
+/// Replays a case of schema A (one service) or B (several).
+pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
+    let steps = case.list("steps")?;
+    let mut bed = Bed::new(capacity(steps));
+    bed.set_up(case)?;
+    let mut known = Known::default();
+    let proto = case.maybe_text("proto");
+    let mut service = None;
+    if let Some(id) = case.get("service") {
+        // Schema A: scheduler, flags and servers are the case's own.
+        let mut whole = case.clone();
+        let fields = whole.as_object_mut().context("a case is an object")?;
+        for (key, value) in id.as_object().into_iter().flatten() {
+            fields.insert(key.clone(), value.clone());
+        }
+        if id.get("fwmark").is_some() {
+            for prefix in ["172.16.0.0/12", "fd00:a::/32"] {
+                bed.net.make_local(super::case::prefix(prefix)?);
+            }
+        }
+        known.learn(case.items("destinations"))?;
+        service = Some(bed.add_service(&whole, proto)?);
+    }
+    for value in case.items("services") {
+        known.learn(value.items("destinations"))?;
+        bed.add_service(value, None)?;
+    }
+    let mut replay = Replay {
+        bed,
+        known,
+        service,
+        proto,
+        unrecorded: case
+            .items("unrecorded")
+            .iter()
+            .filter_map(Value::as_str)
+            .collect(),
+        random: case
+            .items("nondeterministic")
+            .iter()
+            .any(|field| field == "expect"),
+        nodest: case
+            .get("sysctl")
+            .and_then(|sysctl| sysctl.maybe_number("expire_nodest_conn"))
+            .is_some_and(|on| on != 0),
+    };
+    for (number, step) in steps.iter().enumerate() {
+        log.at(number, step.maybe_text("op"));
+        replay.step(step, log)?;
+    }
+    Ok(())
+}
+
+impl Replay<'_> {
+    fn key(&self, step: &Value) -> anyhow::Result<ServiceKey> {
+        match (step.get("service"), self.service) {
+            (Some(service), _) => service_key(service, None),
+            (None, Some(service)) => Ok(service),
+            (None, None) => bail!("no service"),
+        }
+    }
+
+    fn protocol(&self, step: &Value) -> anyhow::Result<Protocol> {
+        protocol(
+            step.maybe_text("proto")
+                .or(self.proto)
+                .context("no protocol")?,
+        )
+    }
+
+    fn dst(&self, step: &Value) -> anyhow::Result<SocketAddr> {
+        match (step.get("dst"), self.service) {
+            (Some(_), _) => step.endpoint("dst"),
+            (None, Some(ServiceKey::Address { addr, .. })) => Ok(addr),
+            _ => bail!("no destination"),
+        }
+    }
+
+    fn step(&mut self, step: &Value, log: &mut Log) -> Replayed<()> {
+        match step.text("op")? {
+            "connect" => self.connect(step, log)?,
+            "burst" => self.burst(step, log)?,
+            "close" => {
+                let (client, dst) = (step.endpoint("client")?, self.dst(step)?);
+                let flags = match step.text("how")? {
+                    "RST" => RST | ACK,
+                    _ => FIN | ACK,
+                };
+                let packet = frames::tcp(client, dst, flags, 0);
+                self.bed.inject(CLIENTS, from_client(&packet));
+            }
+            "edit" => self.bed.edit_server(&self.key(step)?, step)?,
+            "add" => {
+                self.known.learn(std::slice::from_ref(step))?;
+                self.bed.add_server(&self.key(step)?, step)?;
+            }
+            "del" => self.bed.delete_server(&self.key(step)?, step)?,
+            "set_scheduler" | "edit_service" => self.bed.edit_service(&self.key(step)?, step)?,
+            "sysctl" => {
+                let value = step.get("value").map(sysctl_text).unwrap_or_default();
+                let control = &mut self.bed.director.control;
+                control.set_sysctl(step.text("name")?, &value)?;
+            }
+            "set" => self.bed.set_timeouts(step)?,
+            "wait" => self.bed.wait(seconds(step)?),
+            "counts" => compare_counts(&self.bed, &self.key(step)?, step, log)?,
+            "conns" => {
+                let expires = !self.unrecorded.contains("expires");
+                compare_conns(&self.bed, step, expires, self.nodest, log)?;
+            }
+            other => return Err(Halt::Unsupported(format!("step {other:?}"))),
+        }
+        Ok(())
+    }
+
+    fn first_packet(
+        &self,
+        protocol: Protocol,
+        client: SocketAddr,
+        dst: SocketAddr,
+        step: &Value,
+    ) -> Vec<u8> {
+        if protocol == Protocol::TCP {
+            frames::tcp(client, dst, SYN, 0)
+        } else {
+            let payload = step.maybe_text("payload").unwrap_or("x");
+            frames::udp(client, dst, payload.as_bytes())
+        }
+    }
+
+    fn connect(&mut self, step: &Value, log: &mut Log) -> Replayed<()> {
+        let protocol = self.protocol(step)?;
+        let (client, dst) = (step.endpoint("client")?, self.dst(step)?);
+        let expected = step.get("expect").and_then(Value::as_str);
+        let wanted = expected.map(str::parse).transpose().ok().flatten();
+        let packet = self.first_packet(protocol, client, dst, step);
+        let sent = self.bed.inject(CLIENTS, from_client(&packet));
+        let (server, reply) = self.known.whither(&sent, dst, wanted);
+        if protocol == Protocol::TCP
+            && step.maybe_text("to") == Some("ESTABLISHED")
+            && server.is_some()
+        {
+            let packet = frames::tcp(client, dst, ACK, 0);
+            self.bed.inject(CLIENTS, from_client(&packet));
+        }
+        if self.random {
+            // Chosen at random: any server, but one where the kernel found one.
+            log.compare("forwarded", &expected.is_some(), &server.is_some());
+            return Ok(());
+        }
+        log.compare("server", &expected, &server.as_deref());
+        if !self.unrecorded.contains("reply") {
+            log.compare("reply", &step.maybe_text("reply"), &reply.as_deref());
+        }
+        Ok(())
+    }
+
+    fn burst(&mut self, step: &Value, log: &mut Log) -> Replayed<()> {
+        let protocol = self.protocol(step)?;
+        let (client, dst) = (step.endpoint("client")?, self.dst(step)?);
+        let at_client = step.text("step")? == "client";
+        let expected: BTreeMap<String, i64> = step
+            .fields("expect")
+            .context("no expect")?
+            .iter()
+            .map(|(server, number)| (server.clone(), number.as_i64().unwrap_or(-1)))
+            .collect();
+        let servers: Vec<SocketAddr> = expected
+            .keys()
+            .filter_map(|server| server.parse().ok())
+            .collect();
+        let mut got = BTreeMap::new();
+        for i in 0..u128::try_from(step.number("count")?).unwrap_or(0) {
+            let (client, dst) = if at_client {
+                (advance(client, i), dst)
+            } else {
+                (client, advance(dst, i))
+            };
+            let packet = self.first_packet(protocol, client, dst, step);
+            let sent = self.bed.inject(CLIENTS, from_client(&packet));
+            let (mut server, _) = self.known.whither(&sent, dst, None);
+            // The configured port of 0 again: the names are those of the recording.
+            if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())
+                && !servers.contains(&addr)
+                && let Some(named) = servers.iter().find(|named| named.ip() == addr.ip())
+            {
+                server = Some(named.to_string());
+            }
+            *got.entry(server.unwrap_or_else(|| "none".to_owned()))
+                .or_insert(0) += 1;
+        }
+        if !self.random {
+            log.compare("burst", &expected, &got);
+        }
+        Ok(())
+    }
+}
+
+fn advance(addr: SocketAddr, by: u128) -> SocketAddr {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => {
+            let by = u32::try_from(by).unwrap_or(0);
+            IpAddr::from(ip.to_bits().wrapping_add(by).to_be_bytes())
+        }
+        IpAddr::V6(ip) => IpAddr::from(ip.to_bits().wrapping_add(by).to_be_bytes()),
+    };
+    SocketAddr::new(ip, addr.port())
+}
+
+pub(super) fn compare_counts(
+    bed: &Bed,
+    key: &ServiceKey,
+    step: &Value,
+    log: &mut Log,
+) -> anyhow::Result<()> {
+    let service = bed.director.control.service(key).context("no service")?;
+    let servers = service.servers();
+    if let Some(order) = step.get("order").and_then(Value::as_array) {
+        let expected: Vec<_> = order.iter().filter_map(Value::as_str).collect();
+        let got: Vec<_> = servers.iter().map(|s| s.addr().to_string()).collect();
+        if expected != got {
+            log.mismatch("order", &format!("{expected:?}"), &format!("{got:?}"));
+        }
+    }
+    for name in ["active", "inactive", "persistent"] {
+        for (addr, expected) in step.fields(name).into_iter().flatten() {
+            let addr: SocketAddr = addr.parse().context("no address")?;
+            let got = servers.iter().find(|server| server.addr() == addr);
+            let got = got.map(|server| match name {
+                "active" => server.active(),
+                "inactive" => server.inactive(),
+                _ => server.templates(),
+            });
+            log.compare(
+                &format!("{name} of {addr}"),
+                &expected.as_i64(),
+                &got.map(i64::from),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// An entry without its time, which has a tolerance.
+type Entry = (String, String, String, String, String);
+
+/// Compares the connections with a listing: as a multiset, the times nearly.
+pub(super) fn compare_conns(
+    bed: &Bed,
+    step: &Value,
+    expires: bool,
+    only_configured: bool,
+    log: &mut Log,
+) -> anyhow::Result<()> {
+    let configured = |dest: &str| {
+        !only_configured
+            || bed.director.control.services().any(|service| {
+                service
+                    .servers()
+                    .iter()
+                    .any(|server| server.addr().to_string() == dest)
+            })
+    };
+    let mut expected: BTreeMap<Entry, Vec<i64>> = BTreeMap::new();
+    for entry in step.list("entries")? {
+        let dest = entry.text("dest")?;
+        if !configured(dest) {
+            continue;
+        }
+        let key = (
+            entry.text("proto")?.to_uppercase(),
+            entry.text("client")?.to_owned(),
+            entry.text("virtual")?.to_owned(),
+            dest.to_owned(),
+            entry.text("state")?.to_owned(),
+        );
+        let left = entry.maybe_number("expires").unwrap_or(0);
+        expected.entry(key).or_default().push(left);
+    }
+    let mut got: BTreeMap<Entry, Vec<i64>> = BTreeMap::new();
+    for conn in bed.director.shard.connections_from(0, bed.now) {
+        let dest = conn.server.to_string();
+        if !configured(&dest) {
+            continue;
+        }
+        let proto = match conn.protocol {
+            Protocol(0) => "IP".to_owned(),
+            protocol => protocol.to_string(),
+        };
+        let key = (
+            proto,
+            conn.client.to_string(),
+            conn.virt.to_string(),
+            dest,
+            conn.state.to_owned(),
+        );
+        let left = i64::try_from(conn.expires.as_secs()).unwrap_or(i64::MAX);
+        got.entry(key).or_default().push(left);
+    }
+    for times in expected.values_mut().chain(got.values_mut()) {
+        times.sort_unstable();
+    }
+    let keys: std::collections::BTreeSet<_> = expected.keys().chain(got.keys()).cloned().collect();
+    for key in keys {
+        let none = Vec::new();
+        let (want, have) = (
+            expected.get(&key).unwrap_or(&none),
+            got.get(&key).unwrap_or(&none),
+        );
+        let near = want.len() == have.len()
+            && (!expires
+                || want
+                    .iter()
+                    .zip(have)
+                    .all(|(want, have)| is_near(*want, *have, &key)));
+        if !near {
+            log.mismatch(
+                &format!("entry {} {} {} {} {}", key.0, key.1, key.2, key.3, key.4),
+                &format!("{want:?} s"),
+                &format!("{have:?} s"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// One second either way; templates that were armed again by a timer that fired late, up to an eighth of it later.
+fn is_near(recorded: i64, ours: i64, key: &Entry) -> bool {
+    let template = key.1.ends_with(":0");
+    let late = if template { 1 + 60 / 8 } else { 1 };
+    (-1..=late).contains(&(recorded - ours))
+}
+
+/// A frame from a server on its link.
+pub(super) fn from_server(server: IpAddr, packet: &[u8]) -> Vec<u8> {
+    let frame = ethernet(super::bed::SERVER_SIDE, server_mac(server), packet);
+    debug_assert!(frame.len() > ETHERNET_LEN);
+    frame
+}
