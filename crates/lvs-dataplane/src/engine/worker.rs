@@ -359,6 +359,12 @@ impl Worker {
                 let route = self.network.state.lookup(addr);
                 let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
+            Command::Interface(name, reply) => {
+                let link = self.network.state.link_by_name(&name);
+                let _ = reply.send(link.map(|link| link.mtu));
+            }
+            // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
+            Command::Test(..) => {}
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
