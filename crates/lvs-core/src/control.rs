@@ -3,21 +3,22 @@
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
-use crate::conn::table::flag;
-use crate::conn::{ConnTable, Key, Slot};
-use crate::sched::{Registry, Request};
-use crate::shard::{Pending, ServerLink, Settings, Shard, Shared};
+use crate::conn::table::{flag, tick_of};
+use crate::conn::{ConnTable, Key, NO_SLOT, Slot, Templates};
+use crate::defense::{self, Defense};
+use crate::sched::Registry;
+use crate::shard::{ServerLink, Settings, Shard, Shared};
 use crate::stats::{ObjectStats, Stats};
 use crate::sysctl::Sysctls;
 use crate::{
-    AcceptReason, DropReason, Error, Family, Forwarding, IcmpError, Instant, PacketMeta, Pool,
-    Protocol, Server, ServerConfig, ServerId, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
-    Transport, Tuple, Verdict,
+    ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Protocol, Server, ServerConfig,
+    ServerId, ServiceConfig, ServiceFlags, ServiceKey, engine,
 };
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
@@ -32,10 +33,10 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
 pub struct Service {
-    key: ServiceKey,
-    config: ServiceConfig,
+    pub(crate) key: ServiceKey,
+    pub(crate) config: ServiceConfig,
     owner: Option<String>,
-    pool: Pool,
+    pub(crate) pool: Pool,
     stats: ObjectStats,
     /// When the scheduler is to be called next; none until the clock has been shown, or if it never is.
     next_tick: Option<Instant>,
@@ -70,17 +71,17 @@ impl Service {
 
 /// Everything that is known of a server besides its record: it outlives its place in a service.
 #[derive(Debug)]
-struct Registered {
-    server: Arc<Server>,
+pub(crate) struct Registered {
+    pub(crate) server: Arc<Server>,
     /// Number of the service; of the last one, while the server is in the trash.
-    service: u32,
-    key: ServiceKey,
+    pub(crate) service: u32,
+    pub(crate) key: ServiceKey,
     stats: ObjectStats,
-    trashed: Option<Trashed>,
+    pub(crate) trashed: Option<Trashed>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Trashed {
+pub(crate) struct Trashed {
     /// Since when nothing refers to it, as far as the timer has seen.
     idle_since: Option<Instant>,
 }
@@ -117,16 +118,16 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Control {
     options: Options,
-    services: BTreeMap<u32, Service>,
-    index: BTreeMap<ServiceKeyOrd, u32>,
+    pub(crate) services: BTreeMap<u32, Service>,
+    pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
     next_service: u32,
-    servers: Vec<Option<Registered>>,
+    pub(crate) servers: Vec<Option<Registered>>,
     /// Services with port 21: TCP ports without a service of their own fall to them.
-    ftp_services: usize,
+    pub(crate) ftp_services: usize,
     /// Services with port 0, marks included.
-    any_port_services: usize,
+    pub(crate) any_port_services: usize,
     total: ObjectStats,
-    settings: Settings,
+    pub(crate) settings: Settings,
     shared: Arc<Shared>,
     /// The latest time shown by [`advance`](Self::advance).
     clock: Option<Instant>,
@@ -134,12 +135,28 @@ pub struct Control {
     next_event: Option<Instant>,
     next_stats: Option<Instant>,
     next_trash: Option<Instant>,
+    /// When the defences look at the memory next.
+    next_defense: Option<Instant>,
+    /// What each shard is to do when it is swept next.
+    wishes: Vec<Wish>,
+    pub(crate) templates: Templates,
+    pub(crate) defense: Defense,
+    /// Addresses of the host itself, as prefixes.
+    local: Vec<(IpAddr, u8)>,
+}
+
+/// What a shard is to do when it is swept next.
+#[derive(Clone, Debug, Default)]
+struct Wish {
+    /// End the connections of removed servers.
     flush_removed: bool,
+    /// Rounds of `drop_entry`.
+    drop_entry: u32,
 }
 
 /// A service's key in an order: protocol, family and address, port; marks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum ServiceKeyOrd {
+pub(crate) enum ServiceKeyOrd {
     Mark(Family, u32),
     Address(Protocol, SocketAddr),
 }
@@ -160,6 +177,8 @@ impl Control {
     /// A director without services.
     pub fn new(options: Options) -> Self {
         let shards = options.shards.max(1);
+        let templates = Templates::new(options.max_connections, options.seed.rotate_left(17));
+        let defense = Defense::new(options.seed);
         Self {
             options: Options { shards, ..options },
             services: BTreeMap::new(),
@@ -175,7 +194,11 @@ impl Control {
             next_event: None,
             next_stats: None,
             next_trash: None,
-            flush_removed: false,
+            next_defense: None,
+            wishes: vec![Wish::default(); shards],
+            templates,
+            defense,
+            local: Vec::new(),
         }
     }
 
@@ -192,6 +215,8 @@ impl Control {
             settings: Settings::default(),
             shared: self.shared.clone(),
             generation: 0,
+            templates: Vec::new(),
+            dying: Vec::new(),
         };
         self.refresh(&mut shard);
         shard
@@ -265,6 +290,7 @@ impl Control {
         service.config = config;
         service.owner = owner;
         self.plan();
+        self.changed();
         Ok(())
     }
 
@@ -314,7 +340,6 @@ impl Control {
         let service = self.services.get(&number).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
         Server::check(config)?;
-        check_tunnel(config)?;
         if service.pool.find(addr).is_some() {
             return Err(Error::ServerExists);
         }
@@ -357,8 +382,9 @@ impl Control {
         let service = self.service_mut(key)?;
         check_family(&service.key, addr, config)?;
         Server::check(config)?;
-        check_tunnel(config)?;
-        service.pool.edit(addr, config)
+        service.pool.edit(addr, config)?;
+        self.changed();
+        Ok(())
     }
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are dropped until it comes
@@ -427,6 +453,16 @@ impl Control {
     /// As [`Sysctls::set`].
     pub fn set_sysctl(&mut self, name: &str, value: &str) -> Result<(), Error> {
         self.settings.sysctls.set(name, value)?;
+        if matches!(name, "drop_entry" | "drop_packet" | "secure_tcp") {
+            self.update_defense();
+            let needed = Defense::is_needed(&self.settings.sysctls);
+            self.next_defense = match (needed, self.next_defense) {
+                (true, None) => self.clock.map(|clock| clock + defense::PERIOD),
+                (true, planned) => planned,
+                (false, _) => None,
+            };
+            self.plan();
+        }
         for service in self.services.values_mut() {
             service.pool.sysctls_changed(&self.settings.sysctls);
         }
@@ -464,13 +500,203 @@ impl Control {
         Ok(())
     }
 
-    /// Does what is due by the clock: snapshots of the counters, the trash, schedulers that age what they remember. Call
-    /// it at least every two seconds.
+    /// Does what is due by the clock: templates that end, snapshots of the counters, the trash, schedulers that age what
+    /// they remember, defences. Call it at least every two seconds, after the shards'
+    /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
         while let Some(at) = self.next_event.filter(|&at| at <= now) {
+            self.expire_templates(at);
             self.run_events(at);
         }
+        self.expire_templates(now);
+    }
+
+    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
+    /// happen in the order of their deadlines, however far the clock has moved.
+    pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
+        if self.clock.is_some_and(|clock| clock < now) {
+            shard.bury();
+        }
+        self.sweep(shard);
+        self.show_clock(now);
+        while let Some(at) = self.next_event.filter(|&at| at <= now) {
+            self.expire_until(shard, at);
+            self.run_events(at);
+            self.sweep(shard);
+        }
+        self.expire_until(shard, now);
+    }
+
+    /// Ends connections and templates whose time has come, in the order of their deadlines; within a tick of 4 ms,
+    /// connections before templates.
+    fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
+        let mut budget = usize::MAX;
+        let (mut connections, mut templates) = (true, true);
+        loop {
+            let conn_tick = if connections {
+                shard.table.due_tick(limit, &mut budget)
+            } else {
+                None
+            };
+            let template_tick = if templates {
+                self.templates.table.due_tick(limit, &mut budget)
+            } else {
+                None
+            };
+            let (tick, of_connections) = match (conn_tick, template_tick) {
+                (None, None) => return,
+                (Some(conn), None) => (conn, true),
+                (None, Some(template)) => (template, false),
+                (Some(conn), Some(template)) => (conn.min(template), conn <= template),
+            };
+            let table = if of_connections {
+                &mut shard.table
+            } else {
+                &mut self.templates.table
+            };
+            let due = table.take_due(limit, &mut budget);
+            // In the tick of the limit, what is left is due later.
+            if due.is_empty() && tick == tick_of(limit) {
+                if of_connections {
+                    connections = false;
+                } else {
+                    templates = false;
+                }
+            }
+            for &index in &due {
+                if of_connections {
+                    shard.expire(index);
+                } else {
+                    self.expire_template(index);
+                }
+            }
+            if of_connections {
+                shard.table.recycle(due);
+            } else {
+                self.templates.table.recycle(due);
+            }
+        }
+    }
+
+    fn expire_templates(&mut self, now: Instant) {
+        loop {
+            let due = self
+                .templates
+                .table
+                .take_due_by(now, &mut usize::MAX.clone());
+            let done = due.is_empty();
+            for &index in &due {
+                self.expire_template(index);
+            }
+            self.templates.table.recycle(due);
+            if done {
+                return;
+            }
+        }
+    }
+
+    /// The timer of a template has fired (`ip_vs_conn_expire`).
+    fn expire_template(&mut self, index: u32) {
+        let template = self.templates.get(index);
+        if template.controlled.load(Ordering::Relaxed) == 0 {
+            self.remove_template(index);
+            return;
+        }
+        // For good: from now on every new connection gives it 60 s.
+        template.timeout.store(60, Ordering::Relaxed);
+        let fired = self.templates.table.get(index).expires;
+        self.templates.restart(index, fired);
+    }
+
+    fn remove_template(&mut self, index: u32) {
+        let template = self.templates.remove(index);
+        let server = template.server.load(Ordering::Relaxed) as usize;
+        if let Some(entry) = self.servers.get(server).and_then(Option::as_ref) {
+            entry.server.unbind_template();
+        }
+    }
+
+    /// Persistence templates from number `start` on, for listings in pieces: go on at the last one's index + 1.
+    pub fn templates_from(
+        &self,
+        start: usize,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        let start = u32::try_from(start).unwrap_or(NO_SLOT);
+        self.templates
+            .table
+            .indices_from(start)
+            .map(move |index| self.template_entry(index, now))
+    }
+
+    fn template_entry(&self, index: u32, now: Instant) -> Connection {
+        let (slot, template) = (self.templates.table.get(index), self.templates.get(index));
+        let Key {
+            protocol,
+            client,
+            mut virt,
+        } = template.key;
+        let mut server = template.server_addr;
+        if template.invalid.load(Ordering::Relaxed) {
+            virt.set_port(u16::MAX);
+            server.set_port(u16::MAX);
+        }
+        Connection {
+            id: ConnId(index),
+            protocol,
+            client,
+            virt,
+            server,
+            state: template.state_name(),
+            expires: slot.expires.saturating_since(now),
+            method: slot.method(),
+            template: true,
+            synced: template.flags.load(Ordering::Relaxed) & flag::SYNC != 0,
+        }
+    }
+
+    /// Name and data of the persistence engine of a template that [`templates_from`](Self::templates_from) has shown.
+    pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
+        if !self.templates.table.is_used(id.0) {
+            return None;
+        }
+        let (name, data) = self.templates.get(id.0).engine.as_ref()?;
+        Some((name, data))
+    }
+
+    /// Tells the defences how much memory is free, in pages of 4 KiB (`drop_entry`, `drop_packet`, `secure_tcp` in their
+    /// automatic modes). Until told, there is enough.
+    pub fn set_memory(&mut self, free_pages: u64) {
+        self.defense.set_memory(free_pages);
+    }
+
+    /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent past the servers
+    /// (`cache_bypass`).
+    pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
+        self.local = prefixes;
+    }
+
+    pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
+        self.local
+            .iter()
+            .any(|&(prefix, bits)| match (prefix, addr) {
+                (IpAddr::V4(prefix), IpAddr::V4(addr)) => {
+                    let host = 32u32.saturating_sub(bits.into());
+                    (prefix.to_bits() ^ addr.to_bits())
+                        .checked_shr(host)
+                        .unwrap_or(0)
+                        == 0
+                }
+                (IpAddr::V6(prefix), IpAddr::V6(addr)) => {
+                    let host = 128u32.saturating_sub(bits.into());
+                    (prefix.to_bits() ^ addr.to_bits())
+                        .checked_shr(host)
+                        .unwrap_or(0)
+                        == 0
+                }
+                _ => false,
+            })
     }
 
     /// When to call [`advance`](Self::advance) next.
@@ -482,6 +708,9 @@ impl Control {
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
             self.next_stats = Some(now + STATS_PERIOD);
+            if Defense::is_needed(&self.settings.sysctls) {
+                self.next_defense = Some(now + defense::PERIOD);
+            }
             for service in self.services.values_mut() {
                 service.next_tick = service.pool.period().map(|period| now + period);
             }
@@ -493,8 +722,21 @@ impl Control {
     /// Does what is due at `at`, which is the moment of the next event.
     pub(crate) fn run_events(&mut self, at: Instant) {
         let due = |event: Option<Instant>| event.is_some_and(|event| event <= at);
+        let stats = due(self.next_stats);
         if due(self.next_stats) {
             self.next_stats = Some(at + STATS_PERIOD);
+        }
+        if due(self.next_defense) {
+            self.update_defense();
+            self.next_defense =
+                Defense::is_needed(&self.settings.sysctls).then_some(at + defense::PERIOD);
+            if self.defense.drops_entries {
+                self.wishes.iter_mut().for_each(|wish| wish.drop_entry += 1);
+                self.drop_templates(at);
+                self.changed();
+            }
+        }
+        if stats && self.settings.sysctls.run_estimation {
             self.total.tick();
             self.services
                 .values_mut()
@@ -520,7 +762,7 @@ impl Control {
     fn plan(&mut self) {
         let ticks = self.services.values().map(|service| service.next_tick);
         self.next_event = ticks
-            .chain([self.next_stats, self.next_trash])
+            .chain([self.next_stats, self.next_trash, self.next_defense])
             .flatten()
             .min();
     }
@@ -533,140 +775,105 @@ impl Control {
     /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes.
     pub fn sweep(&mut self, shard: &mut Shard) {
         self.refresh(shard);
-        // With several shards, each has its turn before the last one clears the wish.
-        if self.flush_removed {
+        let Some(wish) = self.wishes.get_mut(shard.number) else {
+            return;
+        };
+        if !wish.flush_removed && wish.drop_entry == 0 {
+            return;
+        }
+        let wish = core::mem::take(wish);
+        if wish.flush_removed {
             shard.flush_removed();
-            if shard.number + 1 == self.options.shards {
-                self.flush_removed = false;
-            }
+            self.flush_removed_templates();
+        }
+        for _ in 0..wish.drop_entry {
+            self.drop_entries(shard);
         }
     }
 
-    // --- packets ----------------------------------------------------------------------------------------------------
-
-    /// Decides on a packet that `shard` could not decide on alone.
-    pub fn admit(
-        &mut self,
-        shard: &mut Shard,
-        meta: &PacketMeta<'_>,
-        pending: Pending,
-        now: Instant,
-    ) -> Verdict {
-        let mut pending = pending;
-        if pending.stale {
-            self.sweep(shard);
-            match shard.decide(meta, now) {
-                Ok(verdict) => return verdict,
-                Err(again) => pending = again,
-            }
-        }
-        let verdict = self.schedule(shard, meta, now);
-        if let Some(replaced) = pending.replaced {
-            shard.end(replaced);
-        }
-        verdict
-    }
-
-    /// Decides on an ICMP error that `shard` could not decide on alone.
-    pub fn admit_icmp_error(
-        &mut self,
-        shard: &mut Shard,
-        error: &IcmpError,
-        _pending: Pending,
-        now: Instant,
-    ) -> Verdict {
-        self.sweep(shard);
-        shard.decide_icmp_error(error, now)
-    }
-
-    /// Opens a connection, if the packet may and a server is there (`*_conn_schedule`, `ip_vs_schedule`).
-    fn schedule(&mut self, shard: &mut Shard, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let Tuple { protocol, src, dst } = meta.tuple;
-        match meta.transport {
-            Transport::Tcp(flags) => {
-                let opens = flags.has(TcpFlags::SYN) || self.settings.sysctls.sloppy_tcp;
-                if flags.has(TcpFlags::RST) || !opens {
-                    return Verdict::Accept(AcceptReason::NotNew);
-                }
-            }
-            Transport::Udp(_) => {}
-            _ => return Verdict::Drop(DropReason::ShortHeader),
-        }
-        let Some(number) = self.find_service(meta.mark, protocol, dst) else {
-            return Verdict::Accept(AcceptReason::NoService);
-        };
-        if src.port() == 20 {
-            return Verdict::Accept(AcceptReason::SourcePort20);
-        }
-        let service = self
-            .services
-            .get_mut(&number)
-            .expect("the index leads to services only");
-        let by_mark = matches!(service.key, ServiceKey::Mark { .. });
-        let request = Request {
-            client: src,
-            virt: dst,
-            protocol,
-            flags: service.config.flags,
-            now,
-        };
-        // Only a persistent service takes other ports than its own: an FTP service, or one of port 0.
-        let picked = (by_mark || dst.port() == service.key.port())
-            .then(|| service.pool.pick(&request).cloned())
-            .flatten();
-        let Some(server) = picked else {
-            if service.key.port() == 21 && dst.port() != 21 {
-                return Verdict::Accept(AcceptReason::FtpData);
-            }
-            return Verdict::Unreachable(DropReason::NoServer);
-        };
-        let port = match server.addr().port() {
-            0 => dst.port(),
-            port => port,
-        };
-        let method = server.forwarding();
-        let mut flags = method as u32 | flag::INACTIVE;
-        if method != Forwarding::Nat {
-            flags |= flag::NO_OUTPUT;
-        }
-        let key = Key {
-            protocol,
-            client: src,
-            virt: dst,
-        };
-        let mut slot = Slot::new(&key, SocketAddr::new(server.addr().ip(), port), flags);
-        slot.server = server.id().0;
-        slot.mark = meta.mark;
-        self.refresh(shard);
-        let Some(index) = shard.table.insert(slot, now) else {
-            return Verdict::Drop(DropReason::TableFull);
-        };
-        server.bind(false);
-        shard.count(index, crate::stats::Counters::count_connection);
-        shard.forward(index, meta, now, true)
-    }
-
-    /// The service that takes a packet (`ip_vs_service_find`).
-    fn find_service(&self, mark: u32, protocol: Protocol, virt: SocketAddr) -> Option<u32> {
-        let exact = |port| {
-            let addr = SocketAddr::new(virt.ip(), port);
-            self.index
-                .get(&ServiceKeyOrd::Address(protocol, addr))
-                .copied()
-        };
-        if mark != 0 {
-            let family = Family::of(&virt.ip());
-            if let Some(&number) = self.index.get(&ServiceKeyOrd::Mark(family, mark)) {
-                return Some(number);
-            }
-        }
-        exact(virt.port())
-            .or_else(|| {
-                // Active FTP's data port, or the passive range (`net.ipv4.ip_unprivileged_port_start`).
-                let data = virt.port() == 20 || virt.port() >= 1024;
-                (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(21))?
+    /// Ends templates to removed servers that control nothing any more.
+    fn flush_removed_templates(&mut self) {
+        let removed: Vec<u32> = self
+            .templates
+            .table
+            .indices_from(0)
+            .filter(|&index| {
+                let template = self.templates.get(index);
+                let server = template.server.load(Ordering::Relaxed) as usize;
+                let entry = self.servers.get(server).and_then(Option::as_ref);
+                template.controlled.load(Ordering::Relaxed) == 0
+                    && entry.is_some_and(|entry| !entry.server.is_available())
             })
-            .or_else(|| (self.any_port_services > 0).then(|| exact(0))?)
+            .collect();
+        for index in removed {
+            self.remove_template(index);
+        }
+    }
+
+    /// Re-evaluates the defences (`update_defense_level`).
+    fn update_defense(&mut self) {
+        let before = self.settings.sysctls.clone();
+        self.defense.update(&mut self.settings.sysctls);
+        if self.settings.secure != self.defense.secure || self.settings.sysctls != before {
+            self.settings.secure = self.defense.secure;
+            self.changed();
+        }
+    }
+
+    /// A round of `drop_entry` among connections (`ip_vs_random_dropentry`).
+    fn drop_entries(&mut self, shard: &mut Shard) {
+        let now = self.clock.unwrap_or_default();
+        let len = shard.table.slots_len();
+        for _ in 0..self.defense.visits(len) {
+            let index = self.defense.draw(len);
+            if !shard.table.is_used(index) {
+                continue;
+            }
+            let slot = shard.table.get(index);
+            if slot.controlled > 0 {
+                continue;
+            }
+            let idle = idle(slot, now);
+            let (protocol, state, packets) = (slot.protocol(), slot.state, slot.in_packets);
+            if self
+                .defense
+                .drops_connection(protocol, state, idle, packets)
+                && let Some(template) = shard.kill(index)
+                && self.templates.table.is_used(template)
+            {
+                self.remove_template(template);
+            }
+        }
+    }
+
+    /// A round of `drop_entry` among templates.
+    fn drop_templates(&mut self, now: Instant) {
+        let len = self.templates.table.slots_len();
+        for _ in 0..self.defense.visits(len) {
+            let index = self.defense.draw(len);
+            if !self.templates.table.is_used(index) {
+                continue;
+            }
+            let template = self.templates.get(index);
+            if template.controlled.load(Ordering::Relaxed) > 0 {
+                continue;
+            }
+            let server = template.server.load(Ordering::Relaxed) as usize;
+            let entry = self.servers.get(server).and_then(Option::as_ref);
+            let service = entry.and_then(|entry| self.services.get(&entry.service));
+            let once =
+                service.is_some_and(|service| service.config.flags.has(ServiceFlags::ONE_PACKET));
+            let drops = if once {
+                let idle = idle(self.templates.table.get(index), now);
+                let packets = template.in_packets.load(Ordering::Relaxed);
+                self.defense.draws_lot(idle, packets)
+            } else {
+                !template.assured.load(Ordering::Relaxed)
+            };
+            if drops {
+                self.remove_template(index);
+            }
+        }
     }
 
     // --- inside -------------------------------------------------------------------------------------------------------
@@ -688,19 +895,15 @@ impl Control {
             .ok_or(Error::UnknownScheduler)?;
         scheduler.seed(self.options.seed ^ u64::from(self.next_service) << 32);
         scheduler.sysctls_changed(&self.settings.sysctls);
-        match config.engine.as_deref() {
-            None => {}
-            Some("sip") => return Err(Error::Unsupported("persistence engine sip")),
-            Some(_) => return Err(Error::UnknownEngine),
+        if config
+            .engine
+            .as_deref()
+            .is_some_and(|name| name != engine::SIP)
+        {
+            return Err(Error::UnknownEngine);
         }
         if key.family() == Family::V6 && !(1..=128).contains(&config.netmask) {
             return Err(Error::PrefixLength);
-        }
-        if config.flags.has(ServiceFlags::PERSISTENT) {
-            return Err(Error::Unsupported("persistence"));
-        }
-        if config.flags.has(ServiceFlags::ONE_PACKET) {
-            return Err(Error::Unsupported("one-packet scheduling"));
         }
         Ok(scheduler)
     }
@@ -750,7 +953,9 @@ impl Control {
         self.next_trash.get_or_insert(now + TRASH_PERIOD);
         self.plan();
         if self.settings.sysctls.expire_nodest_conn {
-            self.flush_removed = true;
+            self.wishes
+                .iter_mut()
+                .for_each(|wish| wish.flush_removed = true);
         }
     }
 
@@ -787,11 +992,31 @@ impl Control {
         };
         self.settings.ipv4 = serves(Family::V4);
         self.settings.ipv6 = serves(Family::V6);
+        self.settings.outbound = self
+            .services
+            .values()
+            .any(|service| service.config.engine.is_some());
+        let wanted = self.settings.outbound || self.settings.sysctls.nat_icmp_send;
+        let mut masqueraded: Vec<(SocketAddr, u8)> = Vec::new();
+        if wanted {
+            let servers = self.servers.iter().flatten();
+            masqueraded.extend(
+                servers
+                    .filter(|entry| entry.trashed.is_none())
+                    .filter(|entry| entry.server.forwarding() == Forwarding::Nat)
+                    .map(|entry| {
+                        let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
+                        (entry.server.addr(), protocol)
+                    }),
+            );
+            masqueraded.sort_unstable();
+        }
+        self.settings.masqueraded = masqueraded.into();
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Copies settings and links into a shard whose copies are out of date.
-    fn refresh(&self, shard: &mut Shard) {
+    pub(crate) fn refresh(&self, shard: &mut Shard) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if shard.generation == generation && !shard.links.is_empty() {
             return;
@@ -818,13 +1043,9 @@ fn check_key(key: &ServiceKey) -> Result<(), Error> {
         ServiceKey::Mark { mark: 0, .. } => Err(Error::ZeroMark),
         ServiceKey::Mark { .. } => Ok(()),
         ServiceKey::Address {
-            protocol: Protocol::TCP | Protocol::UDP,
+            protocol: Protocol::TCP | Protocol::UDP | Protocol::SCTP,
             ..
         } => Ok(()),
-        ServiceKey::Address {
-            protocol: Protocol::SCTP,
-            ..
-        } => Err(Error::Unsupported("SCTP")),
         ServiceKey::Address { .. } => Err(Error::Protocol),
     }
 }
@@ -840,12 +1061,10 @@ fn check_family(
     Ok(())
 }
 
-fn check_tunnel(config: &ServerConfig) -> Result<(), Error> {
-    match config.tunnel {
-        crate::Tunnel::Ipip => Ok(()),
-        crate::Tunnel::Gue { .. } => Err(Error::Unsupported("tunnel type gue")),
-        crate::Tunnel::Gre { .. } => Err(Error::Unsupported("tunnel type gre")),
-    }
+/// Time since the last packet of an entry, or since a template was renewed.
+fn idle(slot: &Slot, now: Instant) -> Duration {
+    let left = slot.expires.saturating_since(now);
+    Duration::from_secs(slot.timeout.into()).saturating_sub(left)
 }
 
 /// Whether a host can have this address; local addresses and broadcasts of the host's own networks are known only to

@@ -54,7 +54,7 @@ impl Director {
 
     /// Decides on a packet. What was due before it happens before it; a clock that goes backwards stands still.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let now = self.advance(now);
+        let now = self.pass(now);
         match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
             Err(pending) => self.control.admit(&mut self.shard, meta, pending, now),
@@ -63,7 +63,7 @@ impl Director {
 
     /// Decides on an ICMP error.
     pub fn handle_icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        let now = self.advance(now);
+        let now = self.pass(now);
         match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => self
@@ -74,10 +74,14 @@ impl Director {
 
     /// Does everything that is due by `now`, and returns the moment that it then is.
     pub fn advance(&mut self, now: Instant) -> Instant {
+        self.shard.bury();
+        self.pass(now)
+    }
+
+    /// The same before a packet, which may be the host's answer to one that ended its connection.
+    fn pass(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
-        self.control.sweep(&mut self.shard);
-        while self.shard.advance(self.now, usize::MAX) {}
-        self.control.advance(self.now);
+        self.control.advance_with(&mut self.shard, self.now);
         self.now
     }
 }

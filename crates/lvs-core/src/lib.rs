@@ -15,11 +15,14 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod admit;
 #[cfg(feature = "api")]
 pub mod api;
 mod conn;
 mod control;
+mod defense;
 mod director;
+mod engine;
 mod error;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
@@ -30,6 +33,7 @@ mod server;
 mod service;
 mod shard;
 mod stats;
+mod sync;
 mod sysctl;
 mod time;
 mod verdict;

@@ -86,6 +86,14 @@ impl ServiceKey {
         }
     }
 
+    /// Its protocol; `None` for a mark, which takes every protocol.
+    pub const fn protocol(&self) -> Option<Protocol> {
+        match self {
+            Self::Address { protocol, .. } => Some(*protocol),
+            Self::Mark { .. } => None,
+        }
+    }
+
     /// Its port; 0 for a mark.
     pub const fn port(&self) -> u16 {
         match self {

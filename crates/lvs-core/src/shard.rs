@@ -6,9 +6,9 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
-use crate::conn::state::{Direction, Timeouts, tcp_next};
+use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
-use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State};
+use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::stats::Counters;
 use crate::sysctl::Sysctls;
 use crate::{
@@ -32,6 +32,15 @@ pub(crate) struct Settings {
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
+    /// The TCP tables that trust only the server are in force.
+    pub(crate) secure: bool,
+    /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
+    pub(crate) backup_only: bool,
+    /// Addresses of servers behind NAT, sorted, with the protocol of their service or 0 for any: kept where a packet of
+    /// no connection from such a server has consequences.
+    pub(crate) masqueraded: Arc<[(SocketAddr, u8)]>,
+    /// A service's engine opens connections for datagrams from its servers.
+    pub(crate) outbound: bool,
 }
 
 impl Settings {
@@ -65,6 +74,10 @@ pub struct Shard {
     pub(crate) settings: Settings,
     pub(crate) shared: Arc<Shared>,
     pub(crate) generation: u32,
+    /// The templates that connections were made from, by the connections' indices.
+    pub(crate) templates: Vec<Option<Arc<Template>>>,
+    /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
+    pub(crate) dying: Vec<u32>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -76,12 +89,19 @@ pub struct Pending {
     pub(crate) replaced: Option<u32>,
     /// The shard's copies are out of date: look again.
     pub(crate) stale: bool,
+    /// From a server, of no connection; a persistence engine may open one.
+    pub(crate) outbound: bool,
 }
 
 impl Pending {
     const NEW: Self = Self {
         replaced: None,
         stale: false,
+        outbound: false,
+    };
+    const STALE: Self = Self {
+        stale: true,
+        ..Self::NEW
     };
 }
 
@@ -106,6 +126,8 @@ pub struct Connection {
     pub method: Forwarding,
     /// It is a persistence template.
     pub template: bool,
+    /// It came by a synchronisation message.
+    pub synced: bool,
 }
 
 impl Shard {
@@ -120,10 +142,7 @@ impl Shard {
         now: Instant,
     ) -> Result<Verdict, Pending> {
         if self.is_stale() {
-            return Err(Pending {
-                stale: true,
-                ..Pending::NEW
-            });
+            return Err(Pending::STALE);
         }
         self.decide(meta, now)
     }
@@ -139,16 +158,14 @@ impl Shard {
         now: Instant,
     ) -> Result<Verdict, Pending> {
         if self.is_stale() {
-            return Err(Pending {
-                stale: true,
-                ..Pending::NEW
-            });
+            return Err(Pending::STALE);
         }
-        Ok(self.decide_icmp_error(error, now))
+        self.decide_icmp_error(error, now)
     }
 
     /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if there may be more.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
+        self.bury();
         let mut left = budget;
         while left > 0 {
             let due = self.table.take_due_by(now, &mut left);
@@ -202,7 +219,8 @@ impl Shard {
                 state: slot.state.name(slot.protocol()),
                 expires: slot.expires.saturating_since(now),
                 method: slot.method(),
-                template: slot.has(flag::TEMPLATE),
+                template: false,
+                synced: slot.has(flag::SYNC),
             }
         })
     }
@@ -229,59 +247,120 @@ impl Shard {
         meta: &PacketMeta<'_>,
         now: Instant,
     ) -> Result<Verdict, Pending> {
+        if !self.dying.is_empty() && meta.hook != Hook::Output {
+            self.bury();
+        }
         let Tuple { protocol, src, dst } = meta.tuple;
         if !self.settings.serves(dst.ip()) {
             return Ok(Verdict::Accept(AcceptReason::NoService));
         }
-        if !matches!(protocol, Protocol::TCP | Protocol::UDP) {
+        if !is_balanced(protocol) {
             return Ok(Verdict::Accept(AcceptReason::Protocol));
         }
         if matches!(
             meta.transport,
             Transport::Short { ports: false } | Transport::Other
-        ) {
-            return Ok(Verdict::Drop(DropReason::ShortHeader));
+        ) && !is_ipsec(protocol)
+        {
+            return Ok(if meta.hook == Hook::Transit {
+                Verdict::Accept(AcceptReason::NoConnection)
+            } else {
+                Verdict::Drop(DropReason::ShortHeader)
+            });
         }
+        let Tuple { protocol, src, dst } = connection_tuple(Tuple { protocol, src, dst });
         if let Some(index) = self.table.find_out(protocol, src, dst) {
             return Ok(self.reply(index, meta, now));
         }
+        if !self.settings.masqueraded.is_empty() && self.is_masqueraded(protocol, src) {
+            if self.settings.outbound && protocol == Protocol::UDP && meta.hook != Hook::Local {
+                return Err(Pending {
+                    outbound: true,
+                    ..Pending::NEW
+                });
+            }
+            if self.tells_server(meta) {
+                return Ok(Verdict::Unreachable(DropReason::StrayReply));
+            }
+        }
+        self.decide_in(meta, now)
+    }
+
+    /// What is left when the packet is no reply (`ip_vs_in_hook`).
+    pub(crate) fn decide_in(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Verdict, Pending> {
         if meta.hook == Hook::Transit {
             return Ok(Verdict::Accept(AcceptReason::NoConnection));
         }
+        if self.settings.backup_only {
+            return Ok(Verdict::Accept(AcceptReason::BackupOnly));
+        }
+        let Tuple { protocol, src, dst } = connection_tuple(meta.tuple);
         let Some(index) = self.table.find_in(&Key {
             protocol,
             client: src,
             virt: dst,
         }) else {
+            if is_ipsec(meta.tuple.protocol) {
+                return Ok(Verdict::Accept(AcceptReason::NoConnection));
+            }
             return Err(Pending::NEW);
         };
+        let replaced = Pending {
+            replaced: Some(index),
+            ..Pending::NEW
+        };
         if self.is_replaced_by(index, meta) {
-            return Err(Pending {
-                replaced: Some(index),
-                ..Pending::NEW
-            });
+            return Err(replaced);
         }
         match self.link(index) {
             Some(link) if !link.server.is_available() => {
                 if !self.settings.sysctls.expire_nodest_conn {
                     return Ok(Verdict::Drop(DropReason::ServerRemoved));
                 }
-                Err(Pending {
-                    replaced: Some(index),
-                    ..Pending::NEW
-                })
+                if is_ipsec(meta.tuple.protocol) {
+                    self.end(index);
+                    return Ok(Verdict::Accept(AcceptReason::NoConnection));
+                }
+                Err(replaced)
             }
             _ => Ok(self.forward(index, meta, now, false)),
         }
     }
 
+    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol (`ip_vs_has_real_service`).
+    fn is_masqueraded(&self, protocol: Protocol, addr: SocketAddr) -> bool {
+        let list = &self.settings.masqueraded;
+        let from = list.partition_point(|(server, _)| *server < addr);
+        list[from..]
+            .iter()
+            .take_while(|(server, _)| *server == addr)
+            .any(|&(_, of)| of == protocol.0 || of == 0)
+    }
+
+    /// Whether a server that speaks without a connection is told so.
+    fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
+        self.settings.sysctls.nat_icmp_send
+            && match meta.transport {
+                Transport::Tcp(flags) => !flags.has(TcpFlags::RST),
+                Transport::Sctp(chunk) => chunk.first != SCTP_ABORT,
+                Transport::Udp(_) | Transport::Short { .. } => true,
+                Transport::Other => false,
+            }
+    }
+
     /// Whether a packet that opens a connection takes the place of the one that has its addresses and ports
     /// (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
-        let Transport::Tcp(flags) = meta.transport else {
-            return false;
+        let opens = match meta.transport {
+            Transport::Tcp(flags) => flags.has(TcpFlags::SYN),
+            Transport::Sctp(chunk) => chunk.first == SCTP_INIT,
+            _ => false,
         };
-        if !flags.has(TcpFlags::SYN) {
+        if !opens {
             return false;
         }
         let sysctls = &self.settings.sysctls;
@@ -295,6 +374,9 @@ impl Shard {
         }
         if sysctls.conn_reuse_mode == 0 || slot.control != NO_SLOT {
             return false;
+        }
+        if slot.protocol() == Protocol::SCTP {
+            return slot.state == State::SCTP_CLOSED;
         }
         matches!(slot.state, State::TCP_TIME_WAIT | State::TCP_CLOSE)
             || (sysctls.conn_reuse_mode & 2 != 0
@@ -312,81 +394,222 @@ impl Shard {
     ) -> Verdict {
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
+        let verdict = self.transmit(index, meta, new);
         let slot = self.table.get_mut(index);
         slot.in_packets = slot.in_packets.wrapping_add(1);
         self.table.restart(index, now);
+        verdict
+    }
+
+    /// How a client's packet leaves.
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool) -> Verdict {
+        let slot = self.table.get(index);
+        match slot.method() {
+            Forwarding::Nat => {
+                if matches!(meta.transport, Transport::Short { .. }) {
+                    return Verdict::Drop(DropReason::ShortHeader);
+                }
+                if slot.has(flag::NO_CPORT) {
+                    self.table.set_client_port(index, meta.tuple.src.port());
+                }
+            }
+            Forwarding::Tunnel if slot.server == NO_SLOT => {
+                return Verdict::Drop(DropReason::Unbound);
+            }
+            _ => {}
+        }
         Verdict::Forward(self.forward_of(index, new))
     }
 
+    /// The one packet of a connection that is never in the table: counted, sent, forgotten.
+    pub(crate) fn forward_once(&mut self, slot: &Slot, meta: &PacketMeta<'_>) -> Verdict {
+        if let Some(link) = self.link_of(slot.server) {
+            self.count_for(link, Counters::count_connection);
+            self.count_for(link, |counters| counters.count_in(meta.len));
+        }
+        let nat = slot.method() == Forwarding::Nat;
+        if nat && matches!(meta.transport, Transport::Short { .. }) {
+            return Verdict::Drop(DropReason::ShortHeader);
+        }
+        Verdict::Forward(Forward {
+            conn: None,
+            ..self.forward_of_slot(slot, 0, true)
+        })
+    }
+
     /// A packet from the server of connection `index` (`handle_response`).
-    fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+    pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method() == Forwarding::Nat;
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
         self.count(index, |counters| counters.count_out(meta.len));
         self.transition(index, meta, false);
+        if self.table.get(index).has(flag::DYING) {
+            // A packet of a connection that is about to end gives it time again.
+            self.table.get_mut(index).flags &= !flag::DYING;
+            self.dying.retain(|&dying| dying != index);
+        }
         self.table.restart(index, now);
         Verdict::Reply(self.reply_of(index))
     }
 
     /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
-    pub(crate) fn decide_icmp_error(&mut self, error: &IcmpError, _now: Instant) -> Verdict {
-        let Tuple { protocol, src, dst } = error.inner;
-        if !self.settings.serves(error.dst)
-            || !error.inner_ports
-            || !matches!(protocol, Protocol::TCP | Protocol::UDP)
-        {
-            return Verdict::Accept(AcceptReason::UnrelatedIcmp);
+    pub(crate) fn decide_icmp_error(
+        &mut self,
+        error: &IcmpError,
+        _now: Instant,
+    ) -> Result<Verdict, Pending> {
+        const UNRELATED: Verdict = Verdict::Accept(AcceptReason::UnrelatedIcmp);
+        if !self.dying.is_empty() && error.hook != Hook::Output {
+            self.bury();
         }
+        let protocol = error.inner.protocol;
+        if !self.settings.serves(error.dst) || !is_balanced(protocol) {
+            return Ok(UNRELATED);
+        }
+        let readable = error.inner_ports || is_ipsec(protocol);
+        let Tuple { protocol, src, dst } = connection_tuple(error.inner);
         // About a packet from a client to a server, which is translated already.
-        let about_request = self.table.find_out(protocol, dst, src);
+        let about_request = || {
+            readable
+                .then(|| self.table.find_out(protocol, dst, src))
+                .flatten()
+        };
         // About a packet to a client, as the client saw it.
         let about_reply = || {
-            self.table.find_in(&Key {
-                protocol,
-                client: dst,
-                virt: src,
-            })
+            (readable && !self.settings.backup_only)
+                .then(|| {
+                    self.table.find_in(&Key {
+                        protocol,
+                        client: dst,
+                        virt: src,
+                    })
+                })
+                .flatten()
         };
         // The order of the hooks: OUT then IN for local delivery, IN then OUT for packets in transit.
-        let (index, from_server) = match error.hook {
-            Hook::Transit => match about_reply() {
-                Some(index) => (index, false),
-                None => match about_request {
-                    Some(index) => (index, true),
-                    None => return Verdict::Accept(AcceptReason::UnrelatedIcmp),
+        let out_first = error.hook != Hook::Transit;
+        let (request, reply) = if out_first {
+            let request = about_request();
+            (
+                request,
+                if request.is_some() {
+                    None
+                } else {
+                    about_reply()
                 },
-            },
-            Hook::Local | Hook::Output => match about_request {
-                Some(index) => (index, true),
-                None => match about_reply() {
-                    Some(index) => (index, false),
-                    None => return Verdict::Accept(AcceptReason::UnrelatedIcmp),
+            )
+        } else {
+            let reply = about_reply();
+            (
+                if reply.is_some() {
+                    None
+                } else {
+                    about_request()
                 },
-            },
+                reply,
+            )
         };
-        let nat = self.table.get(index).method() == Forwarding::Nat;
-        if nat && !error.checksum_ok {
+        if let Some(index) = reply {
+            return Ok(self.forward_icmp_error(index, error, false));
+        }
+        let schedules = self.settings.sysctls.schedule_icmp
+            && !self.settings.backup_only
+            && !is_ipsec(error.inner.protocol);
+        if schedules && (request.is_none() || !out_first) {
+            return Err(Pending::NEW);
+        }
+        Ok(request.map_or(UNRELATED, |index| self.reply_icmp_error(index, error)))
+    }
+
+    /// An ICMP error about a packet from the client of connection `index`.
+    pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
+        if self.table.get(index).method() == Forwarding::Nat && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
         }
-        if from_server {
-            self.count(index, |counters| counters.count_out(error.len));
-            return Verdict::Reply(self.reply_of(index));
+        self.count(index, |counters| counters.count_out(error.len));
+        Verdict::Reply(self.reply_of(index))
+    }
+
+    /// An ICMP error about a packet to the client of connection `index`.
+    pub(crate) fn forward_icmp_error(
+        &mut self,
+        index: u32,
+        error: &IcmpError,
+        new: bool,
+    ) -> Verdict {
+        let slot = self.table.get(index);
+        let nat = slot.method() == Forwarding::Nat;
+        let unbound = slot.method() == Forwarding::Tunnel && slot.server == NO_SLOT;
+        if nat && !error.checksum_ok {
+            return Verdict::Drop(DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_in(error.len));
         if !nat {
             let slot = self.table.get_mut(index);
             slot.in_packets = slot.in_packets.wrapping_add(1);
         }
-        Verdict::Forward(self.forward_of(index, false))
+        if unbound {
+            return Verdict::Drop(DropReason::Unbound);
+        }
+        Verdict::Forward(self.forward_of(index, new))
     }
 
-    /// Ends a connection at once, after a packet that replaced it.
-    pub(crate) fn end(&mut self, index: u32) {
-        if self.table.get(index).controlled == 0 {
-            self.destroy(index);
+    /// Puts a new connection into the table, made from a template or not; `None` if the table is full.
+    pub(crate) fn open(
+        &mut self,
+        mut slot: Slot,
+        template: Option<(u32, Arc<Template>)>,
+        now: Instant,
+    ) -> Option<u32> {
+        if let Some((number, _)) = template {
+            slot.control = TEMPLATE_BIT | number;
         }
+        let index = self.table.insert(slot, now)?;
+        if let Some((_, template)) = template {
+            template.controlled.fetch_add(1, Ordering::Relaxed);
+            let place = index as usize;
+            if self.templates.len() <= place {
+                self.templates.resize(place + 1, None);
+            }
+            self.templates[place] = Some(template);
+        }
+        Some(index)
+    }
+
+    /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own answer to that packet
+    /// may still find it.
+    pub(crate) fn end(&mut self, index: u32) {
+        let slot = self.table.get_mut(index);
+        if slot.controlled == 0 && !slot.has(flag::DYING) {
+            slot.flags |= flag::DYING;
+            self.dying.push(index);
+        }
+    }
+
+    /// Takes out what has ended.
+    pub(crate) fn bury(&mut self) {
+        while let Some(index) = self.dying.pop() {
+            if self.table.is_used(index) && self.table.get(index).has(flag::DYING) {
+                self.destroy(index);
+            }
+        }
+    }
+
+    /// Ends a connection by force, and with it a connection that controlled only this one (`ip_vs_conn_del`). Returns
+    /// the number of a template that has nothing to control any more and does not outlive that.
+    pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
+        let slot = self.table.get(index);
+        let (template, controller) = (slot.template(), slot.controller());
+        let orphaned = self.destroy(index);
+        if let Some(controller) = controller
+            && self.table.is_used(controller)
+            && self.table.get(controller).controlled == 0
+        {
+            return self.kill(controller);
+        }
+        template.filter(|_| orphaned)
     }
 
     /// Ends every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`).
@@ -400,27 +623,42 @@ impl Shard {
             })
             .collect();
         for index in removed {
-            self.end(index);
+            if self.table.is_used(index) && self.table.get(index).controlled == 0 {
+                // Templates to removed servers are flushed by the control half, orphaned or not.
+                let _ = self.kill(index);
+            }
         }
     }
 
     /// The link to the server of connection `index`.
-    fn link(&self, index: u32) -> Option<&ServerLink> {
-        self.links
-            .get(self.table.get(index).server as usize)?
-            .as_ref()
+    #[inline]
+    pub(crate) fn link(&self, index: u32) -> Option<&ServerLink> {
+        self.link_of(self.table.get(index).server)
+    }
+
+    #[inline]
+    fn link_of(&self, server: u32) -> Option<&ServerLink> {
+        self.links.get(server as usize)?.as_ref()
     }
 
     fn forward_of(&self, index: u32, new: bool) -> Forward {
-        let slot = self.table.get(index);
+        self.forward_of_slot(self.table.get(index), index, new)
+    }
+
+    fn forward_of_slot(&self, slot: &Slot, index: u32, new: bool) -> Forward {
+        let method = slot.method();
         Forward {
             conn: Some(ConnId(index)),
             server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
-            method: slot.method(),
-            target: slot.server_addr(),
+            method,
+            target: if method == Forwarding::Bypass {
+                slot.virt()
+            } else {
+                slot.server_addr()
+            },
             virt: slot.virt(),
             tunnel: self
-                .link(index)
+                .link_of(slot.server)
                 .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
             new,
         }
@@ -438,7 +676,12 @@ impl Shard {
     /// Counts for the server, its service and the total, while the server is configured (`ip_vs_in_stats`).
     #[inline]
     pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
-        let Some(link) = self.link(index) else { return };
+        if let Some(link) = self.link(index) {
+            self.count_for(link, count);
+        }
+    }
+
+    fn count_for(&self, link: &ServerLink, count: impl Fn(&Counters)) {
         if !link.server.is_available() {
             return;
         }
@@ -454,42 +697,58 @@ impl Shard {
     fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, input: bool) {
         let slot = self.table.get_mut(index);
         let protocol = slot.protocol();
+        let direction = match (input, slot.has(flag::NO_OUTPUT)) {
+            (true, false) => Direction::Input,
+            (true, true) => Direction::InputOnly,
+            (false, _) => Direction::Output,
+        };
         let next = match meta.transport {
+            // A connection of another protocol that IPsec packets follow.
+            _ if protocol != meta.tuple.protocol => return,
             Transport::Tcp(flags) => {
-                let direction = match (input, slot.has(flag::NO_OUTPUT)) {
-                    (true, false) => Direction::Input,
-                    (true, true) => Direction::InputOnly,
-                    (false, _) => {
-                        slot.flags &= !flag::NO_OUTPUT;
-                        Direction::Output
-                    }
-                };
-                tcp_next(
-                    self.settings.sysctls.secure_tcp >= 2,
-                    direction,
-                    flags,
-                    slot.state,
-                )
+                if !input {
+                    slot.flags &= !flag::NO_OUTPUT;
+                }
+                tcp_next(self.settings.secure, direction, flags, slot.state)
+            }
+            Transport::Sctp(chunk) => {
+                if !input {
+                    slot.flags &= !flag::NO_OUTPUT;
+                }
+                sctp_next(direction, chunk, slot.state)
             }
             Transport::Udp(_) => State::NONE,
-            _ => return,
+            Transport::Short { .. } | Transport::Other => return,
         };
         slot.timeout = self.settings.timeouts.of(protocol, next);
-        if next == slot.state {
-            return;
-        }
+        let changed = next != slot.state;
         slot.state = next;
+        let assures = match protocol {
+            Protocol::UDP => !input,
+            _ => changed && next.assures(protocol),
+        };
+        let controlled = slot.control != NO_SLOT;
         let active = next.is_active(protocol);
-        if active == slot.has(flag::INACTIVE) {
+        if changed && active == slot.has(flag::INACTIVE) && slot.server != NO_SLOT {
             slot.flags ^= flag::INACTIVE;
             if let Some(link) = self.link(index) {
                 link.server.set_active(active);
             }
         }
+        if assures && controlled {
+            self.assure(index);
+        }
+    }
+
+    /// Lets the template of a connection survive the end of its connections by force.
+    fn assure(&mut self, index: u32) {
+        if let Some(Some(template)) = self.templates.get(index as usize) {
+            template.assured.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The timer of entry `index` has fired; it is out of the wheel (`ip_vs_conn_expire`).
-    fn expire(&mut self, index: u32) {
+    pub(crate) fn expire(&mut self, index: u32) {
         let slot = self.table.get_mut(index);
         if slot.controlled > 0 {
             // For good: from now on every restart gives it 60 s.
@@ -501,16 +760,52 @@ impl Shard {
         self.destroy(index);
     }
 
-    fn destroy(&mut self, index: u32) {
+    /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
+    fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
-        let (control, active) = (slot.control, !slot.has(flag::INACTIVE));
+        let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
         }
-        if control != NO_SLOT {
-            let controller = self.table.get_mut(control);
+        if let Some(controller) = controller {
+            let controller = self.table.get_mut(controller);
             controller.controlled = controller.controlled.saturating_sub(1);
         }
+        let template = self
+            .templates
+            .get_mut(index as usize)
+            .and_then(Option::take);
         self.table.remove(index);
+        template.is_some_and(|template| template.release())
     }
+}
+
+const SCTP_INIT: u8 = 1;
+const SCTP_ABORT: u8 = 6;
+/// ISAKMP, which IPsec packets follow (RFC 2408).
+const ISAKMP: u16 = 500;
+
+/// Protocols that connections are kept of.
+pub(crate) fn is_balanced(protocol: Protocol) -> bool {
+    matches!(
+        protocol,
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP | Protocol::AH | Protocol::ESP
+    )
+}
+
+fn is_ipsec(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::AH | Protocol::ESP)
+}
+
+/// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two hosts.
+#[inline]
+fn connection_tuple(tuple: Tuple) -> Tuple {
+    if is_ipsec(tuple.protocol) {
+        return Tuple {
+            protocol: Protocol::UDP,
+            src: SocketAddr::new(tuple.src.ip(), ISAKMP),
+            dst: SocketAddr::new(tuple.dst.ip(), ISAKMP),
+        };
+    }
+    tuple
 }

@@ -134,6 +134,10 @@ reasons! {
         DropPacket => "drop_packet",
         /// The persistence engine found nothing to go by.
         PersistenceEngine => "persistence_engine",
+        /// From a real server, of no connection; the server is told (`nat_icmp_send`).
+        StrayReply => "stray_reply",
+        /// The connection came by synchronisation, and its tunnel leads to no configured server.
+        Unbound => "unbound",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
     }
@@ -156,6 +160,10 @@ reasons! {
         UnrelatedIcmp => "unrelated_icmp",
         /// A reply of no connection, to be routed as it is.
         NoConnection => "no_connection",
+        /// A backup daemon runs and `backup_only` is set.
+        BackupOnly => "backup_only",
+        /// A reply of a real server on this host to a client of ours.
+        LocalReply => "local_reply",
         /// The embedding program's own hook left it to the host.
         Hook => "hook",
     }

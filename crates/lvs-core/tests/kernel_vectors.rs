@@ -4,7 +4,17 @@ mod replay;
 
 #[test]
 fn schedulers_choose_as_the_kernel_does() {
-    let mut cases = replay::cases("schedulers", |_| true);
-    cases.retain(|c| !c["flags"].as_array().unwrap().iter().any(|f| f == "ops"));
-    replay::check(&cases, 1225);
+    replay::check(&replay::cases("schedulers", |_| true), 1232);
+}
+
+#[test]
+fn persistence_is_the_kernels() {
+    replay::check(&replay::cases("persistence", |_| true), 357);
+}
+
+#[test]
+fn connections_go_through_the_kernels_states() {
+    let mut cases = replay::cases("tcpstates", |_| true);
+    cases.retain(|case| case.get("backup").is_none());
+    replay::check(&cases, 1382);
 }

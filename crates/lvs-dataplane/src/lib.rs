@@ -36,6 +36,7 @@ pub mod segment;
 pub mod shield;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
+#[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]
 pub mod tunnel_path;

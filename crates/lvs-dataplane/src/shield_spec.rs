@@ -7,11 +7,22 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Control, Forwarding, Protocol, ServiceKey};
+use lvs_core::Protocol;
 
 use crate::parse::Packet;
 
-/// A connection of a client on the director itself.
+/// An address, a protocol and a port; port 0 is every port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The port, 0 for all.
+    pub port: u16,
+}
+
+/// A connection that the director's own host has made to a service, as its real server's answers look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
     /// The IP protocol.
@@ -25,58 +36,26 @@ pub struct LocalClient {
 /// What the shield hides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
-    /// Destinations of virtual services.
-    pub services: HashSet<(IpAddr, Protocol, u16)>,
-    /// Destinations of virtual services on all ports.
-    pub services_all_ports: HashSet<(IpAddr, Protocol)>,
-    /// Addresses of virtual services: fragments and ICMP errors to them are hidden.
-    pub vips: HashSet<IpAddr>,
-    /// Addresses that the engine owns: everything to them is hidden, because the engine is the host for them.
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them.
+    pub services: HashSet<Endpoint>,
+    /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
-    /// Sources of replies to translate: real servers behind NAT. Not hidden when addressed to the host itself.
-    pub nat_servers: HashSet<(IpAddr, Protocol, u16)>,
-    /// Addresses of [`Self::nat_servers`]: fragments from them are hidden, whatever their ports.
-    pub nat_server_addrs: HashSet<IpAddr>,
-    /// ICMP errors about packets to [`Self::nat_servers`] are hidden too (the shield can look into them).
-    pub server_icmp: bool,
-    /// Replies to clients on the director itself.
+    /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
+    /// Their fragments and ICMP errors are hidden with them.
+    pub nat_servers: HashSet<Endpoint>,
+    /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
+    /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
 }
 
 impl ShieldSpec {
-    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients.
-    pub fn of(control: &Control) -> Self {
-        let mut hidden = Self::default();
-        for service in control.services() {
-            hidden.hide_service(service.key());
-        }
-        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
-        let any = control.services().next().is_some();
-        for (key, server) in control.endpoints().filter(|_| any) {
-            hidden.hide_service(key);
-            if server.forwarding() == Forwarding::Nat
-                && let ServiceKey::Address { protocol, .. } = key
-            {
-                let addr = server.addr();
-                hidden
-                    .nat_servers
-                    .insert((addr.ip(), protocol, addr.port()));
-                hidden.nat_server_addrs.insert(addr.ip());
-            }
-        }
-        hidden
+    /// Whether some service has this address.
+    pub fn is_vip(&self, addr: IpAddr) -> bool {
+        self.services.iter().any(|service| service.address == addr)
     }
 
-    fn hide_service(&mut self, key: ServiceKey) {
-        let ServiceKey::Address { protocol, addr } = key else {
-            return;
-        };
-        self.vips.insert(addr.ip());
-        if addr.port() == 0 {
-            self.services_all_ports.insert((addr.ip(), protocol));
-        } else {
-            self.services.insert((addr.ip(), protocol, addr.port()));
-        }
+    fn is_nat_server(&self, addr: IpAddr) -> bool {
+        self.nat_servers.iter().any(|server| server.address == addr)
     }
 
     /// Whether the shield hides `packet`, received on an interface. `inner` is the destination of the packet inside an
@@ -91,28 +70,25 @@ impl ShieldSpec {
         if self.own_vips.contains(&dst) {
             return true;
         }
-        let to_vip = self.vips.contains(&dst);
-        if let Some((protocol, server)) = inner {
-            return to_vip
-                || (self.server_icmp
-                    && !to_host
-                    && self
-                        .nat_servers
-                        .contains(&(server.ip(), protocol, server.port())));
-        }
-        if packet.fragment.is_some() {
-            return to_vip || (!to_host && self.nat_server_addrs.contains(&src));
+        if inner.is_some() || packet.fragment.is_some() {
+            return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
         let protocol = packet.protocol;
-        if to_vip
-            && (self.services.contains(&(dst, protocol, dport))
-                || self.services_all_ports.contains(&(dst, protocol)))
-        {
+        let one_of = |set: &HashSet<Endpoint>, address, port| {
+            [port, 0].iter().any(|&port| {
+                set.contains(&Endpoint {
+                    address,
+                    protocol,
+                    port,
+                })
+            })
+        };
+        if one_of(&self.services, dst, dport) {
             return true;
         }
         if !to_host {
-            return self.nat_servers.contains(&(src, protocol, sport));
+            return one_of(&self.nat_servers, src, sport);
         }
         !self.local_clients.is_empty()
             && self.local_clients.contains(&LocalClient {

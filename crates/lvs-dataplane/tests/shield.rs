@@ -10,16 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Host, sh, try_sh};
+use lvs_core::Protocol;
 use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket, tun::HostDevice};
 use lvs_dataplane::netlink::Netlink;
-use lvs_dataplane::shield::{Endpoint, LocalClient, Shield, ShieldError, ShieldSpec};
+use lvs_dataplane::shield::{Shield, ShieldError};
+use lvs_dataplane::shield_spec::{Endpoint, LocalClient, ShieldSpec};
 use lvs_dataplane::sys;
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+const TCP: Protocol = Protocol::TCP;
+const UDP: Protocol = Protocol::UDP;
 
-fn endpoint(address: &str, protocol: u8, port: u16) -> Endpoint {
+fn endpoint(address: &str, protocol: Protocol, port: u16) -> Endpoint {
     Endpoint {
         address: address.parse().unwrap(),
         protocol,

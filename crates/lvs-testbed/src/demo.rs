@@ -101,8 +101,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
         ),
         Forward::Tun => (
             "Tunnelling: the director wraps packets in IPIP, servers may be anywhere",
-            "client 198.51.100.100 ── router ─┬─ director 192.0.2.1\n  \
-                                              └─ rs1..rs4 10.0.0.11-14",
+            "client 198.51.100.100 ── router ── director 192.0.2.1, and router ── rs1..rs4 10.0.0.11-14",
         ),
     };
     println!("\n{}\n  {picture}", style.heading(title));

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
 
 use crate::content;
 use crate::netns::{Host, Proc};
@@ -39,6 +40,9 @@ pub struct LoadOptions {
     /// A request that takes longer than this many milliseconds has failed
     #[arg(long, default_value_t = 20_000)]
     pub timeout_ms: u64,
+    /// Local port of the first connection, the next one for each further; 0 for the kernel's choice
+    #[arg(long, default_value_t = 0)]
+    pub first_port: u16,
     /// Stop when the input ends
     #[arg(long)]
     pub until_eof: bool,
@@ -57,6 +61,7 @@ impl LoadOptions {
             for_ms: None,
             pause_ms: 0,
             timeout_ms: 20_000,
+            first_port: 0,
             until_eof: false,
         }
     }
@@ -68,6 +73,7 @@ impl LoadOptions {
         option("concurrency", self.concurrency);
         option("pause-ms", self.pause_ms);
         option("timeout-ms", self.timeout_ms);
+        option("first-port", self.first_port.into());
         if let Some(limit) = self.for_ms {
             option("for", limit);
         }
@@ -129,12 +135,17 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports.
+    /// Runs the requests from this host and reports. Where their number is known, each has a local port that no other
+    /// from this host had: the kernel soon gives a port again, and a director then still knows the old connection.
     ///
     /// # Errors
     ///
     /// When the client program cannot run; failed requests are in the report.
     pub fn load(&self, options: &LoadOptions) -> Result<LoadReport> {
+        let mut options = options.clone();
+        if options.first_port == 0 && options.requests != 0 {
+            options.first_port = self.take_ports(options.requests);
+        }
         let printed = self.run(crate::programs::own()?, &options.arguments())?;
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
@@ -258,7 +269,17 @@ fn client(
         }
         let which = usize::try_from(index % options.sizes.len() as u64).unwrap_or(0);
         let size = usize::try_from(options.sizes[which]).unwrap_or(usize::MAX);
-        match request(options, &mut connection, &expected[..size], &mut buffer) {
+        let port = match options.first_port {
+            0 => 0,
+            first => first.wrapping_add(u16::try_from(index % 0x1_0000).unwrap_or(0)),
+        };
+        match request(
+            options,
+            port,
+            &mut connection,
+            &expected[..size],
+            &mut buffer,
+        ) {
             Ok(server) => {
                 report.ok += 1;
                 report.bytes += size as u64;
@@ -281,8 +302,31 @@ fn client(
     }
 }
 
+fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStream> {
+    let stream = if port == 0 {
+        TcpStream::connect_timeout(&options.target, timeout)?
+    } else {
+        let any: SocketAddr = match options.target {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+        };
+        let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket
+            .bind(&any.into())
+            .with_context(|| format!("local port {port}"))?;
+        socket.connect_timeout(&options.target.into(), timeout)?;
+        socket.into()
+    };
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 fn request(
     options: &LoadOptions,
+    port: u16,
     connection: &mut Option<BufReader<TcpStream>>,
     expected: &[u8],
     buffer: &mut [u8],
@@ -291,10 +335,7 @@ fn request(
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => {
-            let stream = TcpStream::connect_timeout(&options.target, timeout).context("connect")?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-            stream.set_nodelay(true)?;
+            let stream = connect(options, port, timeout).context("connect")?;
             BufReader::with_capacity(64 << 10, stream)
         }
     };

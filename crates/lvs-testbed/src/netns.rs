@@ -229,6 +229,7 @@ impl Testbed {
                 user: base,
                 dir: self.dir.clone(),
                 spawned: AtomicU32::new(0),
+                ports: AtomicU32::new(0),
                 public: Mutex::new(None),
             })));
         }
@@ -409,6 +410,7 @@ struct HostInner {
     user: Option<u32>,
     dir: PathBuf,
     spawned: AtomicU32,
+    ports: AtomicU32,
     public: Mutex<Option<String>>,
 }
 
@@ -429,6 +431,31 @@ impl Host {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.0.dir
+    }
+
+    /// The first of so many local ports, from below the range that the kernel takes its own from, that were not handed
+    /// out before (until they are used up and start over).
+    pub(crate) fn take_ports(&self, number: u64) -> u16 {
+        const FIRST: u32 = 1024;
+        const LAST: u32 = 32_767;
+        let number = u32::try_from(number).unwrap_or(LAST).min(LAST - FIRST);
+        let taken = self
+            .0
+            .ports
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                Some(if FIRST + next + number > LAST {
+                    number
+                } else {
+                    next + number
+                })
+            })
+            .unwrap_or(0);
+        let first = if FIRST + taken + number > LAST {
+            FIRST
+        } else {
+            FIRST + taken
+        };
+        u16::try_from(first).unwrap_or(0)
     }
 
     /// A command that will run on this host. Its working directory is `/`: give absolute paths.

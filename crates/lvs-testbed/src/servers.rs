@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ impl Default for NginxOptions {
 }
 
 /// Starts an nginx that serves the directory `www` of the testbed, names itself in the header `X-Server` and under
-/// `/id`, and takes uploads with PUT under `/up/`, into the directory `NAME-up/up`.
+/// `/id`, tells clients their address under `/addr`, and takes uploads with PUT under `/up/`, into the directory `NAME-up/up`.
 ///
 /// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing needs to change user.
 ///
@@ -86,6 +87,7 @@ http {{
         root {www};
         add_header X-Server {name} always;
         location = /id {{ default_type text/plain; return 200 \"{name}\\n\"; }}
+        location = /addr {{ default_type text/plain; return 200 \"$remote_addr\n\"; }}
         location = /status {{ stub_status; }}
         location /up/ {{ root {home}; dav_methods PUT DELETE; create_full_put_path on; }}
     }}
@@ -107,13 +109,18 @@ http {{
     Ok(server)
 }
 
-/// Starts an iperf3 server on port 5201.
+/// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has to be the VIP: iperf3
+/// answers UDP from whatever address the route suggests if it listens on all.
 ///
 /// # Errors
 ///
 /// When it is missing or does not listen.
-pub fn iperf3(host: &Host) -> Result<Proc> {
-    let mut server = host.spawn("iperf3", &["--server", "--port", "5201"])?;
+pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
+    let address = address.to_string();
+    let mut server = host.spawn(
+        "iperf3",
+        &["--server", "--port", "5201", "--bind", &address],
+    )?;
     listening(host, &mut server, "tcp", 5201)?;
     Ok(server)
 }

@@ -36,7 +36,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
         "the upload differs"
     );
 
-    let _iperf = servers::iperf3(&site.servers[0])?;
+    let _iperf = servers::iperf3(&site.servers[0], site.real_address(0))?;
     let _dns = servers::dnsmasq(&site.servers[1])?;
     let answer = site
         .client

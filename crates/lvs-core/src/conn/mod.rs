@@ -2,7 +2,9 @@
 
 pub(crate) mod state;
 pub(crate) mod table;
+pub(crate) mod template;
 mod wheel;
 
 pub(crate) use self::state::State;
-pub(crate) use self::table::{ConnTable, Key, NO_SLOT, Slot};
+pub(crate) use self::table::{ConnTable, Key, NO_SLOT, Slot, TEMPLATE_BIT};
+pub(crate) use self::template::{Template, Templates};

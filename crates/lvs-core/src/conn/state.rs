@@ -1,9 +1,10 @@
-//! State machines: TCP and UDP.
+//! State machines: TCP, UDP and SCTP.
 //!
 //! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from the server, and one
-//! for packets from the client of connections whose replies do not pass through the director.
+//! for packets from the client of connections whose replies do not pass through the director. `ip_vs_proto_sctp` has the
+//! same three for SCTP.
 
-use crate::{Protocol, TcpFlags};
+use crate::{Protocol, SctpChunk, TcpFlags};
 
 /// A state of a connection, by the number that the synchronisation protocol gives it. What it means depends on the
 /// protocol.
@@ -13,9 +14,12 @@ pub(crate) struct State(pub(crate) u8);
 impl State {
     /// Before the first transition; of UDP, the only state.
     pub(crate) const NONE: Self = Self(0);
+    pub(crate) const TCP_ESTABLISHED: Self = Self(1);
     pub(crate) const TCP_FIN_WAIT: Self = Self(4);
     pub(crate) const TCP_TIME_WAIT: Self = Self(5);
     pub(crate) const TCP_CLOSE: Self = Self(6);
+    pub(crate) const SCTP_ESTABLISHED: Self = Self(8);
+    pub(crate) const SCTP_CLOSED: Self = Self(13);
 
     /// The kernel's name for it in listings.
     pub(crate) fn name(self, protocol: Protocol) -> &'static str {
@@ -25,14 +29,41 @@ impl State {
                 .copied()
                 .unwrap_or("ERR!"),
             Protocol::UDP if self.0 == 0 => "UDP",
-            _ => "ERR!",
+            Protocol::SCTP => SCTP_NAMES
+                .get(usize::from(self.0))
+                .copied()
+                .unwrap_or("ERR!"),
+            _ => "NONE",
         }
     }
 
     /// Counted as active (`tcp_state_active_table`).
     pub(crate) fn is_active(self, protocol: Protocol) -> bool {
-        // ESTABLISHED, SYN_SENT, SYN_RECV, SYNACK.
-        protocol == Protocol::TCP && matches!(self.0, 1 | 2 | 3 | 10)
+        match protocol {
+            // ESTABLISHED, SYN_SENT, SYN_RECV, SYNACK.
+            Protocol::TCP => matches!(self.0, 1 | 2 | 3 | 10),
+            Protocol::SCTP => self == Self::SCTP_ESTABLISHED,
+            _ => false,
+        }
+    }
+
+    /// How many states a protocol has; `None` for one that has no connections.
+    pub(crate) const fn count(protocol: Protocol) -> Option<u16> {
+        match protocol {
+            Protocol::TCP => Some(11),
+            Protocol::SCTP => Some(14),
+            Protocol::UDP | Protocol::AH | Protocol::ESP => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Going into it makes the template of the connection hold (`ip_vs_control_assure_ct`).
+    pub(crate) fn assures(self, protocol: Protocol) -> bool {
+        match protocol {
+            Protocol::TCP => self == Self::TCP_ESTABLISHED,
+            Protocol::SCTP => self == Self::SCTP_ESTABLISHED,
+            _ => false,
+        }
     }
 }
 
@@ -48,6 +79,23 @@ const TCP_NAMES: [&str; 11] = [
     "LAST_ACK",
     "LISTEN",
     "SYNACK",
+];
+
+const SCTP_NAMES: [&str; 14] = [
+    "NONE",
+    "INIT1",
+    "INIT",
+    "C-SENT",
+    "C-REPLIED",
+    "C-WAIT",
+    "COOKIE",
+    "C-ECHOED",
+    "ESTABLISHED",
+    "S-SENT",
+    "S-RECEIVED",
+    "S-ACK-SENT",
+    "REJECTED",
+    "CLOSED",
 ];
 
 /// Where a packet comes from, as far as the tables care.
@@ -66,6 +114,7 @@ pub(crate) enum Direction {
 pub(crate) struct Timeouts {
     tcp: [u32; 11],
     udp: u32,
+    sctp: [u32; 14],
 }
 
 impl Default for Timeouts {
@@ -73,6 +122,7 @@ impl Default for Timeouts {
         Self {
             tcp: [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120],
             udp: 300,
+            sctp: [2, 4, 61, 61, 61, 61, 61, 61, 900, 61, 61, 61, 4, 61],
         }
     }
 }
@@ -81,6 +131,7 @@ impl Timeouts {
     pub(crate) fn of(&self, protocol: Protocol, state: State) -> u32 {
         match protocol {
             Protocol::TCP => self.tcp.get(usize::from(state.0)).copied().unwrap_or(2),
+            Protocol::SCTP => self.sctp.get(usize::from(state.0)).copied().unwrap_or(2),
             _ => self.udp,
         }
     }
@@ -201,6 +252,101 @@ const SECURE_INPUT_ONLY: Table = [
     [ES, ES, SS, ES, FW, TW, CL, CW, CL, LI, ES],
     [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, CL],
 ];
+
+/// SCTP events in the order of the rows of its tables (`sctp_events`).
+fn sctp_event(chunk: SctpChunk) -> usize {
+    if chunk.abort_follows {
+        return 9;
+    }
+    match chunk.first {
+        1 => 1,  // INIT
+        2 => 2,  // INIT ACK
+        10 => 3, // COOKIE ECHO
+        11 => 4, // COOKIE ACK
+        7 => 5,  // SHUTDOWN
+        8 => 6,  // SHUTDOWN ACK
+        14 => 7, // SHUTDOWN COMPLETE
+        9 => 8,  // ERROR
+        6 => 9,  // ABORT
+        _ => 0,  // DATA, SACK, HEARTBEAT and whatever is not known
+    }
+}
+
+/// The state that an SCTP association goes into (`set_sctp_state`).
+pub(crate) fn sctp_next(direction: Direction, chunk: SctpChunk, state: State) -> State {
+    let table = match direction {
+        Direction::Input => &sctp::INPUT,
+        Direction::Output => &sctp::OUTPUT,
+        Direction::InputOnly => &sctp::INPUT_ONLY,
+    };
+    let row = &table[sctp_event(chunk)];
+    State(row.get(usize::from(state.0)).copied().unwrap_or(sctp::CL))
+}
+
+/// The tables of `ip_vs_proto_sctp`. Rows: DATA, INIT, INIT ACK, COOKIE ECHO, COOKIE ACK, SHUTDOWN, SHUTDOWN ACK,
+/// SHUTDOWN COMPLETE, ERROR, ABORT. Columns: the present state. Cells: the next one.
+mod sctp {
+    type Table = [[u8; 14]; 10];
+
+    const I1: u8 = 1;
+    const IN: u8 = 2;
+    const CS: u8 = 3;
+    const CR: u8 = 4;
+    const CW: u8 = 5;
+    const CO: u8 = 6;
+    const CE: u8 = 7;
+    const ES: u8 = 8;
+    const SS: u8 = 9;
+    const SR: u8 = 10;
+    const SA: u8 = 11;
+    const RJ: u8 = 12;
+    pub(super) const CL: u8 = 13;
+
+    #[rustfmt::skip]
+    pub(super) const INPUT: Table = [
+        // NO, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL
+        [ES, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [I1, IN, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, IN, IN],
+        [CW, CW, CW, CS, CR, CO, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CR, IN, IN, CR, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [ES, I1, IN, CS, CR, CW, CO, ES, ES, SS, SR, SA, RJ, CL],
+        [SR, I1, IN, CS, CR, CW, CO, CE, SR, SS, SR, SA, RJ, CL],
+        [CL, IN, IN, CS, CR, CW, CO, CE, ES, CL, SR, CL, RJ, CL],
+        [CL, CL, CL, CS, CR, CW, CO, CE, ES, SS, SR, CL, RJ, CL],
+        [CL, I1, IN, CS, CR, CW, CO, CL, ES, SS, SR, SA, RJ, CL],
+        [CL, CL, CL, CL, CL, RJ, CL, CL, CL, CL, CL, CL, CL, CL],
+    ];
+
+    #[rustfmt::skip]
+    pub(super) const OUTPUT: Table = [
+        // NO, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL
+        [ES, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CW, CW, CW, CW, CW, CW, CW, CW, ES, CW, CW, CW, CW, CW],
+        [CS, CS, CS, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CE, CE, CE, CE, CE, CE, CE, CE, ES, SS, SR, SA, RJ, CL],
+        [ES, ES, ES, ES, ES, ES, ES, ES, ES, SS, SR, SA, RJ, CL],
+        [SS, SS, SS, SS, SS, SS, SS, SS, SS, SS, SR, SA, RJ, CL],
+        [SA, SA, SA, SA, SA, CW, CO, CE, ES, SA, SA, SA, RJ, CL],
+        [CL, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CL, CL, CL, CL, CL, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CL, RJ, CL, CL, CL, CL, CL, CL, CL, CL, CL, CL, CL, CL],
+    ];
+
+    #[rustfmt::skip]
+    pub(super) const INPUT_ONLY: Table = [
+        // NO, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL
+        [ES, I1, IN, CS, CR, ES, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [I1, IN, IN, IN, IN, IN, CO, CE, ES, SS, SR, SA, IN, IN],
+        [CE, CE, CE, CE, CE, CE, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [ES, ES, ES, ES, ES, ES, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [ES, I1, IN, ES, ES, CW, ES, ES, ES, SS, SR, SA, RJ, CL],
+        [SR, I1, IN, CS, CR, CW, CO, CE, SR, SS, SR, SA, RJ, CL],
+        [CL, IN, IN, CS, CR, CW, CO, CE, CL, CL, SR, CL, RJ, CL],
+        [CL, CL, CL, CL, CL, CW, CO, CE, ES, SS, CL, CL, RJ, CL],
+        [CL, I1, IN, CS, CR, CW, CO, CE, ES, SS, SR, SA, RJ, CL],
+        [CL, CL, CL, CL, CL, RJ, CL, CL, CL, CL, CL, CL, CL, CL],
+    ];
+}
 
 #[cfg(test)]
 mod tests {

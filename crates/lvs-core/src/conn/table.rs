@@ -8,22 +8,39 @@ use core::time::Duration;
 
 use siphasher::sip::SipHasher13;
 
-use super::wheel::{Link, Wheel, tick_of};
+pub(crate) use super::wheel::tick_of;
+use super::wheel::{Link, Wheel};
 use crate::{Family, Forwarding, Instant, Protocol, State};
 
 /// No slot.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
+/// In [`Slot::control`]: the other bits are the index of a template.
+pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
 /// Bits of [`Slot::flags`], with the numbers that the synchronisation protocol gives them.
 pub(crate) mod flag {
     /// Forwarding method.
     pub(crate) const METHOD: u32 = 0x0007;
+    /// Made by a synchronisation message.
+    pub(crate) const SYNC: u32 = 0x0020;
     /// No packet from the server has been seen.
     pub(crate) const NO_OUTPUT: u32 = 0x0080;
     /// Counted as inactive.
     pub(crate) const INACTIVE: u32 = 0x0100;
+    /// Sequence numbers of packets from the server are adjusted.
+    pub(crate) const OUT_SEQ: u32 = 0x0200;
+    /// Sequence numbers of packets from the client are adjusted.
+    pub(crate) const IN_SEQ: u32 = 0x0400;
+    /// The client's port is not known yet.
+    pub(crate) const NO_CPORT: u32 = 0x0800;
     /// Persistence template.
     pub(crate) const TEMPLATE: u32 = 0x1000;
+    /// One datagram only.
+    pub(crate) const ONE_PACKET: u32 = 0x2000;
+    /// The host's connection tracking keeps it, too.
+    pub(crate) const NFCT: u32 = 0x10000;
+    /// Ended, and taken out before the next packet that is not the host's own answer. Of this crate, not of the kernel.
+    pub(crate) const DYING: u32 = 0x4000_0000;
 }
 
 /// The identity of a connection: protocol, client and virtual address.
@@ -58,14 +75,18 @@ pub(crate) struct Slot {
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
-    /// The entry that controls this one, or [`NO_SLOT`].
+    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control half.
     pub(crate) control: u32,
     /// Entries that this one controls.
     pub(crate) controlled: u32,
     /// Packets from the client.
     pub(crate) in_packets: u32,
     pub(crate) mark: u32,
+    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
+    pub(crate) sync_end: u32,
     pub(crate) state: State,
+    /// The state that was synchronised last.
+    pub(crate) old_state: State,
     server_family: Family,
 }
 
@@ -96,7 +117,9 @@ impl Slot {
             controlled: 0,
             in_packets: 0,
             mark: 0,
+            sync_end: 0,
             state: State::NONE,
+            old_state: State::NONE,
             server_family,
         }
     }
@@ -118,6 +141,39 @@ impl Slot {
             unpack(self.server_addr, self.server_family),
             self.server_port,
         )
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        Key {
+            protocol: self.protocol,
+            client: self.client(),
+            virt: self.virt(),
+        }
+    }
+
+    /// The template that controls the connection.
+    pub(crate) const fn template(&self) -> Option<u32> {
+        if self.control != NO_SLOT && self.control & TEMPLATE_BIT != 0 {
+            Some(self.control & !TEMPLATE_BIT)
+        } else {
+            None
+        }
+    }
+
+    /// The connection that controls this one.
+    pub(crate) const fn controller(&self) -> Option<u32> {
+        if self.control & TEMPLATE_BIT == 0 {
+            Some(self.control)
+        } else {
+            None
+        }
+    }
+
+    /// Gives a template ports that no lookup asks for (`ip_vs_check_template`).
+    pub(crate) fn hide_template(&mut self) {
+        self.virt_port = u16::MAX;
+        self.server_port = u16::MAX;
+        self.flags |= flag::DYING;
     }
 
     pub(crate) const fn has(&self, flag: u32) -> bool {
@@ -146,13 +202,15 @@ pub(crate) struct ConnTable {
     hash_keys: (u64, u64),
     wheel: Wheel,
     due: Vec<u32>,
+    /// Entries whose client's port is not known.
+    portless: usize,
 }
 
 impl ConnTable {
     /// An empty table for at most `capacity` entries. `seed` keys the hash function, so that a client cannot choose
     /// addresses that fall into one chain.
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        let capacity = capacity.clamp(1, NO_SLOT as usize - 1);
+        let capacity = capacity.clamp(1, TEMPLATE_BIT as usize - 1);
         Self {
             slots: Vec::with_capacity(capacity),
             capacity,
@@ -163,6 +221,7 @@ impl ConnTable {
             hash_keys: (seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15),
             wheel: Wheel::new(),
             due: Vec::new(),
+            portless: 0,
         }
     }
 
@@ -188,23 +247,62 @@ impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
+        let port = key.client.port();
+        // Entries of port 0 (templates, unknown ports) are not for packets from port 0.
+        let exact = if port == 0 {
+            None
+        } else {
+            self.find_client(key, port, 0)
+        };
+        if exact.is_some() || self.portless == 0 {
+            return exact;
+        }
+        self.find_client(key, 0, flag::NO_CPORT)
+    }
+
+    /// The template with this key (`ip_vs_ct_in_get`).
+    pub(crate) fn find_template(&self, key: &Key) -> Option<u32> {
+        self.find_client(key, 0, flag::TEMPLATE)
+    }
+
+    /// The newest entry of a client's address and `port` with just `flags` of those that tell kinds of entries apart.
+    #[inline]
+    fn find_client(&self, key: &Key, port: u16, flags: u32) -> Option<u32> {
         let (client_addr, family) = pack(key.client.ip());
         let (virt_addr, _) = pack(key.virt.ip());
-        // Entries of port 0 (templates, unknown ports) are not for packets from port 0.
-        if key.client.port() == 0 {
-            return None;
-        }
-        self.chain(key.protocol, client_addr, key.client.port())
-            .find(|&index| {
-                let slot = &self.slots[index as usize];
-                slot.client_addr == client_addr
-                    && slot.client_port == key.client.port()
-                    && slot.virt_addr == virt_addr
-                    && slot.virt_port == key.virt.port()
-                    && slot.protocol == key.protocol
-                    && slot.family == family
-                    && !slot.has(flag::TEMPLATE)
-            })
+        let mask = flag::TEMPLATE | flag::NO_CPORT;
+        // A template that is hidden is not found; a connection that is about to end is, as in the kernel.
+        let mask = mask
+            | if flags & flag::TEMPLATE != 0 {
+                flag::DYING
+            } else {
+                0
+            };
+        self.chain(key.protocol, client_addr, port).find(|&index| {
+            let slot = &self.slots[index as usize];
+            slot.client_addr == client_addr
+                && slot.client_port == port
+                && slot.virt_addr == virt_addr
+                && slot.virt_port == key.virt.port()
+                && slot.protocol == key.protocol
+                && slot.family == family
+                && slot.flags & mask == flags
+        })
+    }
+
+    /// Gives an entry of unknown client port the port of its first packet (`ip_vs_conn_fill_cport`).
+    pub(crate) fn set_client_port(&mut self, index: u32, port: u16) {
+        self.unchain(index);
+        let slot = &mut self.slots[index as usize];
+        slot.client_port = port;
+        slot.flags &= !flag::NO_CPORT;
+        self.portless -= 1;
+        let bucket = {
+            let slot = &self.slots[index as usize];
+            self.bucket(slot.protocol, slot.client_addr, slot.client_port)
+        };
+        self.slots[index as usize].next = self.buckets[bucket].wrapping_sub(1);
+        self.buckets[bucket] = index + 1;
     }
 
     /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the real server where
@@ -232,6 +330,7 @@ impl ConnTable {
                     && port == source.port()
                     && slot.protocol == protocol
                     && slot.family == family
+                    && !slot.has(flag::TEMPLATE)
             })
     }
 
@@ -252,6 +351,7 @@ impl ConnTable {
         };
         self.buckets[bucket] = index + 1;
         self.len += 1;
+        self.portless += usize::from(self.slots[index as usize].has(flag::NO_CPORT));
         self.restart(index, now);
         Some(index)
     }
@@ -259,20 +359,8 @@ impl ConnTable {
     /// Takes an entry out and frees its slot.
     pub(crate) fn remove(&mut self, index: u32) {
         self.wheel.disarm(&mut self.slots, index);
-        let slot = &self.slots[index as usize];
-        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
-        let next = slot.next;
-        let mut at = self.buckets[bucket].wrapping_sub(1);
-        if at == index {
-            self.buckets[bucket] = next.wrapping_add(1);
-        } else {
-            while at != NO_SLOT && self.slots[at as usize].next != index {
-                at = self.slots[at as usize].next;
-            }
-            if at != NO_SLOT {
-                self.slots[at as usize].next = next;
-            }
-        }
+        self.unchain(index);
+        self.portless -= usize::from(self.slots[index as usize].has(flag::NO_CPORT));
         let slot = &mut self.slots[index as usize];
         slot.next = self.free;
         // A free slot answers no lookup and no listing.
@@ -280,6 +368,24 @@ impl ConnTable {
         slot.flags = FREE;
         self.free = index;
         self.len -= 1;
+    }
+
+    /// Takes an entry out of its hash chain.
+    fn unchain(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
+        let next = slot.next;
+        let mut at = self.buckets[bucket].wrapping_sub(1);
+        if at == index {
+            self.buckets[bucket] = next.wrapping_add(1);
+            return;
+        }
+        while at != NO_SLOT && self.slots[at as usize].next != index {
+            at = self.slots[at as usize].next;
+        }
+        if at != NO_SLOT {
+            self.slots[at as usize].next = next;
+        }
     }
 
     /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
@@ -293,15 +399,31 @@ impl ConnTable {
     /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if there are none, or if
     /// the budget ran out on the way. Give the vector back with [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
-        let mut due = core::mem::take(&mut self.due);
-        due.clear();
-        while let Some(tick) = self.wheel.next_tick(&mut self.slots, tick_of(now), budget) {
-            self.wheel.take_due(&mut self.slots, now, budget, &mut due);
+        loop {
+            let Some(tick) = self.due_tick(now, budget) else {
+                let mut due = core::mem::take(&mut self.due);
+                due.clear();
+                return due;
+            };
+            let due = self.take_due(now, budget);
             // In the present tick, what is left is due within milliseconds.
             if !due.is_empty() || tick == tick_of(now) || *budget == 0 {
-                break;
+                return due;
             }
+            self.recycle(due);
         }
+    }
+
+    /// The next tick up to `now` in which entries may be due.
+    pub(crate) fn due_tick(&mut self, now: Instant, budget: &mut usize) -> Option<u64> {
+        self.wheel.next_tick(&mut self.slots, tick_of(now), budget)
+    }
+
+    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as they are due.
+    pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
+        let mut due = core::mem::take(&mut self.due);
+        due.clear();
+        self.wheel.take_due(&mut self.slots, now, budget, &mut due);
         // A controlled entry ends before the one that controls it.
         due.sort_by_key(|&index| self.slots[index as usize].controlled > 0);
         due
@@ -315,6 +437,18 @@ impl ConnTable {
     /// When to look for due entries again.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
+    }
+
+    /// Slots that are or were in use.
+    pub(crate) const fn slots_len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether a slot is in use.
+    pub(crate) fn is_used(&self, index: u32) -> bool {
+        self.slots
+            .get(index as usize)
+            .is_some_and(|slot| slot.flags != FREE)
     }
 
     /// Indices of entries in use, from `start` on.

@@ -6,13 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{Instant, Shard};
+use lvs_core::{Forwarding, Instant, Protocol, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::decider::{Decider, reason};
@@ -28,8 +28,8 @@ use crate::io::{BATCH, PacketIo};
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request};
-use crate::shield::{self, Shield};
-use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::shield::Shield;
+use crate::shield_spec::{Endpoint, LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
@@ -281,12 +281,7 @@ impl Worker {
     }
 
     fn hide_local_client(&mut self, client: &LocalClient) {
-        let element = shield::LocalClient {
-            protocol: client.protocol.0,
-            server: client.server,
-            local: client.local,
-        };
-        if let Err(error) = self.shield.add_local_client(&element, LOCAL_CLIENT_TIMEOUT) {
+        if let Err(error) = self.shield.add_local_client(client, LOCAL_CLIENT_TIMEOUT) {
             warn!("a connection of this host's own to a virtual address will fail: {error}");
         }
     }
@@ -359,25 +354,39 @@ impl Worker {
 
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
-        let mut hidden;
-        let next_hops: Vec<IpAddr>;
+        let mut hidden = ShieldSpec {
+            local_clients: std::mem::take(&mut self.hidden.local_clients),
+            ..ShieldSpec::default()
+        };
+        let mut next_hops = Vec::new();
         {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
-            hidden = ShieldSpec::of(&control);
+            for service in control.services() {
+                hide_service(&mut hidden, service.key());
+            }
             let any = control.services().next().is_some();
-            next_hops = control
-                .endpoints()
-                .filter(|_| any)
-                .map(|(_, server)| server.addr().ip())
-                .collect();
+            // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+            for (key, server) in control.endpoints().filter(|_| any) {
+                hide_service(&mut hidden, key);
+                next_hops.push(server.addr().ip());
+                if server.forwarding() == Forwarding::Nat
+                    && let ServiceKey::Address { protocol, .. } = key
+                {
+                    hidden.nat_servers.insert(endpoint(protocol, server.addr()));
+                }
+            }
         }
-        hidden.local_clients = std::mem::take(&mut self.hidden.local_clients);
-        let own = self.choose_own(&hidden.vips);
+        let vips = hidden
+            .services
+            .iter()
+            .map(|service| service.address)
+            .collect();
+        let own = self.choose_own(&vips);
         hidden.own_vips.clone_from(&own);
-        let shielded = self.shield.update(&shield_rules(&hidden));
-        self.network.set_vips(hidden.vips.clone(), own.clone());
+        let shielded = self.shield.update(&hidden);
+        self.network.set_vips(vips, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
         self.manage_neighbours(&next_hops);
@@ -693,27 +702,17 @@ impl Worker {
     }
 }
 
-/// The same as rules.
-fn shield_rules(hidden: &ShieldSpec) -> shield::ShieldSpec {
-    let endpoint =
-        |(address, protocol, port): (IpAddr, lvs_core::Protocol, u16)| shield::Endpoint {
-            address,
-            protocol: protocol.0,
-            port,
-        };
-    let all_ports = hidden
-        .services_all_ports
-        .iter()
-        .map(|&(addr, protocol)| (addr, protocol, 0));
-    shield::ShieldSpec {
-        services: hidden
-            .services
-            .iter()
-            .copied()
-            .chain(all_ports)
-            .map(endpoint)
-            .collect(),
-        own_vips: hidden.own_vips.iter().copied().collect(),
-        nat_servers: hidden.nat_servers.iter().copied().map(endpoint).collect(),
+/// Hides what a service takes.
+fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
+    if let ServiceKey::Address { protocol, addr } = key {
+        hidden.services.insert(endpoint(protocol, addr));
+    }
+}
+
+fn endpoint(protocol: Protocol, addr: SocketAddr) -> Endpoint {
+    Endpoint {
+        address: addr.ip(),
+        protocol,
+        port: addr.port(),
     }
 }

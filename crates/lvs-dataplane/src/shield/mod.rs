@@ -28,7 +28,7 @@ mod nft;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
@@ -37,6 +37,7 @@ use self::nft::{
     Base, Batch, REG, Rule, SetSpec, TYPE_ICMP, TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL,
 };
 use crate::netlink::message::messages;
+use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys;
 
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
@@ -81,41 +82,6 @@ pub enum ShieldError {
         /// The kernel's own words, in brackets, if it gave any.
         words: String,
     },
-}
-
-/// An address, a protocol and a port; port 0 is every port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Endpoint {
-    /// The address.
-    pub address: IpAddr,
-    /// The IP protocol's number.
-    pub protocol: u8,
-    /// The port, 0 for all.
-    pub port: u16,
-}
-
-/// All that is to be hidden.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them. A service that is
-    /// chosen by a firewall mark has an entry for each address and protocol that its mark's rules name.
-    pub services: BTreeSet<Endpoint>,
-    /// Virtual addresses that the engine answers for itself: everything to them is hidden.
-    pub own_vips: BTreeSet<IpAddr>,
-    /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments and ICMP errors are hidden with them.
-    pub nat_servers: BTreeSet<Endpoint>,
-}
-
-/// A connection that the director's own host has made to a service, as its real server's answers look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LocalClient {
-    /// The IP protocol's number.
-    pub protocol: u8,
-    /// The real server's address and port.
-    pub server: SocketAddr,
-    /// The host's address and port.
-    pub local: SocketAddr,
 }
 
 /// The shield. It ends with this value, or with the process.
@@ -264,7 +230,7 @@ impl Shield {
     /// # Errors
     /// If the kernel refuses; what was hidden before is hidden still.
     pub fn update(&mut self, spec: &ShieldSpec) -> Result<usize, ShieldError> {
-        let wanted = spec.elements();
+        let wanted = elements(spec);
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
         let mut changed = 0;
@@ -616,44 +582,42 @@ impl Family {
     }
 }
 
-impl ShieldSpec {
-    /// The elements of each set.
-    fn elements(&self) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
-        let mut sets: BTreeMap<String, BTreeSet<Vec<u8>>> = BTreeMap::new();
-        let mut put = |ip: IpAddr, set: &str, key: Vec<u8>| {
-            sets.entry(Family::of(ip).name(set))
-                .or_default()
-                .insert(key);
-        };
-        for ip in &self.own_vips {
-            put(*ip, OWN_VIPS, address_key(*ip));
-        }
-        for (endpoints, one_port, all_ports, addresses) in [
-            (&self.services, SERVICES, SERVICE_HOSTS, VIPS),
-            (&self.nat_servers, SERVERS, SERVER_HOSTS, SERVER_ADDRESSES),
-        ] {
-            for endpoint in endpoints {
-                let ip = endpoint.address;
-                put(ip, addresses, address_key(ip));
-                let mut key = address_key(ip);
-                key.extend([endpoint.protocol, 0, 0, 0]);
-                if endpoint.port == 0 {
-                    put(ip, all_ports, key);
-                } else {
-                    key.extend(port_key(endpoint.port));
-                    put(ip, one_port, key);
-                }
+/// The elements of each set.
+fn elements(spec: &ShieldSpec) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
+    let mut sets: BTreeMap<String, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    let mut put = |ip: IpAddr, set: &str, key: Vec<u8>| {
+        sets.entry(Family::of(ip).name(set))
+            .or_default()
+            .insert(key);
+    };
+    for ip in &spec.own_vips {
+        put(*ip, OWN_VIPS, address_key(*ip));
+    }
+    for (endpoints, one_port, all_ports, addresses) in [
+        (&spec.services, SERVICES, SERVICE_HOSTS, VIPS),
+        (&spec.nat_servers, SERVERS, SERVER_HOSTS, SERVER_ADDRESSES),
+    ] {
+        for endpoint in endpoints {
+            let ip = endpoint.address;
+            put(ip, addresses, address_key(ip));
+            let mut key = address_key(ip);
+            key.extend([endpoint.protocol.0, 0, 0, 0]);
+            if endpoint.port == 0 {
+                put(ip, all_ports, key);
+            } else {
+                key.extend(port_key(endpoint.port));
+                put(ip, one_port, key);
             }
         }
-        sets
     }
+    sets
 }
 
 impl LocalClient {
     /// Its set and its key.
     fn element(&self) -> (String, Vec<u8>) {
         let mut key = address_key(self.server.ip());
-        key.extend([self.protocol, 0, 0, 0]);
+        key.extend([self.protocol.0, 0, 0, 0]);
         key.extend(port_key(self.server.port()));
         key.extend(address_key(self.local.ip()));
         key.extend(port_key(self.local.port()));
@@ -676,12 +640,17 @@ fn port_key(port: u16) -> [u8; 4] {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use lvs_core::Protocol;
+
     use super::*;
+    use crate::shield_spec::Endpoint;
 
     fn endpoint(address: &str, protocol: u8, port: u16) -> Endpoint {
         Endpoint {
             address: address.parse().unwrap(),
-            protocol,
+            protocol: Protocol(protocol),
             port,
         }
     }
@@ -697,7 +666,7 @@ mod tests {
             .into(),
             ..ShieldSpec::default()
         };
-        let sets = spec.elements();
+        let sets = elements(&spec);
         let keys = |set: &str| sets[set].iter().cloned().collect::<Vec<_>>();
         assert_eq!(keys("services4"), [[192, 0, 2, 1, 6, 0, 0, 0, 0, 80, 0, 0]]);
         assert_eq!(keys("service_hosts4"), [[192, 0, 2, 1, 17, 0, 0, 0]]);
@@ -713,10 +682,11 @@ mod tests {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 nat_servers: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 own_vips: [ip.parse().unwrap()].into(),
+                ..ShieldSpec::default()
             };
-            let mut sets = spec.elements();
+            let mut sets = elements(&spec);
             let client = LocalClient {
-                protocol: 6,
+                protocol: Protocol::TCP,
                 server: SocketAddr::new(ip.parse().unwrap(), 80),
                 local: SocketAddr::new(ip.parse().unwrap(), 40_000),
             };

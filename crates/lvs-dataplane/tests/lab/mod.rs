@@ -18,7 +18,7 @@ use lvs_dataplane::frame::{Frame, Offload};
 use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
-use lvs_dataplane::shield_spec::ShieldSpec;
+use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
 use lvs_dataplane::wire::Mac;
 
 pub const CLIENTS: PortId = PortId(0);
@@ -247,15 +247,14 @@ impl Lab {
         for s in services {
             lab.net.vips.insert(s.virt.ip());
             lab.net.local.insert(s.virt.ip());
-            lab.shield.vips.insert(s.virt.ip());
-            lab.shield
-                .services
-                .insert((s.virt.ip(), s.protocol, s.virt.port()));
+            let endpoint = |addr: SocketAddr| Endpoint {
+                address: addr.ip(),
+                protocol: s.protocol,
+                port: addr.port(),
+            };
+            lab.shield.services.insert(endpoint(s.virt));
             if let Some(server) = s.server.filter(|_| s.method == Forwarding::Nat) {
-                lab.shield
-                    .nat_servers
-                    .insert((server.ip(), s.protocol, server.port()));
-                lab.shield.nat_server_addrs.insert(server.ip());
+                lab.shield.nat_servers.insert(endpoint(server));
             }
         }
         lab

@@ -341,7 +341,7 @@ impl Bed {
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         self.shield = ShieldSpec::of(&self.director.control);
-        self.net.vips.clone_from(&self.shield.vips);
+        self.net.vips = self.shield.vips();
     }
 
     /// Lets time pass, from one event to the next.

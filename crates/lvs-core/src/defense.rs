@@ -1,0 +1,202 @@
+//! Defences against floods of half-open connections: `drop_packet`, `drop_entry` and `secure_tcp`
+//! (`update_defense_level`).
+//!
+//! The kernel's `drop_entry` visits random buckets of its hash table. Here, slots are visited at random, as many a
+//! second as make the same share of all entries, and the same states are spared.
+
+use core::time::Duration;
+
+use crate::conn::State;
+use crate::{Protocol, Sysctls};
+
+/// Time between two looks at the memory.
+pub(crate) const PERIOD: Duration = Duration::from_secs(1);
+
+/// The state of the defences.
+#[derive(Debug)]
+pub(crate) struct Defense {
+    /// Free memory in pages.
+    available: u64,
+    /// One in so many packets that open a connection is dropped; 0 drops none.
+    rate: u64,
+    counter: u64,
+    pub(crate) drops_entries: bool,
+    pub(crate) secure: bool,
+    lottery: [u8; 9],
+    random: u64,
+    /// Slots that were not visited yet, in parts of a slot.
+    visits: u64,
+}
+
+impl Defense {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            available: u64::MAX,
+            rate: 0,
+            counter: 0,
+            drops_entries: false,
+            secure: false,
+            lottery: [0; 9],
+            random: seed,
+            visits: 0,
+        }
+    }
+
+    pub(crate) fn set_memory(&mut self, available: u64) {
+        self.available = available;
+    }
+
+    /// Whether any defence has anything to do with the memory or the clock.
+    pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
+        sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
+    }
+
+    /// Looks at the memory and decides what is on. The automatic modes 1 and 2 change into each other.
+    pub(crate) fn update(&mut self, sysctls: &mut Sysctls) {
+        let threshold = u64::try_from(sysctls.amemthresh).unwrap_or(0);
+        let low = self.available < threshold;
+        let decide = |mode: &mut i32| match *mode {
+            1 | 2 => {
+                *mode = if low { 2 } else { 1 };
+                low
+            }
+            mode => mode == 3,
+        };
+        self.drops_entries = decide(&mut sysctls.drop_entry);
+        self.secure = decide(&mut sysctls.secure_tcp);
+        let drops = decide(&mut sysctls.drop_packet);
+        if !drops {
+            self.rate = 0;
+        } else if sysctls.drop_packet == 3 {
+            self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
+        } else {
+            self.rate = threshold / (threshold - self.available);
+            self.counter = self.rate;
+        }
+    }
+
+    /// Whether a packet that would open a connection is dropped (`ip_vs_todrop`).
+    pub(crate) fn drops_packet(&mut self) -> bool {
+        if self.rate == 0 {
+            return false;
+        }
+        self.counter = self.counter.saturating_sub(1);
+        if self.counter > 0 {
+            return false;
+        }
+        self.counter = self.rate;
+        true
+    }
+
+    /// How many slots of `len` to visit this second: one in 32.
+    pub(crate) fn visits(&mut self, len: usize) -> usize {
+        self.visits += len as u64;
+        let visits = self.visits / 32;
+        self.visits %= 32;
+        usize::try_from(visits).unwrap_or(usize::MAX)
+    }
+
+    /// A slot of `len`, at random.
+    pub(crate) fn draw(&mut self, len: usize) -> u32 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        u32::try_from((u128::from(z) * len as u128) >> 64).unwrap_or(0)
+    }
+
+    /// Whether a connection is to be dropped (`ip_vs_random_dropentry`). `idle`: time since its last packet.
+    pub(crate) fn drops_connection(
+        &mut self,
+        protocol: Protocol,
+        state: State,
+        idle: Duration,
+        packets: u32,
+    ) -> bool {
+        match (protocol, state.0) {
+            // SYN_RECV and SYNACK; INIT1 and INIT.
+            (Protocol::TCP, 3 | 10) | (Protocol::SCTP, 1 | 2) => true,
+            (Protocol::TCP, 1) | (Protocol::SCTP, 8) => self.draws_lot(idle, packets),
+            (Protocol::TCP | Protocol::SCTP, _) => false,
+            _ => self.draws_lot(idle, packets),
+        }
+    }
+
+    /// Entries with few packets are dropped the sooner, the fewer they are (`todrop_entry`).
+    pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
+        let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
+        else {
+            return false;
+        };
+        let counter = &mut self.lottery[usize::from(rate)];
+        *counter = counter.saturating_sub(1);
+        if *counter > 0 {
+            return false;
+        }
+        *counter = rate;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_modes_follow_the_memory() {
+        let mut sysctls = Sysctls::default();
+        for name in ["drop_packet", "drop_entry", "secure_tcp"] {
+            sysctls.set(name, "1").unwrap();
+        }
+        let mut defense = Defense::new(1);
+        defense.update(&mut sysctls);
+        assert!(!defense.drops_entries && !defense.secure && !defense.drops_packet());
+        assert_eq!(
+            (sysctls.drop_packet, sysctls.drop_entry, sysctls.secure_tcp),
+            (1, 1, 1)
+        );
+        defense.set_memory(1024 - 256);
+        defense.update(&mut sysctls);
+        assert!(defense.drops_entries && defense.secure);
+        assert_eq!(
+            (sysctls.drop_packet, sysctls.drop_entry, sysctls.secure_tcp),
+            (2, 2, 2)
+        );
+        // 1024 / 256: one in four.
+        let dropped: std::vec::Vec<bool> = (0..8).map(|_| defense.drops_packet()).collect();
+        assert_eq!(
+            dropped,
+            [false, false, false, true, false, false, false, true]
+        );
+        defense.set_memory(1024);
+        defense.update(&mut sysctls);
+        assert!(!defense.drops_entries && !defense.drops_packet());
+        assert_eq!(sysctls.drop_packet, 1);
+    }
+
+    #[test]
+    fn mode_3_drops_one_in_am_droprate_the_first_at_once() {
+        let mut sysctls = Sysctls::default();
+        sysctls.set("drop_packet", "3").unwrap();
+        let mut defense = Defense::new(1);
+        defense.update(&mut sysctls);
+        let dropped = (0..30).filter(|_| defense.drops_packet()).count();
+        assert_eq!(dropped, 3);
+    }
+
+    #[test]
+    fn lots_are_one_in_the_number_of_packets() {
+        let mut defense = Defense::new(1);
+        let minute = Duration::from_secs(60);
+        let drops = |defense: &mut Defense, packets| {
+            (0..24)
+                .filter(|_| defense.draws_lot(minute, packets))
+                .count()
+        };
+        for (packets, expected) in [(0, 0), (1, 24), (2, 12), (8, 3), (9, 0)] {
+            assert_eq!(drops(&mut defense, packets), expected, "{packets}");
+        }
+        assert!(!defense.draws_lot(Duration::from_secs(59), 1));
+    }
+}

@@ -1,0 +1,178 @@
+//! What the director's own network stack must not do, and must still do, while the engine works beside it.
+
+mod common;
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip};
+
+/// A NAT director that also routes and masquerades, as one in front of private real servers does.
+fn site(label: &str, vip: Vip) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    options.vip = vip;
+    options.ip_forward = true;
+    let site = Site::new(options)?;
+    site.director
+        .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
+    Ok(site)
+}
+
+fn on_port(port: u16) -> NginxOptions {
+    NginxOptions {
+        ports: vec![port],
+        keepalive: true,
+    }
+}
+
+/// Runs the five situations, all beside steady traffic through the service.
+fn five_situations(vip: Vip, label: &str) -> Result<()> {
+    let mut site = site(label, vip)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.sizes = vec![1, 1448, 20_011, 300_007];
+    load.requests = 40;
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+
+    // A client reaches a real server directly through the director.
+    let direct = LoadOptions {
+        target: (site.real_address(0), 80).into(),
+        ..load.clone()
+    };
+    let report = common::ok(site.client.load(&direct)?, 40)?;
+    common::spread(&report, &[40, 0])?;
+
+    // So does the director itself.
+    let report = common::ok(site.director.load(&direct)?, 40)?;
+    common::spread(&report, &[40, 0])?;
+
+    // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing there, and says so.
+    let _ssh = nginx(&site.director, &on_port(22))?;
+    match vip {
+        Vip::Host | Vip::Routed => {
+            let printed = site.client.sh(&format!(
+                "curl --fail --silent --max-time 5 http://{}:22/id",
+                site.vip
+            ))?;
+            ensure!(printed == "director\n", "{printed}");
+        }
+        Vip::Engine => {
+            let printed = site.client.sh(&format!(
+                "curl --silent --show-error --max-time 5 http://{}:22/id 2>&1 || true",
+                site.vip
+            ))?;
+            ensure!(printed.contains("refused"), "{printed}");
+        }
+    }
+
+    // A segment of no connection is reset.
+    ensure!(
+        common::stray_ack_is_reset(&site, 80)?,
+        "no RST for a stray ACK"
+    );
+
+    // A real server's own download leaves under the director's address.
+    let _outside = nginx(&site.client, &on_port(8080))?;
+    let outside = common::client_address(&site)?;
+    let printed = site.servers[0].sh(&format!(
+        "curl --fail --silent --max-time 5 http://{outside}:8080/addr"
+    ))?;
+    ensure!(
+        printed == "192.0.2.1\n",
+        "seen from outside, the server's address is {printed}"
+    );
+    let download = LoadOptions {
+        target: SocketAddr::new(outside.parse()?, 8080),
+        ..load.clone()
+    };
+    site.servers[0].load(&download)?.all_ok(40)?;
+
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn the_five_situations_with_the_vip_on_the_host() -> Result<()> {
+    five_situations(Vip::Host, "host-vip")
+}
+
+#[test]
+fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
+    five_situations(Vip::Engine, "own-vip")
+}
+
+#[test]
+fn a_client_on_the_director_reaches_the_service() -> Result<()> {
+    for (vip, label) in [(Vip::Host, "local-host"), (Vip::Engine, "local-own")] {
+        let mut site = site(label, vip)?;
+        site.start_engine(&[])?;
+        site.add_service(80, "rr")?;
+        let mut load = site.load();
+        load.sizes = vec![1, 20_011, 300_007];
+        load.requests = 20;
+        let report = common::ok(site.director.load(&load)?, 20)?;
+        common::spread(&report, &[10, 10])?;
+    }
+    Ok(())
+}
+
+/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely routed here.
+#[test]
+fn a_vip_that_is_routed_to_the_director() -> Result<()> {
+    for forward in [Forward::Dr, Forward::Tun] {
+        let mut options = SiteOptions::new("routed-vip", forward);
+        options.servers = 2;
+        options.vip = Vip::Routed;
+        let site = common::site(options)?;
+        site.add_service(80, "rr")?;
+        let mut load = site.load();
+        load.requests = 40;
+        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+    }
+    Ok(())
+}
+
+/// One arm, servers whose gateway is the director; the engine's own VIP answers ARP and echo.
+#[test]
+fn one_armed_nat_with_the_engines_own_vip() -> Result<()> {
+    let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
+    options.topology = lvs_testbed::Topology::OneArm;
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
+}
+
+/// Without offloads every segment is small and its checksum finished; with them it is neither.
+#[test]
+fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
+        for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {
+            let mut options = SiteOptions::new("links", forward);
+            options.servers = 2;
+            options.offloads = offloads;
+            options.mtu = mtu;
+            let site = common::site(options)?;
+            site.add_service(80, "rr")?;
+            let mut load = site.load();
+            load.requests = 94;
+            common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+            let upload = site.serve("upload", 5_000_000)?;
+            site.client.sh(&format!(
+                "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
+                upload.display(),
+                site.vip
+            ))?;
+        }
+    }
+    Ok(())
+}
