@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::Protocol;
+use lvs_core::{Control, Forwarding, Protocol, ServiceKey};
 
 use crate::parse::Packet;
 
@@ -20,6 +20,25 @@ pub struct Endpoint {
     pub protocol: Protocol,
     /// The port, 0 for all.
     pub port: u16,
+}
+
+impl Endpoint {
+    /// The endpoint at `addr`.
+    pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
+        Self {
+            address: addr.ip(),
+            protocol,
+            port: addr.port(),
+        }
+    }
+}
+
+/// What a service takes, if it is one of an address.
+fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
+        ServiceKey::Mark { .. } => None,
+    }
 }
 
 /// A connection that the director's own host has made to a service, as its real server's answers look.
@@ -49,6 +68,35 @@ pub struct ShieldSpec {
 }
 
 impl ShieldSpec {
+    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients.
+    pub fn of(control: &Control) -> Self {
+        let mut hidden = Self::default();
+        for service in control.services() {
+            hidden.services.extend(service_endpoint(service.key()));
+        }
+        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        let any = control.services().next().is_some();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            hidden.services.extend(service_endpoint(key));
+            if server.forwarding() == Forwarding::Nat
+                && let ServiceKey::Address { protocol, .. } = key
+            {
+                hidden
+                    .nat_servers
+                    .insert(Endpoint::new(protocol, server.addr()));
+            }
+        }
+        hidden
+    }
+
+    /// The addresses of the services.
+    pub fn vips(&self) -> HashSet<IpAddr> {
+        self.services
+            .iter()
+            .map(|service| service.address)
+            .collect()
+    }
+
     /// Whether some service has this address.
     pub fn is_vip(&self, addr: IpAddr) -> bool {
         self.services.iter().any(|service| service.address == addr)

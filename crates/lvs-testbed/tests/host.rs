@@ -61,11 +61,16 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
             ensure!(printed == "director\n", "{printed}");
         }
         Vip::Engine => {
-            let printed = site.client.sh(&format!(
-                "curl --silent --show-error --max-time 5 http://{}:22/id 2>&1 || true",
-                site.vip
-            ))?;
-            ensure!(printed.contains("refused"), "{printed}");
+            let nobody = LoadOptions {
+                target: site.service(22),
+                requests: 1,
+                ..load.clone()
+            };
+            let report = site.client.load(&nobody)?;
+            ensure!(
+                report.errors.len() == 1 && report.errors[0].contains("refused"),
+                "{report:?}"
+            );
         }
     }
 
@@ -107,19 +112,17 @@ fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
     five_situations(Vip::Engine, "own-vip")
 }
 
+/// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no packet socket forwards.
 #[test]
 fn a_client_on_the_director_reaches_the_service() -> Result<()> {
-    for (vip, label) in [(Vip::Host, "local-host"), (Vip::Engine, "local-own")] {
-        let mut site = site(label, vip)?;
-        site.start_engine(&[])?;
-        site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.sizes = vec![1, 20_011, 300_007];
-        load.requests = 20;
-        let report = common::ok(site.director.load(&load)?, 20)?;
-        common::spread(&report, &[10, 10])?;
-    }
-    Ok(())
+    let mut site = site("local", Vip::Engine)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.sizes = vec![1, 20_011, 300_007];
+    load.requests = 20;
+    let report = common::ok(site.director.load(&load)?, 20)?;
+    common::spread(&report, &[10, 10])
 }
 
 /// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely routed here.

@@ -6,13 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
-use lvs_core::{Forwarding, Instant, Protocol, ServiceKey, Shard};
+use lvs_core::{Instant, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::decider::{Decider, reason};
@@ -29,7 +29,7 @@ use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request};
 use crate::shield::Shield;
-use crate::shield_spec::{Endpoint, LocalClient, ShieldSpec};
+use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
@@ -354,35 +354,20 @@ impl Worker {
 
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
-        let mut hidden = ShieldSpec {
-            local_clients: std::mem::take(&mut self.hidden.local_clients),
-            ..ShieldSpec::default()
-        };
-        let mut next_hops = Vec::new();
+        let (mut hidden, next_hops);
         {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
-            for service in control.services() {
-                hide_service(&mut hidden, service.key());
-            }
+            hidden = ShieldSpec::of(&control);
             let any = control.services().next().is_some();
-            // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
-            for (key, server) in control.endpoints().filter(|_| any) {
-                hide_service(&mut hidden, key);
-                next_hops.push(server.addr().ip());
-                if server.forwarding() == Forwarding::Nat
-                    && let ServiceKey::Address { protocol, .. } = key
-                {
-                    hidden.nat_servers.insert(endpoint(protocol, server.addr()));
-                }
-            }
+            let servers = control.endpoints().filter(|_| any);
+            next_hops = servers
+                .map(|(_, server)| server.addr().ip())
+                .collect::<Vec<_>>();
         }
-        let vips = hidden
-            .services
-            .iter()
-            .map(|service| service.address)
-            .collect();
+        hidden.local_clients = std::mem::take(&mut self.hidden.local_clients);
+        let vips = hidden.vips();
         let own = self.choose_own(&vips);
         hidden.own_vips.clone_from(&own);
         let shielded = self.shield.update(&hidden);
@@ -699,20 +684,5 @@ impl Worker {
             waiting,
         ));
         all
-    }
-}
-
-/// Hides what a service takes.
-fn hide_service(hidden: &mut ShieldSpec, key: ServiceKey) {
-    if let ServiceKey::Address { protocol, addr } = key {
-        hidden.services.insert(endpoint(protocol, addr));
-    }
-}
-
-fn endpoint(protocol: Protocol, addr: SocketAddr) -> Endpoint {
-    Endpoint {
-        address: addr.ip(),
-        protocol,
-        port: addr.port(),
     }
 }

@@ -1,0 +1,180 @@
+//! The daemon with a real engine, real servers and real checks.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// Writes a file with the first servers of the site.
+fn configure(site: &Site, servers: usize) -> Result<PathBuf> {
+    let mut text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
+         [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"nat\"\n\
+         check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n",
+        site.service(80)
+    );
+    for index in 0..servers {
+        write!(
+            text,
+            "\n[[service.server]]\naddress = \"{}:80\"\n",
+            site.real_address(index)
+        )?;
+    }
+    let path = site.testbed.dir().join("lvsd.toml");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let mut words = vec!["--config", path.as_str()];
+    words.extend_from_slice(arguments);
+    site.director.spawn(programs::find("lvsd")?, &words)
+}
+
+/// How many servers are listed with a weight above 0.
+fn usable(site: &Site) -> usize {
+    let listing = site.lvsadm("-L -n").unwrap_or_default();
+    rows(&listing)
+        .iter()
+        .filter(|row| row.is_server() && row.number(1).is_ok_and(|weight| weight > 0))
+        .count()
+}
+
+fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
+    wait_until(
+        &format!("{servers} usable servers"),
+        Duration::from_secs(10),
+        || usable(site) == servers,
+    )
+    .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
+}
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 3;
+    Site::new(options)
+}
+
+#[test]
+fn checks_reload_and_stop() -> Result<()> {
+    let mut site = site("lvsd")?;
+    let before = common::host_state(&site)?;
+    let path = configure(&site, 2)?;
+    let checked = site.director.run(
+        programs::find("lvsd")?,
+        &["--check-config".into(), path.clone()],
+    )?;
+    ensure!(checked.contains("valid"), "{checked}");
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 2, &lvsd)?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 40;
+    common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+
+    // A reload adds a server; who is connected notices nothing.
+    let mut open = load.clone();
+    open.keepalive = true;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    configure(&site, 3)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_usable(&site, 3, &lvsd)?;
+    load.requests = 60;
+    common::ok(site.client.load(&load)?, 60)?;
+    // A file with an error changes nothing and does not end the daemon.
+    fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_until("the error to be told", Duration::from_secs(5), || {
+        lvsd.log().contains("nane")
+    })?;
+    ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
+    configure(&site, 3)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+
+    // A server that is gone takes no more connections, and does again when it is back.
+    site.programs.remove(0).kill();
+    wait_usable(&site, 2, &lvsd)?;
+    load.requests = 40;
+    let report = common::ok(site.client.load(&load)?, 40)?;
+    ensure!(!report.servers.contains_key("rs1"), "{report:?}");
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    wait_usable(&site, 3, &lvsd)?;
+
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })
+}
+
+#[test]
+fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()> {
+    let site = site("killed")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+
+    let mut load = site.load();
+    load.sizes = vec![1, 1448, 20_011];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500));
+        lvsd.signal(Signal::SIGKILL)?;
+        lvsd.wait(Duration::from_secs(5))?;
+        std::thread::sleep(Duration::from_millis(500));
+        ensure!(usable(&site) == 3, "the engine goes on without lvsd");
+        lvsd = start(&site, &[])?;
+        std::thread::sleep(Duration::from_millis(1000));
+        ensure!(lvsd.is_running(), "{}", lvsd.log());
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
+
+    // Left behind on purpose, the engine forwards on.
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+#[test]
+fn the_engine_is_left_on_request_and_started_again_when_it_dies() -> Result<()> {
+    let site = site("leave")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &["--leave"])?;
+    wait_usable(&site, 3, &lvsd)?;
+
+    // The engine dies: the daemon starts another and fills it.
+    let engine = site
+        .director
+        .sh("ss -Hlxp | sed -n 's/.*@lvs-dataplane.*pid=\\([0-9]*\\).*/\\1/p'")?;
+    site.director.sh(&format!("kill -9 {engine}"))?;
+    wait_until("a new engine", Duration::from_secs(15), || {
+        let now = site
+            .director
+            .sh("ss -Hlxp | sed -n 's/.*@lvs-dataplane.*pid=\\([0-9]*\\).*/\\1/p'")
+            .unwrap_or_default();
+        now != engine && usable(&site) == 3
+    })
+    .with_context(|| lvsd.log())?;
+
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 30;
+    common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
+}
