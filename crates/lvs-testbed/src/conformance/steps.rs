@@ -346,8 +346,8 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// An entry without its time, which has a tolerance.
-type Entry = (String, String, String, String, String);
+/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state, engine and its data.
+type Entry = [String; 6];
 
 /// Compares the connections with a listing: as a multiset, the times nearly.
 pub(super) fn compare_conns(
@@ -372,18 +372,22 @@ pub(super) fn compare_conns(
         if !configured(dest) {
             continue;
         }
-        let key = (
+        let key = [
             entry.text("proto")?.to_uppercase(),
             entry.text("client")?.to_owned(),
             entry.text("virtual")?.to_owned(),
             dest.to_owned(),
             entry.text("state")?.to_owned(),
-        );
+            entry.maybe_text("pe").unwrap_or_default().to_owned(),
+        ];
         let left = entry.maybe_number("expires").unwrap_or(0);
         expected.entry(key).or_default().push(left);
     }
     let mut got: BTreeMap<Entry, Vec<i64>> = BTreeMap::new();
-    for conn in bed.director.shard.connections_from(0, bed.now) {
+    let control = &bed.director.control;
+    let connections = bed.director.shard.connections_from(0, bed.now);
+    let templates = control.templates_from(0, bed.now);
+    for conn in connections.chain(templates) {
         let dest = conn.server.to_string();
         if !configured(&dest) {
             continue;
@@ -392,13 +396,18 @@ pub(super) fn compare_conns(
             Protocol(0) => "IP".to_owned(),
             protocol => protocol.to_string(),
         };
-        let key = (
+        let engine = conn.template.then(|| control.template_engine(conn.id));
+        let engine = engine.flatten().map_or_else(String::new, |(name, data)| {
+            format!("{name} {}", String::from_utf8_lossy(data))
+        });
+        let key = [
             proto,
             conn.client.to_string(),
             conn.virt.to_string(),
             dest,
             conn.state.to_owned(),
-        );
+            engine,
+        ];
         let left = i64::try_from(conn.expires.as_secs()).unwrap_or(i64::MAX);
         got.entry(key).or_default().push(left);
     }
@@ -420,7 +429,7 @@ pub(super) fn compare_conns(
                     .all(|(want, have)| is_near(*want, *have, &key)));
         if !near {
             log.mismatch(
-                &format!("entry {} {} {} {} {}", key.0, key.1, key.2, key.3, key.4),
+                &format!("entry {}", key.join(" ")),
                 &format!("{want:?} s"),
                 &format!("{have:?} s"),
             );
@@ -431,7 +440,7 @@ pub(super) fn compare_conns(
 
 /// One second either way; templates that were armed again by a timer that fired late, up to an eighth of it later.
 fn is_near(recorded: i64, ours: i64, key: &Entry) -> bool {
-    let template = key.1.ends_with(":0");
+    let template = key[1].ends_with(":0");
     let late = if template { 1 + 60 / 8 } else { 1 };
     (-1..=late).contains(&(recorded - ours))
 }
