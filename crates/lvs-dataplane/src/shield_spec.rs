@@ -60,7 +60,7 @@ pub struct ShieldSpec {
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments and ICMP errors are hidden with them.
+    /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
     pub nat_servers: HashSet<Endpoint>,
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
@@ -118,7 +118,10 @@ impl ShieldSpec {
         if self.own_vips.contains(&dst) {
             return true;
         }
-        if inner.is_some() || packet.fragment.is_some() {
+        if let Some((_, server)) = inner {
+            return self.is_vip(dst) || (!to_host && self.is_nat_server(server.ip()));
+        }
+        if packet.fragment.is_some() {
             return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
