@@ -332,6 +332,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
+        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }
@@ -360,11 +361,7 @@ impl Control {
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) {
-        shard.sync_once(
-            slot,
-            template.as_ref().map(|(_, template)| &**template),
-            now,
-        );
+        shard.sync_once(template.as_ref().map(|(_, template)| &**template), now);
         let server = self.servers.get(slot.server as usize);
         if let Some(entry) = server.and_then(Option::as_ref) {
             entry.server.unbind(false);
@@ -393,6 +390,9 @@ impl Control {
                 SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
             };
             let mut flags = Forwarding::Bypass as u32;
+            if self.settings.sysctls.conntrack {
+                flags |= flag::NFCT;
+            }
             if once {
                 flags |= flag::ONE_PACKET;
             }

@@ -15,6 +15,7 @@ use crate::defense::{self, Defense};
 use crate::sched::Registry;
 use crate::shard::{ServerLink, Settings, Shard, Shared};
 use crate::stats::{ObjectStats, Stats};
+use crate::sync::{Backup, Queue, sync_template};
 use crate::sysctl::Sysctls;
 use crate::{
     ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Protocol, Server, ServerConfig,
@@ -141,8 +142,13 @@ pub struct Control {
     wishes: Vec<Wish>,
     pub(crate) templates: Templates,
     pub(crate) defense: Defense,
+    /// The synchronisation backup that runs.
+    pub(crate) backup: Option<Backup>,
+    pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
+    /// Virtual ports whose connections a helper for FTP looks at.
+    ftp_ports: Vec<u16>,
 }
 
 /// What a shard is to do when it is swept next.
@@ -198,7 +204,10 @@ impl Control {
             wishes: vec![Wish::default(); shards],
             templates,
             defense,
+            backup: None,
+            sync: Queue::default(),
             local: Vec::new(),
+            ftp_ports: Vec::new(),
         }
     }
 
@@ -217,6 +226,8 @@ impl Control {
             generation: 0,
             templates: Vec::new(),
             dying: Vec::new(),
+            sync: Queue::default(),
+            sequences: BTreeMap::new(),
         };
         self.refresh(&mut shard);
         shard
@@ -339,6 +350,7 @@ impl Control {
         let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
         let service = self.services.get(&number).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
+        self.check_daemons(&service.key, addr)?;
         Server::check(config)?;
         if service.pool.find(addr).is_some() {
             return Err(Error::ServerExists);
@@ -568,7 +580,7 @@ impl Control {
                 if of_connections {
                     shard.expire(index);
                 } else {
-                    self.expire_template(index);
+                    self.expire_template(index, Some(shard));
                 }
             }
             if of_connections {
@@ -587,7 +599,7 @@ impl Control {
                 .take_due_by(now, &mut usize::MAX.clone());
             let done = due.is_empty();
             for &index in &due {
-                self.expire_template(index);
+                self.expire_template(index, None);
             }
             self.templates.table.recycle(due);
             if done {
@@ -597,7 +609,7 @@ impl Control {
     }
 
     /// The timer of a template has fired (`ip_vs_conn_expire`).
-    fn expire_template(&mut self, index: u32) {
+    fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
         let template = self.templates.get(index);
         if template.controlled.load(Ordering::Relaxed) == 0 {
             self.remove_template(index);
@@ -606,6 +618,12 @@ impl Control {
         // For good: from now on every new connection gives it 60 s.
         template.timeout.store(60, Ordering::Relaxed);
         let fired = self.templates.table.get(index).expires;
+        let queue = match shard {
+            Some(shard) => &mut shard.sync,
+            None => &mut self.sync,
+        };
+        let threshold = self.settings.sysctls.sync_threshold.0;
+        sync_template(queue, &self.settings, template, threshold, fired);
         self.templates.restart(index, fired);
     }
 
@@ -675,6 +693,22 @@ impl Control {
     /// (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = prefixes;
+    }
+
+    /// Tells that whoever embeds the director rewrites the commands of FTP on connections to these ports, as
+    /// `ip_vs_ftp` does where it is loaded. None at first.
+    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) {
+        self.ftp_ports = ports;
+    }
+
+    /// The flags of a connection that a helper looks at (`ip_vs_ftp_init_conn`).
+    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
+        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
+        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
+            flag::NFCT
+        } else {
+            0
+        }
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
@@ -878,6 +912,15 @@ impl Control {
 
     // --- inside -------------------------------------------------------------------------------------------------------
 
+    /// A message about a connection has room for one family only.
+    fn check_daemons(&self, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
+        let running = self.settings.master.is_some() || self.backup.is_some();
+        if running && Family::of(&addr.ip()) != key.family() {
+            return Err(Error::FamilyMismatch);
+        }
+        Ok(())
+    }
+
     fn service_mut(&mut self, key: &ServiceKey) -> Result<&mut Service, Error> {
         let number = self.index.get(&key.into()).ok_or(Error::NoService)?;
         self.services.get_mut(number).ok_or(Error::NoService)
@@ -984,7 +1027,7 @@ impl Control {
     }
 
     /// Tells the shards that their copies are out of date.
-    fn changed(&mut self) {
+    pub(crate) fn changed(&mut self) {
         let serves = |family| {
             self.services
                 .values()
@@ -992,6 +1035,7 @@ impl Control {
         };
         self.settings.ipv4 = serves(Family::V4);
         self.settings.ipv6 = serves(Family::V6);
+        self.settings.backup_only = self.backup.is_some() && self.settings.sysctls.backup_only;
         self.settings.outbound = self
             .services
             .values()

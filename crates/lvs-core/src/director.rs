@@ -1,5 +1,7 @@
 //! A whole director in one value: for programs with one thread, for tests, for simulations.
 
+use alloc::vec::Vec;
+
 use crate::{Control, IcmpError, Instant, Options, PacketMeta, Shard, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
@@ -70,6 +72,18 @@ impl Director {
                 .control
                 .admit_icmp_error(&mut self.shard, error, pending, now),
         }
+    }
+
+    /// Takes over the connections of a synchronisation message, if a backup runs.
+    pub fn handle_sync(&mut self, message: &[u8], now: Instant) {
+        let now = self.pass(now);
+        self.control.handle_sync(&mut self.shard, message, now);
+    }
+
+    /// The next synchronisation message to send, if a master runs and one is full or two seconds old.
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let now = self.pass(now);
+        self.shard.take_sync_message(now)
     }
 
     /// Does everything that is due by `now`, and returns the moment that it then is.

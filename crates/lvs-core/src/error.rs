@@ -42,6 +42,10 @@ pub enum Error {
     UnknownSysctl,
     /// A value that this sysctl does not take (EINVAL).
     SysctlValue,
+    /// A synchronisation daemon of this role runs already (EEXIST).
+    DaemonRunning,
+    /// No synchronisation daemon of this role runs (ESRCH).
+    DaemonNotRunning,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),
 }
@@ -69,6 +73,8 @@ impl fmt::Display for Error {
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not take this value",
+            Self::DaemonRunning => "a synchronisation daemon of this role is running already",
+            Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })
     }

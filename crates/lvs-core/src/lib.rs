@@ -33,7 +33,7 @@ mod server;
 mod service;
 mod shard;
 mod stats;
-mod sync;
+pub mod sync;
 mod sysctl;
 mod time;
 mod verdict;

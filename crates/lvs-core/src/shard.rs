@@ -1,5 +1,6 @@
 //! The half of a director that belongs to one worker: its connections, their timers, its counters.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -10,6 +11,8 @@ use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::stats::Counters;
+use crate::sync::Queue;
+use crate::sync::wire::Sequences;
 use crate::sysctl::Sysctls;
 use crate::{
     AcceptReason, ConnId, DropReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta,
@@ -39,6 +42,8 @@ pub(crate) struct Settings {
     /// Addresses of servers behind NAT, sorted, with the protocol of their service or 0 for any: kept where a packet of
     /// no connection from such a server has consequences.
     pub(crate) masqueraded: Arc<[(SocketAddr, u8)]>,
+    /// The synchronisation master that runs.
+    pub(crate) master: Option<crate::sync::Master>,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
 }
@@ -78,6 +83,10 @@ pub struct Shard {
     pub(crate) templates: Vec<Option<Arc<Template>>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
     pub(crate) dying: Vec<u32>,
+    /// Synchronisation messages to send.
+    pub(crate) sync: Queue,
+    /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
+    pub(crate) sequences: BTreeMap<u32, Sequences>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -397,6 +406,10 @@ impl Shard {
         let verdict = self.transmit(index, meta, new);
         let slot = self.table.get_mut(index);
         slot.in_packets = slot.in_packets.wrapping_add(1);
+        if self.settings.master.is_some() {
+            let packets = slot.in_packets;
+            self.sync_connection(index, packets, now);
+        }
         self.table.restart(index, now);
         verdict
     }
@@ -754,6 +767,8 @@ impl Shard {
             // For good: from now on every restart gives it 60 s.
             slot.timeout = 60;
             let fired = slot.expires;
+            let threshold = self.settings.sysctls.sync_threshold.0;
+            self.sync_connection(index, threshold, fired);
             self.table.restart(index, fired);
             return;
         }
@@ -763,6 +778,7 @@ impl Shard {
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
     fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
+        let slot_has_sequences = slot.has(flag::SYNC);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
@@ -770,6 +786,9 @@ impl Shard {
         if let Some(controller) = controller {
             let controller = self.table.get_mut(controller);
             controller.controlled = controller.controlled.saturating_sub(1);
+        }
+        if slot_has_sequences {
+            self.sequences.remove(&index);
         }
         let template = self
             .templates

@@ -14,7 +14,25 @@ fn persistence_is_the_kernels() {
 
 #[test]
 fn connections_go_through_the_kernels_states() {
-    let mut cases = replay::cases("tcpstates", |_| true);
-    cases.retain(|case| case.get("backup").is_none());
-    replay::check(&cases, 1382);
+    replay::check(&replay::cases("tcpstates", |_| true), 1475);
+}
+
+#[test]
+fn counters_and_rates_are_the_kernels() {
+    replay::check(&replay::cases("stats", |_| true), 74);
+}
+
+#[test]
+fn a_backup_makes_of_messages_what_the_kernel_makes() {
+    let cases = replay::cases("sync", |name| !name.starts_with("encode"));
+    replay::check_with(&cases, 1619, |case| replay::Replay::run_backup(case));
+}
+
+#[test]
+fn a_master_sends_what_the_kernel_sends() {
+    // Those of FTP need the helper that rewrites its commands.
+    let cases = replay::cases("sync", |name| {
+        name.starts_with("encode") && !name.starts_with("encode-ftp")
+    });
+    replay::check_with(&cases, 261, |case| replay::Replay::run_master(case));
 }

@@ -68,6 +68,19 @@ pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     )
 }
 
+/// The frame that asks who has `addr` without claiming it (RFC 5227 section 2.1.1): whoever has it answers.
+pub fn probe(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
+    let nobody = Ipv4Addr::UNSPECIFIED;
+    frame(
+        Mac::BROADCAST,
+        mac,
+        ArpOperation::REQUEST,
+        nobody,
+        Mac([0; 6]),
+        addr,
+    )
+}
+
 fn frame(
     to: Mac,
     mac: Mac,
@@ -122,6 +135,8 @@ mod tests {
         );
         let announced = parse(&gratuitous(MAC, [10, 0, 0, 9].into())).expect("an ARP message");
         assert_eq!(announced.sender, announced.target);
+        let probed = parse(&probe(MAC, [10, 0, 0, 9].into())).expect("an ARP message");
+        assert!(probed.request && probed.sender.is_unspecified());
         for cut in 0..asked.len() {
             assert_eq!(parse(&asked[..cut]), None, "{cut}");
         }

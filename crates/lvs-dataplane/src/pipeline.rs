@@ -144,7 +144,7 @@ pub enum Request {
     Resolve(PortId, IpAddr),
     /// A client on the director itself opens a connection: hide the server's replies from the host.
     ShieldLocalClient(LocalClient),
-    /// Another host claims an address that the engine owns.
+    /// Another host claims an address of a service.
     AddressConflict {
         /// Where it was heard.
         port: PortId,
@@ -377,16 +377,25 @@ impl Pipeline {
     }
 
     /// Announces an own address on a port.
-    pub fn announce<N: Net>(
+    pub fn announce<N: Net>(&mut self, port: PortId, addr: Ipv4Addr, net: &N, out: &mut Output) {
+        self.broadcast(port, net, out, |mac| arp::gratuitous(mac, addr));
+    }
+
+    /// Asks on a port who has an address. Answers come as [`Request::AddressConflict`].
+    pub fn probe<N: Net>(&mut self, port: PortId, addr: Ipv4Addr, net: &N, out: &mut Output) {
+        self.broadcast(port, net, out, |mac| arp::probe(mac, addr));
+    }
+
+    fn broadcast<N: Net>(
         &mut self,
         port: PortId,
-        addr: Ipv4Addr,
-        env: &Env<'_, N>,
+        net: &N,
         out: &mut Output,
+        message: impl FnOnce(Mac) -> [u8; arp::FRAME_LEN],
     ) {
-        if let Some(info) = env.net.port(port).filter(|info| info.ethernet) {
+        if let Some(info) = net.port(port).filter(|info| info.ethernet) {
             let mut frame = out.spare();
-            if frame.extend(&arp::gratuitous(info.mac, addr)) {
+            if frame.extend(&message(info.mac)) {
                 self.counters.emitted += 1;
                 out.queue(port).push(frame);
             }
@@ -446,7 +455,8 @@ impl Pipeline {
             return Fate::Left;
         };
         let net = cx.env.net;
-        if message.sender_mac != info.mac && net.is_own_vip(IpAddr::V4(message.sender)) {
+        let claimed = IpAddr::V4(message.sender);
+        if message.sender_mac != info.mac && (net.is_own_vip(claimed) || net.is_vip(claimed)) {
             cx.out.requests.push(Request::AddressConflict {
                 port,
                 addr: message.sender,

@@ -33,7 +33,7 @@ impl State {
                 .get(usize::from(self.0))
                 .copied()
                 .unwrap_or("ERR!"),
-            _ => "NONE",
+            _ => "ERR!",
         }
     }
 

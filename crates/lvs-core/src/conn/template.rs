@@ -38,6 +38,8 @@ pub(crate) struct Template {
     pub(crate) in_packets: AtomicU32,
     /// When it was synchronised last, as `Slot::sync_end`.
     pub(crate) sync_end: AtomicU32,
+    /// Adjustment of sequence numbers, as it came by synchronisation.
+    sequences: [AtomicU32; 6],
     /// Its server is gone or quiesced: it is not found any more and ends when its time comes.
     pub(crate) invalid: AtomicBool,
 }
@@ -56,7 +58,18 @@ impl Template {
             controlled: AtomicU32::new(0),
             in_packets: AtomicU32::new(0),
             sync_end: AtomicU32::new(0),
+            sequences: Default::default(),
             invalid: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn sequences(&self) -> [u32; 6] {
+        core::array::from_fn(|n| self.sequences[n].load(Relaxed))
+    }
+
+    pub(crate) fn set_sequences(&self, sequences: [u32; 6]) {
+        for (place, number) in self.sequences.iter().zip(sequences) {
+            place.store(number, Relaxed);
         }
     }
 

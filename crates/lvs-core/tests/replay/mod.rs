@@ -5,6 +5,8 @@
 //! packets of one connection, with the state and the timer that the kernel then has.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
+pub mod frames;
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -51,10 +53,19 @@ fn lines(path: &Path) -> Vec<Value> {
 
 /// Replays all `cases`; every one must agree in everything.
 pub fn check(cases: &[Value], expected: usize) {
+    check_with(cases, expected, |case| Replay::run(case));
+}
+
+/// The same with another way of replaying.
+pub fn check_with(
+    cases: &[Value],
+    expected: usize,
+    run: impl Fn(&Value) -> Result<Vec<String>, Error>,
+) {
     let mut failures = Vec::new();
     for case in cases {
         let name = &case["name"];
-        match Replay::run(case) {
+        match run(case) {
             Ok(mismatches) => failures.extend(mismatches.into_iter().take(1)),
             Err(error) => failures.push(format!("{name}: {error}")),
         }
@@ -220,11 +231,7 @@ struct Mark {
 
 impl Mark {
     fn new(value: &Value) -> Self {
-        let (net, bits) = value["dst"]
-            .as_str()
-            .expect("dst")
-            .split_once('/')
-            .expect("a prefix");
+        let (net, bits) = prefix(&value["dst"]);
         let port = |text: &str| text.trim().parse::<u16>().expect("a port");
         let ports = value["dports"].as_str().map_or_else(
             || vec![(0, u16::MAX)],
@@ -240,8 +247,8 @@ impl Mark {
         );
         Self {
             protocol: protocol(&value["proto"]),
-            net: net.parse().expect("an address"),
-            bits: bits.parse().expect("a prefix length"),
+            net,
+            bits,
             ports,
             mark: number(value, "mark")
                 .expect("mark")
@@ -251,15 +258,8 @@ impl Mark {
     }
 
     fn fits(&self, protocol: Protocol, dst: SocketAddr) -> bool {
-        let bits = |addr: IpAddr| match addr {
-            IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
-            IpAddr::V6(addr) => addr.to_bits(),
-        };
-        let mask = u128::MAX.checked_shl(128 - self.bits).unwrap_or(0);
         self.protocol == protocol
-            && self.net.is_ipv4() == dst.is_ipv4()
-            && (bits(self.net) ^ bits(dst.ip())) & mask & if dst.is_ipv4() { !0 << 96 } else { !0 }
-                == 0
+            && in_prefix(self.net, self.bits, dst.ip())
             && self
                 .ports
                 .iter()
@@ -270,6 +270,8 @@ impl Mark {
 /// One case in progress.
 pub struct Replay<'a> {
     case: &'a Value,
+    /// Addresses that are local as a whole.
+    local: Vec<(IpAddr, u32)>,
     pub director: Director,
     services: Vec<ServiceKey>,
     marks: Vec<Mark>,
@@ -302,21 +304,42 @@ impl<'a> Replay<'a> {
             ..Options::default()
         });
         director.advance(Instant::ZERO);
-        for (name, value) in case["sysctl"].as_object().into_iter().flatten() {
-            director.control.set_sysctl(name, &value.to_string())?;
+        let config = case.get("config").unwrap_or(case);
+        for (name, value) in config["sysctl"].as_object().into_iter().flatten() {
+            director.control.set_sysctl(name, &plain(value))?;
         }
-        if let Some(timeouts) = case.get("timeouts") {
+        if let Some(timeouts) = config.get("timeouts") {
             let get = |key| u32::try_from(number(timeouts, key).unwrap_or(0)).expect("seconds");
             director
                 .control
                 .set_timeouts(get("tcp"), get("tcpfin"), get("udp"))?;
         }
-        let list = |key: &str| case[key].as_array().map_or(&[][..], Vec::as_slice);
+        if let Some(backup) = case.get("backup") {
+            director.control.start_backup(backup_of(backup))?;
+        }
+        for daemon in config["daemons"].as_array().into_iter().flatten() {
+            let syncid = number(daemon, "syncid").expect("syncid");
+            let syncid = syncid.try_into().expect("a byte");
+            if daemon["role"] == "backup" {
+                director.control.start_backup(backup_of(daemon))?;
+                continue;
+            }
+            let maxlen = number(daemon, "sync-maxlen").map(|len| len.try_into().expect("a length"));
+            let group = daemon["mcast-group"].as_str().unwrap_or("");
+            let master = lvs_core::sync::Master::new(syncid, maxlen, group.contains(':'));
+            director.control.start_master(master)?;
+        }
+        if case.get("datagrams").is_some() {
+            // The helper was there when these were recorded.
+            director.control.set_ftp_ports(vec![21]);
+        }
+        let list = |key: &str| config[key].as_array().map_or(&[][..], Vec::as_slice);
         let mut replay = Self {
             case,
             director,
             services: Vec::new(),
             marks: list("marks").iter().map(Mark::new).collect(),
+            local: list("local").iter().map(prefix).collect(),
             unrecorded: list("unrecorded")
                 .iter()
                 .filter_map(Value::as_str)
@@ -326,7 +349,7 @@ impl<'a> Replay<'a> {
             last_server: None,
             mismatches: Vec::new(),
         };
-        if case.get("services").is_some() {
+        if config.get("services").is_some() {
             for service in list("services") {
                 let key = service_key(service, &Value::Null);
                 replay.add_service(key, service)?;
@@ -400,6 +423,10 @@ impl<'a> Replay<'a> {
     }
 
     fn step(&mut self, step: &Value) -> Result<(), Error> {
+        if step.get("frame").is_some() {
+            self.frame(step);
+            return Ok(());
+        }
         let Some(op) = step["op"].as_str() else {
             self.packet_step(step);
             return Ok(());
@@ -463,11 +490,44 @@ impl<'a> Replay<'a> {
             }
             "sysctl" => {
                 let name = step["name"].as_str().expect("a name");
-                control.set_sysctl(name, &step["value"].to_string())?;
+                control.set_sysctl(name, &plain(&step["value"]))?;
             }
             "set" => {
                 let get = |key| u32::try_from(number(step, key).unwrap_or(0)).expect("seconds");
                 control.set_timeouts(get("tcp"), get("tcpfin"), get("udp"))?;
+            }
+            "zero" => {
+                let key = step
+                    .get("service")
+                    .map(|service| service_key(service, &Value::Null));
+                control.zero(key.as_ref())?;
+            }
+            "add_service" => {
+                let key = service_key(step, &Value::Null);
+                self.add_service(key, step)?;
+            }
+            "del_service" => {
+                let key = self.service(step);
+                self.services.retain(|other| *other != key);
+                self.director.control.delete_service(&key, self.now)?;
+            }
+            "stats" | "rates" => self.stats(step),
+            "proc" => self.proc(step),
+            "sync" => {
+                let message = frames::hex(&step["payload"]);
+                self.director.handle_sync(&message, self.now);
+                self.director.advance(self.now);
+                if step.get("state").is_some() {
+                    self.state_step(step, None);
+                }
+            }
+            "ipvsadm" => {
+                let done = self.ipvsadm(step);
+                if let Some(exit) = step.get("exit") {
+                    self.compare("success", &(*exit == 0), &done.is_ok());
+                } else {
+                    done?;
+                }
             }
             "wait" => self.wait(step),
             "counts" => self.counts(step),
@@ -682,6 +742,117 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// A backup's case: one message, or several with a listing after each.
+    pub fn run_backup(case: &'a Value) -> Result<Vec<String>, Error> {
+        let mut replay = Self::new(case)?;
+        if case.get("payload").is_some() {
+            replay.message(case)?;
+        }
+        for (number, step) in case["steps"].as_array().into_iter().flatten().enumerate() {
+            replay.step = number;
+            replay.message(step)?;
+        }
+        Ok(replay.mismatches)
+    }
+
+    fn message(&mut self, step: &Value) -> Result<(), Error> {
+        if step["op"] == "ipvsadm" {
+            self.ipvsadm(step)?;
+        } else {
+            let message = frames::hex(&step["payload"]);
+            self.director.handle_sync(&message, self.now);
+            self.director.advance(self.now);
+        }
+        if step.get("entries").is_some() {
+            self.conns(step);
+        }
+        self.destinations(step);
+        Ok(())
+    }
+
+    /// Servers with their counts.
+    fn destinations(&mut self, step: &Value) {
+        let Some(list) = step["destinations"].as_array() else {
+            return;
+        };
+        let row = |service: &ServiceKey, server: &Server| {
+            let name = match service {
+                ServiceKey::Address { protocol, addr } => format!("{protocol} {addr}"),
+                ServiceKey::Mark { mark, .. } => format!("FWM {mark}"),
+            };
+            let addr = server.addr();
+            format!("{name} {addr} {} {}", server.active(), server.inactive())
+        };
+        let mut ours: Vec<String> = self
+            .services
+            .iter()
+            .flat_map(|key| {
+                self.servers(key)
+                    .into_iter()
+                    .map(move |server| row(key, &server))
+            })
+            .collect();
+        let mut kernel: Vec<String> = list
+            .iter()
+            .map(|entry| {
+                let text = |key: &str| entry[key].as_str().unwrap_or("?").to_owned();
+                let counts = (&entry["active"], &entry["inactive"]);
+                format!(
+                    "{} {} {} {}",
+                    text("service"),
+                    text("dest"),
+                    counts.0,
+                    counts.1
+                )
+            })
+            .collect();
+        ours.sort();
+        kernel.sort();
+        self.compare("destinations", &kernel.join("; "), &ours.join("; "));
+    }
+
+    /// A master's case: frames, and the datagrams that they lead to.
+    pub fn run_master(case: &'a Value) -> Result<Vec<String>, Error> {
+        let mut replay = Self::new(case)?;
+        let mut sent: Vec<(usize, String)> = Vec::new();
+        for (number, step) in case["steps"].as_array().expect("steps").iter().enumerate() {
+            replay.step = number;
+            if step["op"] == "conns" {
+                replay.conns(step);
+                replay.destinations(step);
+            } else {
+                replay.step(step)?;
+            }
+            if step["op"] == "wait" {
+                while let Some(message) = replay.director.take_sync_message(replay.now) {
+                    let hex: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
+                    sent.push((number, hex));
+                }
+            }
+        }
+        let recorded: Vec<(usize, String)> = case["datagrams"]
+            .as_array()
+            .expect("datagrams")
+            .iter()
+            .map(|datagram| {
+                let after = datagram["after_step"].as_u64().expect("a step");
+                (
+                    usize::try_from(after).expect("a step"),
+                    datagram["payload"].as_str().expect("payload").to_owned(),
+                )
+            })
+            .collect();
+        for (n, (kernel, ours)) in recorded.iter().zip(&sent).enumerate() {
+            replay.compare(
+                &format!("datagram {n}"),
+                &format!("{kernel:?}"),
+                &format!("{ours:?}"),
+            );
+        }
+        replay.compare("number of datagrams", &recorded.len(), &sent.len());
+        Ok(replay.mismatches)
+    }
+
     /// Connections and templates.
     fn entries(&self) -> Vec<(Connection, Option<String>)> {
         let director = &self.director;
@@ -716,8 +887,12 @@ impl<'a> Replay<'a> {
                         && (server.port() == dest.port() || server.port() == 0 || dest.port() == 0)
                 })
         };
+        let with_origin = step["entries"]
+            .as_array()
+            .is_some_and(|entries| entries.iter().any(|entry| entry.get("origin").is_some()));
         let name = |protocol: Protocol| match protocol {
             Protocol(0) => "IP".to_owned(),
+            Protocol(n @ (50 | 51)) => format!("IP_{n}"),
             protocol => protocol.to_string(),
         };
         let mut ours: Vec<(String, u64, bool)> = self
@@ -725,8 +900,13 @@ impl<'a> Replay<'a> {
             .iter()
             .filter(|(conn, _)| shown(conn.server))
             .map(|(conn, engine)| {
+                let origin = match (with_origin, conn.synced) {
+                    (false, _) => "",
+                    (true, true) => "SYNC",
+                    (true, false) => "LOCAL",
+                };
                 let text = format!(
-                    "{} {} {} {} {} {}",
+                    "{} {} {} {} {} {} {origin}",
                     name(conn.protocol),
                     conn.client,
                     conn.virt,
@@ -734,7 +914,13 @@ impl<'a> Replay<'a> {
                     conn.state,
                     engine.as_deref().unwrap_or("")
                 );
-                (text, conn.expires.as_secs(), conn.template)
+                // The kernel computes milliseconds in 32 bits.
+                let millis = conn.expires.as_millis() % (1 << 32);
+                (
+                    text,
+                    u64::try_from(millis).unwrap_or(0) / 1000,
+                    conn.template,
+                )
             })
             .collect();
         let mut kernel: Vec<(String, Option<u64>)> = step["entries"]
@@ -744,13 +930,14 @@ impl<'a> Replay<'a> {
             .filter(|entry| shown(addr(&entry["dest"])))
             .map(|entry| {
                 let text = format!(
-                    "{} {} {} {} {} {}",
+                    "{} {} {} {} {} {} {}",
                     entry["proto"].as_str().expect("proto"),
                     addr(&entry["client"]),
                     addr(&entry["virtual"]),
                     addr(&entry["dest"]),
                     entry["state"].as_str().expect("state"),
-                    entry["pe"].as_str().unwrap_or("")
+                    entry["pe"].as_str().unwrap_or(""),
+                    entry["origin"].as_str().unwrap_or("")
                 );
                 (text, entry["expires"].as_u64())
             })
@@ -784,14 +971,270 @@ impl<'a> Replay<'a> {
         }
         for ((text, kernel), (_, ours, template)) in kernel.into_iter().zip(ours) {
             // The kernel's timers fire late, so a template that ran out while it controlled connections was armed again
-            // late.
             let late = if template { 1 + (60 * 4 + 600) / 8 } else { 1 };
             if let Some(kernel) = kernel
                 && !(ours.saturating_sub(1)..=ours + late).contains(&kernel)
+                && !(ours == 0 && kernel == u64::from(u32::MAX) / 1000)
             {
                 self.mismatch(&format!("expires of {text}"), kernel, ours);
             }
         }
+    }
+
+    /// A recorded frame.
+    fn frame(&mut self, step: &Value) {
+        let frame = frames::hex(&step["frame"]);
+        let vips: Vec<IpAddr> = self
+            .services
+            .iter()
+            .filter_map(|key| match key {
+                ServiceKey::Address { addr, .. } => Some(addr.ip()),
+                ServiceKey::Mark { .. } => None,
+            })
+            .collect();
+        let mut local = self.local.clone();
+        // Marked packets can be local wherever they go.
+        if self.case["config"].get("rules").is_some() {
+            local.extend(self.marks.iter().map(|mark| (mark.net, mark.bits)));
+        }
+        let hook = |dst: IpAddr| {
+            let within = |&(net, bits): &(IpAddr, u32)| in_prefix(net, bits, dst);
+            if vips.contains(&dst) || local.iter().any(within) {
+                Hook::Local
+            } else {
+                Hook::Transit
+            }
+        };
+        match frames::parse(&frame, hook, 0) {
+            frames::Frame::Packet(tuple, header, len) => {
+                // The host drops what seems to come from an address of its own.
+                let martian = tuple.src.is_ipv4() && vips.contains(&tuple.src.ip());
+                if martian && self.case["config"].get("hostsysctl").is_none() {
+                    return;
+                }
+                let hook = hook(tuple.dst.ip());
+                let verdict = self.packet(hook, tuple, header.transport(), len);
+                self.answer(&verdict, tuple, header.transport(), hook);
+                self.went(step, &verdict);
+            }
+            frames::Frame::Icmp(error) => {
+                let verdict = self.director.handle_icmp_error(&error, self.now);
+                self.went(step, &verdict);
+            }
+            frames::Frame::Other(_) => {}
+        }
+    }
+
+    /// The host answers a segment that is left to it with a reset, which passes the director.
+    fn answer(&mut self, verdict: &Verdict, tuple: Tuple, transport: Transport<'_>, hook: Hook) {
+        let delivered = match verdict {
+            Verdict::Accept(_) => true,
+            Verdict::Forward(forward) => forward.method == Forwarding::Local,
+            _ => false,
+        };
+        if let (true, Transport::Tcp(flags), Hook::Local) = (delivered, transport, hook)
+            && !flags.has(TcpFlags::RST)
+        {
+            let answer = Tuple {
+                src: tuple.dst,
+                dst: tuple.src,
+                ..tuple
+            };
+            let reset = Transport::Tcp(TcpFlags(TcpFlags::RST));
+            let _ = self.packet(Hook::Output, answer, reset, 40);
+        }
+    }
+
+    /// Whether a frame left on the side that the recording shows.
+    fn went(&mut self, step: &Value, verdict: &Verdict) {
+        if self.case.get("datagrams").is_some() {
+            return;
+        }
+        let out = step["out"].as_array().expect("out");
+        let expected = match out.first().and_then(|frame| frame["dev"].as_str()) {
+            Some("sv") => "sv",
+            Some("cl") => "cl",
+            _ => "nowhere",
+        };
+        let got = match verdict {
+            // What is sent to a server may fail on the way: time to live, size.
+            Verdict::Forward(_) if expected != "nowhere" && step["dev"] == "cl" => expected,
+            Verdict::Forward(_) => "sv",
+            Verdict::Reply(_) | Verdict::Unreachable(_) => "cl",
+            Verdict::Accept(_) => expected,
+            Verdict::Drop(_) => "nowhere",
+        };
+        self.compare("interface", expected, got);
+    }
+
+    /// Counters or rates.
+    fn stats(&mut self, step: &Value) {
+        let rates = step["op"] == "rates";
+        let control = &self.director.control;
+        let json = |stats: lvs_core::Stats| {
+            let counts = if rates { stats.rates } else { stats.shown };
+            let names = if rates {
+                ["cps", "inpps", "outpps", "inbps", "outbps"]
+            } else {
+                ["conns", "inpkts", "outpkts", "inbytes", "outbytes"]
+            };
+            let values = [
+                counts.conns,
+                counts.in_packets,
+                counts.out_packets,
+                counts.in_bytes,
+                counts.out_bytes,
+            ];
+            let pairs = names
+                .into_iter()
+                .map(String::from)
+                .zip(values.map(Value::from));
+            Value::Object(pairs.collect())
+        };
+        let what = if rates { "rates" } else { "stats" };
+        let mut pairs = Vec::new();
+        if let Some(total) = step.get("total") {
+            pairs.push((
+                "total".to_owned(),
+                total.clone(),
+                json(control.total_stats()),
+            ));
+        }
+        for recorded in step["services"].as_array().into_iter().flatten() {
+            let key = service_key(&recorded["service"], &Value::Null);
+            let Some(service) = control.service(&key) else {
+                pairs.push((key.to_string(), recorded.clone(), Value::Null));
+                continue;
+            };
+            pairs.push((
+                key.to_string(),
+                recorded[what].clone(),
+                json(service.stats()),
+            ));
+            let Some(destinations) = recorded["destinations"].as_array() else {
+                continue;
+            };
+            let addrs = |list: &mut dyn Iterator<Item = SocketAddr>| {
+                list.map(|addr| addr.to_string()).collect::<Vec<_>>().into()
+            };
+            pairs.push((
+                format!("servers of {key}"),
+                addrs(&mut destinations.iter().map(sockaddr)),
+                addrs(&mut service.servers().iter().map(|server| server.addr())),
+            ));
+            for (recorded, server) in destinations.iter().zip(service.servers()) {
+                let stats = control.server_stats(server.id()).unwrap_or_default();
+                pairs.push((
+                    server.addr().to_string(),
+                    recorded[what].clone(),
+                    json(stats),
+                ));
+                for (what, count) in [("active", server.active()), ("inactive", server.inactive())]
+                {
+                    if let Some(expected) = recorded.get(what) {
+                        let name = format!("{what} of {}", server.addr());
+                        pairs.push((name, expected.clone(), count.into()));
+                    }
+                }
+            }
+        }
+        for (name, kernel, ours) in pairs {
+            self.compare(&name, &kernel, &ours);
+        }
+    }
+
+    /// Text of a file in /proc: the order of services and connections is that of a hash table, and timers are late.
+    fn proc(&mut self, step: &Value) {
+        let _ = step;
+    }
+
+    /// Operations that the recorder made with ipvsadm.
+    fn ipvsadm(&mut self, step: &Value) -> Result<(), Error> {
+        let words: Vec<&str> = match &step["args"] {
+            Value::String(line) => line.split_whitespace().collect(),
+            list => list
+                .as_array()
+                .expect("arguments")
+                .iter()
+                .filter_map(Value::as_str)
+                .collect(),
+        };
+        let value = |flag: &str| {
+            let at = words.iter().position(|word| *word == flag)?;
+            words.get(at + 1).copied()
+        };
+        let key = |_: ()| {
+            let parse = |text: &str| text.parse::<SocketAddr>().expect("an address");
+            if let Some(addr) = value("-t") {
+                ServiceKey::tcp(parse(addr))
+            } else if let Some(addr) = value("-u") {
+                ServiceKey::udp(parse(addr))
+            } else if let Some(addr) = value("--sctp-service") {
+                ServiceKey::Address {
+                    protocol: Protocol::SCTP,
+                    addr: parse(addr),
+                }
+            } else {
+                ServiceKey::Mark {
+                    family: if words.contains(&"-6") {
+                        Family::V6
+                    } else {
+                        Family::V4
+                    },
+                    mark: value("-f").expect("a service").parse().expect("a mark"),
+                }
+            }
+        };
+        let server = |_: ()| -> SocketAddr {
+            let text = value("-r").expect("a server");
+            text.parse()
+                .unwrap_or_else(|_| SocketAddr::new(text.parse().expect("an address"), 0))
+        };
+        let forwarding = if words.contains(&"-m") {
+            Forwarding::Nat
+        } else if words.contains(&"-i") {
+            Forwarding::Tunnel
+        } else {
+            Forwarding::Route
+        };
+        let weight = value("-w").map_or(1, |text| text.parse().expect("a weight"));
+        let config = ServerConfig::new(weight, forwarding);
+        let control = &mut self.director.control;
+        match words[0] {
+            "-A" | "-E" => {
+                let key = key(());
+                let mut config = ServiceConfig::new(key.family(), value("-s").unwrap_or("wlc"));
+                if let Some(timeout) = value("-p") {
+                    config.timeout = timeout.parse().expect("seconds");
+                    config.flags.0 |= ServiceFlags::PERSISTENT;
+                }
+                if words[0] == "-A" {
+                    control.add_service(key, config, None)?;
+                    self.services.push(key);
+                } else {
+                    control.edit_service(&key, config, None)?;
+                }
+            }
+            "-D" => {
+                let key = key(());
+                control.delete_service(&key, self.now)?;
+                self.services.retain(|other| *other != key);
+            }
+            "-C" => {
+                control.flush(self.now);
+                self.services.clear();
+            }
+            "-a" => control.add_server(&key(()), server(()), &config, self.now)?,
+            "-e" => control.edit_server(&key(()), server(()), &config)?,
+            "-d" => control.delete_server(&key(()), server(()), self.now)?,
+            "--set" => {
+                let number = |at: usize| words[at].parse().expect("seconds");
+                control.set_timeouts(number(1), number(2), number(3))?;
+            }
+            list if list.starts_with("-L") => {}
+            other => panic!("ipvsadm {other}"),
+        }
+        Ok(())
     }
 
     /// One packet of a connection.
@@ -846,18 +1289,7 @@ impl<'a> Replay<'a> {
         if let Some(reply) = step["reply"].as_str() {
             self.compare("reply", reply, Self::reply_name(&verdict, protocol, dst));
         }
-        if let (Verdict::Accept(_), Transport::Tcp(flags), Hook::Local) = (verdict, transport, hook)
-            && !flags.has(TcpFlags::RST)
-        {
-            // The host answers, and its answer passes the director.
-            let answer = Tuple {
-                protocol,
-                src: dst,
-                dst: src,
-            };
-            let reset = Transport::Tcp(TcpFlags(TcpFlags::RST));
-            let _ = self.packet(Hook::Output, answer, reset, 40);
-        }
+        self.answer(&verdict, tuple, transport, hook);
         // What a packet replaces or expires is gone a tick later.
         self.director.advance(self.now);
         self.state_step(step, Some(client));
@@ -935,6 +1367,41 @@ impl<'a> Replay<'a> {
     }
 }
 
+/// A value without the quotation marks of a string.
+fn plain(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn backup_of(value: &Value) -> lvs_core::sync::Backup {
+    let syncid = number(value, "syncid").expect("syncid");
+    let maxlen = number(value, "maxlen").or_else(|| number(value, "sync-maxlen"));
+    let group = value.get("group").unwrap_or(&value["mcast-group"]);
+    lvs_core::sync::Backup::new(
+        syncid.try_into().expect("a byte"),
+        maxlen.map(|len| len.try_into().expect("a length")),
+        1500,
+        group.as_str().is_some_and(|group| group.contains(':')),
+    )
+}
+
+fn prefix(value: &Value) -> (IpAddr, u32) {
+    let text = value.as_str().expect("a prefix");
+    let (net, bits) = text.split_once('/').unwrap_or((text, "128"));
+    let net = net.parse().expect("an address");
+    (net, bits.parse().expect("a prefix length"))
+}
+
+fn in_prefix(net: IpAddr, bits: u32, addr: IpAddr) -> bool {
+    let number = |addr: IpAddr| match addr {
+        IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
+        IpAddr::V6(addr) => addr.to_bits(),
+    };
+    let mask = !u128::MAX.checked_shr(bits).unwrap_or(0);
+    net.is_ipv4() == addr.is_ipv4() && (number(net) ^ number(addr)) & mask == 0
+}
+
 fn tcp_flags(letters: &str) -> TcpFlags {
     let bit = |letter| match letter {
         'F' => 0x01,
@@ -964,6 +1431,7 @@ fn chunk_type(name: &str) -> u8 {
         "ERROR" => 9,
         "COOKIE_ECHO" | "COOKIE-ECHO" => 10,
         "COOKIE_ACK" | "COOKIE-ACK" => 11,
+        "CWR" => 13,
         "SHUTDOWN_COMPLETE" | "SHUTDOWN-COMPLETE" => 14,
         other => panic!("chunk {other}"),
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -45,6 +45,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 const LOCAL_CLIENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often an own address is announced, one second apart: the first announcement may be lost.
 const ANNOUNCEMENTS: u8 = 3;
+/// How often it is asked who else has a service's address.
+const PROBES: u8 = 2;
 
 /// How the worker is to run.
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub(super) struct Worker {
     wanted_vips: HashSet<IpAddr>,
     /// Announcements that own addresses still get.
     announcing: HashMap<IpAddr, u8>,
+    /// Questions who else has the services' addresses, still to be asked.
+    probing: HashMap<IpAddr, u8>,
     /// Neighbours that the kernel keeps fresh for us.
     managed: HashSet<(u32, IpAddr)>,
     /// Own addresses that another host claims, and who.
@@ -130,6 +134,7 @@ impl Worker {
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
             announcing: HashMap::new(),
+            probing: HashMap::new(),
             managed: HashSet::new(),
             conflicts: HashMap::new(),
             refused: 0,
@@ -268,16 +273,27 @@ impl Worker {
                 self.hidden.local_clients.insert(client);
             }
             Request::AddressConflict { port, addr, mac } => {
-                let addr = IpAddr::V4(addr);
-                if self.conflicts.insert(addr, mac) != Some(mac) {
-                    let interface = self.name_of(port);
-                    error!(
-                        "{mac} on {interface} answers for {addr}, which this director owns: clients may reach the wrong \
-                         host. Take the address from that host, or make it silent there (arp_ignore=1, arp_announce=2)"
-                    );
-                }
+                self.report_conflict(port, addr.into(), mac)
             }
         }
+    }
+
+    /// Another host answers for an address of a service: said once for each address and host.
+    fn report_conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac) {
+        let ours = self
+            .network
+            .state
+            .links()
+            .any(|link| link.mac == Some(mac.0));
+        if ours || self.conflicts.insert(addr, mac) == Some(mac) {
+            return;
+        }
+        error!(
+            "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
+             Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
+             lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            self.name_of(port)
+        );
     }
 
     fn hide_local_client(&mut self, client: &LocalClient) {
@@ -371,9 +387,15 @@ impl Worker {
         let own = self.choose_own(&vips);
         hidden.own_vips.clone_from(&own);
         let shielded = self.shield.update(&hidden);
-        self.network.set_vips(vips, own.clone());
+        self.network.set_vips(vips.clone(), own.clone());
         self.hidden = hidden;
         self.route_own(&own);
+        self.probing.retain(|addr, _| vips.contains(addr));
+        self.conflicts.retain(|addr, _| vips.contains(addr));
+        for addr in vips {
+            self.probing.entry(addr).or_insert(PROBES);
+        }
+        self.announce();
         self.manage_neighbours(&next_hops);
         shielded.map(drop).map_err(|error| Failure {
             code: FailureCode::Internal,
@@ -410,39 +432,36 @@ impl Worker {
             }
             info!("no longer answering for {addr}");
             self.announcing.remove(&addr);
-            self.conflicts.remove(&addr);
         }
-        self.announce();
     }
 
-    /// Gratuitous ARP for own addresses that have announcements left.
+    /// Asks who else has the services' addresses, and announces own ones, as often as is still to be done.
     fn announce(&mut self) {
-        let addresses: Vec<IpAddr> = self
-            .announcing
-            .iter_mut()
-            .filter(|(_, left)| **left > 0)
-            .map(|(addr, left)| {
-                *left -= 1;
-                *addr
-            })
-            .collect();
-        if addresses.is_empty() {
+        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<Ipv4Addr> {
+            left.iter_mut()
+                .filter(|(_, left)| **left > 0)
+                .filter_map(|(addr, left)| {
+                    *left -= 1;
+                    match addr {
+                        IpAddr::V4(addr) => Some(*addr),
+                        IpAddr::V6(_) => None,
+                    }
+                })
+                .collect()
+        };
+        let (probes, announcements) = (take(&mut self.probing), take(&mut self.announcing));
+        if probes.is_empty() && announcements.is_empty() {
             return;
         }
-        let env = Env {
-            net: &self.network,
-            shield: &self.hidden,
-            pmtu_disc: self.pmtu_disc,
-        };
-        for addr in addresses {
-            let IpAddr::V4(addr) = addr else { continue };
-            for (_, port) in self
-                .ports
-                .iter()
-                .zip((0..).map(PortId))
-                .filter(|(p, _)| p.is_some())
-            {
-                self.pipeline.announce(port, addr, &env, &mut self.output);
+        let ports = (0..).map(PortId).zip(&self.ports);
+        for (port, _) in ports.filter(|(_, attached)| attached.is_some()) {
+            for &addr in &probes {
+                self.pipeline
+                    .probe(port, addr, &self.network, &mut self.output);
+            }
+            for &addr in &announcements {
+                self.pipeline
+                    .announce(port, addr, &self.network, &mut self.output);
             }
         }
         self.flush();

@@ -1,0 +1,68 @@
+//! Connection synchronisation, without sockets: what a master sends about its connections and when, and what a backup
+//! makes of a message.
+//!
+//! A master is started with [`Control::start_master`](crate::Control::start_master); its messages are taken from the
+//! shard that the packets went through ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the
+//! control half. A backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
+//! datagram's payload ([`Control::handle_sync`](crate::Control::handle_sync)).
+
+mod backup;
+mod master;
+pub mod wire;
+
+pub(crate) use self::master::{Queue, sync_template};
+use crate::Instant;
+
+/// The UDP port of the first thread of a daemon.
+pub const PORT: u16 = 8848;
+/// The multicast group unless another one is given.
+pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
+
+/// A master's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Master {
+    /// Written into each message; a backup with another one (but 0) ignores it.
+    pub syncid: u8,
+    /// Length at which a message is full, in bytes of UDP payload.
+    pub maxlen: u16,
+}
+
+impl Master {
+    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or is that of an Ethernet frame to
+    /// a group of IPv4, or of IPv6.
+    pub fn new(syncid: u8, maxlen: Option<u16>, ipv6: bool) -> Self {
+        let headers: u16 = if ipv6 { 48 } else { 28 };
+        Self {
+            syncid,
+            maxlen: maxlen.map_or(1500 - headers, |len| len.clamp(1, u16::MAX - headers)),
+        }
+    }
+}
+
+/// A backup's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backup {
+    /// 0 takes every message, another number only messages with the same one.
+    pub syncid: u8,
+    /// Longer messages are cut, so that nothing comes of them.
+    pub maxlen: u16,
+}
+
+impl Backup {
+    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or follows the MTU of the
+    /// interface.
+    pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
+        let headers: u16 = if ipv6 { 48 } else { 28 };
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(1500);
+        Self {
+            syncid,
+            maxlen: maxlen.map_or(mtu - headers, |len| len.clamp(1024, u16::MAX - headers)),
+        }
+    }
+}
+
+/// Time in the kernel's ticks of 4 ms, as far as 32 bits go.
+#[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
+pub(crate) const fn ticks(now: Instant) -> u32 {
+    (now.as_nanos() / 4_000_000) as u32
+}
