@@ -53,3 +53,12 @@ fn connection_states() {
 fn counters_and_rates() {
     check("lvs-core/tests/golden/stats", "stats", 51);
 }
+
+#[test]
+fn packets() {
+    let recordings = recordings("lvs-testbed/golden/packets");
+    let report = conformance(&recordings, None, 3).expect("recordings can be read");
+    let tally = &report.kinds["packets"];
+    println!("packets: {tally}\n{}", report.mismatches.join("\n"));
+    assert!(tally.passed >= 82 && tally.failed <= 8, "{tally}");
+}
