@@ -376,7 +376,7 @@ impl Worker {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
-            hidden = ShieldSpec::of(&control);
+            hidden = ShieldSpec::of(&control, &self.hidden);
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
