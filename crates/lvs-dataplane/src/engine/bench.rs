@@ -334,6 +334,14 @@ impl BenchNet {
         self.ports.iter().map(|(name, ..)| name.clone()).collect()
     }
 
+    /// The host's own addresses, as prefixes.
+    pub(super) fn local(&self) -> Vec<(IpAddr, u8)> {
+        self.local
+            .iter()
+            .map(|prefix| (prefix.addr, prefix.bits))
+            .collect()
+    }
+
     /// The MTU of an interface.
     pub(super) fn mtu(&self, interface: &str) -> Option<u32> {
         self.interfaces.get(interface).copied()

@@ -152,7 +152,7 @@ impl Offline {
     fn follow(&mut self) {
         let mut control = self.shared.control();
         control.sweep(&mut self.decider.shard);
-        self.hidden = ShieldSpec::of(&control);
+        self.hidden = ShieldSpec::of(&control, &self.hidden);
         self.net.vips = self.hidden.vips();
     }
 
@@ -162,6 +162,7 @@ impl Offline {
         {
             let mut control = self.shared.control();
             *control = Control::new(self.options.clone());
+            control.set_local_addresses(net.local());
             self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
             self.shared.daemons().clear();
         }
