@@ -24,6 +24,7 @@ mod defense;
 mod director;
 mod engine;
 mod error;
+mod explain;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod packet;
@@ -43,6 +44,7 @@ pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
+pub use explain::{Candidate, Explanation};
 pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};

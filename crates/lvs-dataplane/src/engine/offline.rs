@@ -135,6 +135,11 @@ impl Offline {
                 done.now = self.shared.now();
                 let _ = reply.send(done);
             }
+            Command::Explain(tuple, mark, reply) => {
+                let _ = reply.send(self.decider.explain(tuple, mark));
+            }
+            // Whoever asked is told by the closed channel: no packet ever comes.
+            Command::Capture(..) => {}
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,

@@ -11,10 +11,11 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
 use lvs_core::{Instant, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
 use super::shared::{Command, Shared};
@@ -93,6 +94,7 @@ pub(super) struct Worker {
     /// Own addresses that another host claims, and who.
     conflicts: HashMap<IpAddr, Mac>,
     refused: u64,
+    captures: Vec<Capture>,
     next_housekeeping: Instant,
 }
 
@@ -138,6 +140,7 @@ impl Worker {
             managed: HashSet::new(),
             conflicts: HashMap::new(),
             refused: 0,
+            captures: Vec::new(),
             next_housekeeping: Instant::ZERO,
         };
         let info = PortInfo {
@@ -223,6 +226,13 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            if !self.captures.is_empty() {
+                self.process_shown(port, count, now);
+                if count < BATCH {
+                    return;
+                }
+                continue;
+            }
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -241,6 +251,55 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// Processes a batch frame by frame, and shows each to those who want to see it.
+    fn process_shown(&mut self, port: PortId, count: usize, now: Instant) {
+        let mut captures = std::mem::take(&mut self.captures);
+        self.decider.tells = true;
+        for at in 0..count {
+            let bytes = self.frames[at].bytes().to_vec();
+            let dropped = self.pipeline.counters.dropped;
+            let env = Env {
+                net: &self.network,
+                shield: &self.hidden,
+                pmtu_disc: self.pmtu_disc,
+            };
+            self.pipeline.process(
+                port,
+                &mut self.frames[at..=at],
+                &env,
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+            let told = self.decider.take_told();
+            let lost = FrameDrop::ALL
+                .iter()
+                .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
+            let (verdict, dropped) = match (&told, lost) {
+                (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
+                    capture::describe(verdict)
+                }
+                (_, Some(drop)) => (
+                    format!("dropped ({}): {}", drop.name(), drop.describe().trim()),
+                    true,
+                ),
+                (None, None) => ("not for the director".to_owned(), false),
+            };
+            let shown = Shown {
+                interface: self.name_of(port),
+                ethernet: port != HOST_PORT,
+                frame: &bytes,
+                verdict: &verdict,
+                dropped,
+            };
+            let tuple = told.map(|(tuple, _)| tuple);
+            captures.retain_mut(|capture| capture.show(tuple, &shown));
+        }
+        self.decider.tells = !captures.is_empty();
+        self.captures = captures;
     }
 
     /// Does what the packet path asks for, and sends what it has made.
@@ -360,6 +419,10 @@ impl Worker {
                 let route = self.network.state.lookup(addr);
                 let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
+            Command::Explain(tuple, mark, reply) => {
+                let _ = reply.send(self.decider.explain(tuple, mark));
+            }
+            Command::Capture(filter, out) => self.captures.push(Capture::new(filter, out)),
             Command::Interface(name, reply) => {
                 let link = self.network.state.link_by_name(&name);
                 let _ = reply.send(link.map(|link| link.mtu));
@@ -676,6 +739,14 @@ impl Worker {
                 })
                 .collect(),
             own_vips: self.network.own_vips().iter().copied().collect(),
+            conflicts: self
+                .conflicts
+                .iter()
+                .map(|(&address, mac)| Conflict {
+                    address,
+                    mac: mac.to_string(),
+                })
+                .collect(),
             ..Info::default()
         }
     }
