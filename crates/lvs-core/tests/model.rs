@@ -266,7 +266,7 @@ impl Model {
     }
 
     /// Where a client's segment goes: a server, or what else becomes of it.
-    fn from_client(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
+    fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()
             .find(|&n| self.conns[n].client == client && !self.conns[n].dead);
@@ -370,7 +370,7 @@ impl Model {
         self.records[self.conns[n].record].addr
     }
 
-    fn from_server(&mut self, server: SocketAddr, client: SocketAddr, flags: u8) -> bool {
+    fn server_sends(&mut self, server: SocketAddr, client: SocketAddr, flags: u8) -> bool {
         let found = (0..self.conns.len()).rev().find(|&n| {
             let conn = &self.conns[n];
             conn.client == client
@@ -595,7 +595,7 @@ impl Pair {
         match *op {
             Op::FromClient(n, flags) => {
                 self.model.advance(self.model.now);
-                let expected = self.model.from_client(client(n), flags);
+                let expected = self.model.client_sends(client(n), flags);
                 let verdict = self.packet(Hook::Local, client(n), VIP.parse().unwrap(), flags);
                 let got = match verdict {
                     Verdict::Forward(forward) => Ok(forward.target),
@@ -610,7 +610,7 @@ impl Pair {
             }
             Op::FromServer(s, c, flags) => {
                 self.model.advance(self.model.now);
-                let expected = self.model.from_server(server(s), client(c), flags);
+                let expected = self.model.server_sends(server(s), client(c), flags);
                 let verdict = self.packet(Hook::Transit, server(s), client(c), flags);
                 prop_assert_eq!(matches!(verdict, Verdict::Reply(_)), expected);
             }
