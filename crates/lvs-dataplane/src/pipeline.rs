@@ -12,8 +12,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use lvs_core::{
-    Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Reply, TcpFlags, Tunnel,
-    Verdict,
+    Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Reply, TcpFlags, Verdict,
 };
 
 use crate::arp;
@@ -24,9 +23,9 @@ use crate::icmp::{Limits, RateLimit, may_be_answered};
 use crate::neighbour::Waiting;
 use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
-use crate::rewrite::ipip::{self, Outer};
 use crate::rewrite::mac;
 use crate::rewrite::nat::{self, End};
+use crate::rewrite::tunnel::{self, GRE, IPIP, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::tunnel_path::TunnelPaths;
@@ -164,8 +163,6 @@ pub struct Output {
     pool: Vec<Frame>,
 }
 
-/// IPv4 in IP.
-const IPIP: Protocol = Protocol(4);
 /// Frames kept for reuse at most.
 const POOL_MAX: usize = 512;
 
@@ -592,7 +589,8 @@ impl Pipeline {
             (packet.protocol == Protocol::ICMP).then(|| packet.icmp(frame.bytes(), job.hook, 0));
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
-            if error.inner.protocol == IPIP && job.to_host && error.checksum_ok {
+            let tunnelled = matches!(error.inner.protocol, IPIP | GRE | Protocol::UDP);
+            if tunnelled && job.to_host && error.checksum_ok {
                 self.tunnel_complaint(frame, &job, cx);
             }
         }
@@ -976,14 +974,12 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         const MTU_MIN: usize = 68;
-        if forward.tunnel != Tunnel::Ipip {
-            return Fate::Dropped(FrameDrop::Unsupported);
-        }
         let Some(IpAddr::V4(src)) = hop.source else {
             return Fate::Dropped(FrameDrop::NoSource);
         };
-        let path = self.tunnels.mtu(target, hop.mtu as usize, cx.now);
-        let mtu = path.saturating_sub(ipip::OVERHEAD);
+        let kind = forward.tunnel;
+        let path = self.tunnels.mtu(target, kind, hop.mtu as usize, cx.now);
+        let mtu = path.saturating_sub(tunnel::overhead(kind));
         if mtu < MTU_MIN {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         }
@@ -1002,9 +998,11 @@ impl Pipeline {
         let id = if df {
             0
         } else {
-            self.idents.next(src, target, 4, count)
+            let protocol = tunnel::protocol(kind).0;
+            self.idents.next(src, target, protocol, count)
         };
         let mut outer = Outer {
+            tunnel: kind,
             src,
             dst: target,
             id,
@@ -1017,6 +1015,7 @@ impl Pipeline {
             frame.offload.segments = None;
             return self.tunnelled(
                 frame,
+                &job.packet,
                 &outer,
                 hop,
                 job.history
@@ -1033,7 +1032,7 @@ impl Pipeline {
         );
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
         for mut segment in segments {
-            fate = self.tunnelled(&mut segment, &outer, hop, Pieces::Relayed, cx);
+            fate = self.tunnelled(&mut segment, &job.packet, &outer, hop, Pieces::Relayed, cx);
             outer.id = outer.id.wrapping_add(1);
             keep(&mut cx.out.pool, segment);
         }
@@ -1044,12 +1043,13 @@ impl Pipeline {
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,
+        inner: &Packet,
         outer: &Outer,
         hop: &NextHop,
         pieces: Pieces<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        if let Err(reason) = ipip::encapsulate(frame, outer) {
+        if let Err(reason) = tunnel::encapsulate(frame, inner, outer) {
             return Fate::Dropped(reason);
         }
         match parse::ipv4(frame.bytes(), false) {

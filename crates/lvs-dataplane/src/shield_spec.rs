@@ -7,9 +7,12 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Control, Forwarding, Protocol, ServiceKey};
+use lvs_core::{Control, Forwarding, Protocol, ServiceFlags, ServiceKey};
 
 use crate::parse::Packet;
+
+/// Port of FTP's control connections.
+const FTP: u16 = 21;
 
 /// An address, a protocol and a port; port 0 is every port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,7 +63,7 @@ pub struct ShieldSpec {
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments and ICMP errors are hidden with them.
+    /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
     pub nat_servers: HashSet<Endpoint>,
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
@@ -68,22 +71,33 @@ pub struct ShieldSpec {
 }
 
 impl ShieldSpec {
-    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients.
-    pub fn of(control: &Control) -> Self {
+    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients. `before`
+    /// is what was hidden until now.
+    pub fn of(control: &Control, before: &Self) -> Self {
         let mut hidden = Self::default();
         for service in control.services() {
             hidden.services.extend(service_endpoint(service.key()));
+            // A persistent FTP service takes data connections to ports that have no service of their own.
+            if let ServiceKey::Address { protocol, addr } = service.key()
+                && (protocol, addr.port()) == (Protocol::TCP, FTP)
+                && service.config().flags.has(ServiceFlags::PERSISTENT)
+            {
+                let any = SocketAddr::new(addr.ip(), 0);
+                hidden.services.insert(Endpoint::new(protocol, any));
+            }
         }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             hidden.services.extend(service_endpoint(key));
-            if server.forwarding() == Forwarding::Nat
-                && let ServiceKey::Address { protocol, .. } = key
-            {
-                hidden
-                    .nat_servers
-                    .insert(Endpoint::new(protocol, server.addr()));
+            if let ServiceKey::Address { protocol, .. } = key {
+                let endpoint = Endpoint::new(protocol, server.addr());
+                // A server that was taken from NAT to another method still has connections that are translated.
+                let nat = server.forwarding() == Forwarding::Nat
+                    || (server.total() > 0 && before.nat_servers.contains(&endpoint));
+                if nat {
+                    hidden.nat_servers.insert(endpoint);
+                }
             }
         }
         hidden
@@ -118,7 +132,10 @@ impl ShieldSpec {
         if self.own_vips.contains(&dst) {
             return true;
         }
-        if inner.is_some() || packet.fragment.is_some() {
+        if let Some((_, server)) = inner {
+            return self.is_vip(dst) || (!to_host && self.is_nat_server(server.ip()));
+        }
+        if packet.fragment.is_some() {
             return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use lvs_core::Instant;
+use lvs_core::{Instant, Protocol, Tunnel};
 
-use crate::rewrite::ipip;
+use crate::rewrite::tunnel::{self, GRE, GRE_CHECKSUM, GRE_IPV4, IPIP};
 use crate::wire::icmp::ErrorKind;
 use crate::wire::{be16, ipv4};
 
@@ -17,12 +17,19 @@ const MTU_EXPIRES: Duration = Duration::from_secs(600);
 const MTU_MIN: usize = 552;
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 4096;
-/// The protocol number of IPv4 in IP.
-const IPIP: u8 = 4;
+/// Kinds of tunnels to one server at most.
+const KINDS_MAX: usize = 16;
 
 /// Servers that packets were tunnelled to, and what was learned of the way.
 #[derive(Debug, Default)]
-pub struct TunnelPaths(HashMap<Ipv4Addr, Option<Learned>>);
+pub struct TunnelPaths(HashMap<Ipv4Addr, Path>);
+
+#[derive(Debug, Default)]
+struct Path {
+    /// The tunnels in use.
+    kinds: Vec<Tunnel>,
+    learned: Option<Learned>,
+}
 
 #[derive(Debug)]
 struct Learned {
@@ -42,23 +49,22 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
-    pub fn mtu(&mut self, server: Ipv4Addr, mtu: usize, now: Instant) -> usize {
-        match self.0.get_mut(&server) {
-            Some(path) => match path {
-                Some(learned) if now < learned.until => {
-                    learned.used = true;
-                    mtu.min(learned.mtu)
-                }
-                _ => {
-                    *path = None;
-                    mtu
-                }
-            },
-            None => {
-                if self.0.len() < SERVERS_MAX {
-                    self.0.insert(server, None);
-                }
+    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server and the tunnel.
+    pub fn mtu(&mut self, server: Ipv4Addr, kind: Tunnel, mtu: usize, now: Instant) -> usize {
+        if !self.0.contains_key(&server) && self.0.len() >= SERVERS_MAX {
+            return mtu;
+        }
+        let path = self.0.entry(server).or_default();
+        if !path.kinds.contains(&kind) && path.kinds.len() < KINDS_MAX {
+            path.kinds.push(kind);
+        }
+        match &mut path.learned {
+            Some(learned) if now < learned.until => {
+                learned.used = true;
+                mtu.min(learned.mtu)
+            }
+            learned => {
+                *learned = None;
                 mtu
             }
         }
@@ -75,12 +81,18 @@ impl TunnelPaths {
         let (kind, code) = (*message.first()?, *message.get(1)?);
         let outer = message.get(8..)?;
         let header = ipv4::header_len(outer);
-        if outer.len() < header || header < ipv4::HEADER_LEN || outer[9] != IPIP {
+        if outer.len() < header || header < ipv4::HEADER_LEN {
             return None;
         }
         let server = ipv4::dst(outer);
-        let learned = self.0.get_mut(&server)?;
-        let original = &outer[header..];
+        let path = self.0.get_mut(&server)?;
+        let learned = &mut path.learned;
+        let (between, is_used) = tunnel_header(Protocol(outer[9]), &outer[header..])?;
+        if !path.kinds.iter().any(|&kind| is_used(kind)) {
+            return None;
+        }
+        let overhead = header + between;
+        let original = outer.get(overhead..)?;
         let inner = ipv4::header_len(original);
         if inner < ipv4::HEADER_LEN || original.len() < inner || original[0] >> 4 != 4 {
             return None;
@@ -103,8 +115,8 @@ impl TunnelPaths {
             }
             // The kernel's first complaint still speaks of the old route.
             let base = if known { new.min(route) } else { route };
-            let told = if base > 68 + ipip::OVERHEAD {
-                base - ipip::OVERHEAD
+            let told = if base > 68 + overhead {
+                base - overhead
             } else {
                 base
             };
@@ -116,4 +128,34 @@ impl TunnelPaths {
             original,
         })
     }
+}
+
+/// Reads what is between an outer IP header and an IPv4 packet inside; its length, and which tunnels it can be from.
+fn tunnel_header(protocol: Protocol, bytes: &[u8]) -> Option<(usize, impl Fn(Tunnel) -> bool)> {
+    const UDP_LEN: usize = 8;
+    let (len, port) = match protocol {
+        IPIP => (0, 0),
+        Protocol::UDP => {
+            // Version 0, data; options, whose length is in words; an IPv4 packet.
+            let [first, inner] = [*bytes.get(UDP_LEN)?, *bytes.get(UDP_LEN + 1)?];
+            if first & 0xe0 != 0 || inner != IPIP.0 {
+                return None;
+            }
+            let options = usize::from(first & 0x1f) * 4;
+            (UDP_LEN + 4 + options, be16(bytes, 2))
+        }
+        GRE => {
+            let flags = be16(bytes, 0);
+            if bytes.len() < 4 || flags & !GRE_CHECKSUM != 0 || be16(bytes, 2) != GRE_IPV4 {
+                return None;
+            }
+            (if flags == 0 { 4 } else { 8 }, 0)
+        }
+        _ => return None,
+    };
+    let is_used = move |kind: Tunnel| {
+        tunnel::protocol(kind) == protocol
+            && !matches!(kind, Tunnel::Gue { port: other, .. } if other != port)
+    };
+    Some((len, is_used))
 }

@@ -17,7 +17,7 @@
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
-//!     fragment saddr @server_addresses fib daddr type != local drop,    icmp error likewise
+//!     fragment saddr @server_addresses fib daddr type != local drop,    icmp error about packets to them likewise
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
 //! ```
@@ -543,8 +543,9 @@ impl Family {
         });
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
-            address(rule, self.source);
-            rule.in_set(&self.name(SERVER_ADDRESSES))
+            // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
+            rule.load(Base::Transport, 8 + self.destination, len, REG)
+                .in_set(&self.name(SERVER_ADDRESSES))
                 .not_for_host()
                 .drop();
         });

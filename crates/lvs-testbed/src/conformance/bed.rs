@@ -340,7 +340,7 @@ impl Bed {
     /// Brings the packet path in line with the director, as the engine does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
-        self.shield = ShieldSpec::of(&self.director.control);
+        self.shield = ShieldSpec::of(&self.director.control, &self.shield);
         self.net.vips = self.shield.vips();
     }
 
@@ -373,7 +373,7 @@ impl Bed {
     /// A frame arrives on a link; what leaves until everything has come to rest.
     pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
         let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
-        super::host::fill_options(ip, &self.net);
+        super::host::fill_local_options(ip, &self.net);
         self.arrive(port, &frame, ROUNDS);
         std::mem::take(&mut self.emitted)
     }

@@ -30,20 +30,28 @@ pub(super) struct Host {
 
 /// Fills in the options that a host fills in on packets for itself, before anything else sees them
 /// (`ip_options_compile`): record route and time stamps.
-pub(super) fn fill_options(ip: &mut [u8], net: &Table) {
+pub(super) fn fill_local_options(ip: &mut [u8], net: &Table) {
+    if let Ok(packet) = parse::ipv4(ip, false)
+        && net.is_local(IpAddr::V4(packet.dst))
+    {
+        fill_options(ip, packet.l4, packet.dst);
+    }
+}
+
+/// Fills in `addr` and the time, where options ask for it.
+fn fill_options(ip: &mut [u8], header: usize, addr: Ipv4Addr) {
     const END: u8 = 0;
     const NOP: u8 = 1;
     const RECORD_ROUTE: u8 = 7;
     const TIMESTAMP: u8 = 68;
-    let Ok(packet) = parse::ipv4(ip, false) else {
+    let time = [0, 0, 0, 1];
+    let addr = addr.octets();
+    let Some(options) = ip
+        .get_mut(ipv4::HEADER_LEN..header)
+        .filter(|options| !options.is_empty())
+    else {
         return;
     };
-    if packet.l4 == ipv4::HEADER_LEN || !net.is_local(IpAddr::V4(packet.dst)) {
-        return;
-    }
-    let time = [0, 0, 0, 1];
-    let dst = packet.dst.octets();
-    let options = &mut ip[ipv4::HEADER_LEN..packet.l4];
     let mut at = 0;
     while at < options.len() && options[at] != END {
         if options[at] == NOP {
@@ -59,9 +67,9 @@ pub(super) fn fill_options(ip: &mut [u8], net: &Table) {
         };
         let option = &mut options[at..at + len];
         let words: &[[u8; 4]] = match (option[0], option.get(3).map(|flags| flags & 15)) {
-            (RECORD_ROUTE, _) => &[dst],
+            (RECORD_ROUTE, _) => &[addr],
             (TIMESTAMP, Some(0)) => &[time],
-            (TIMESTAMP, Some(1)) => &[dst, time],
+            (TIMESTAMP, Some(1)) => &[addr, time],
             _ => &[],
         };
         // The pointer counts from 1.
@@ -73,7 +81,7 @@ pub(super) fn fill_options(ip: &mut [u8], net: &Table) {
         }
         at += len;
     }
-    ipv4::finish_header(&mut ip[..packet.l4]);
+    ipv4::finish_header(&mut ip[..header]);
 }
 
 impl Host {
@@ -181,6 +189,10 @@ fn forward(ip: &[u8], packet: &Packet, sizes: Option<&[usize]>, net: &Table) -> 
     }
     let mut frame = Frame::from_bytes(ip);
     ipv4::decrement_ttl(frame.bytes_mut());
+    // A router records the address that it sends from (`ip_forward_options`).
+    if let Some(IpAddr::V4(source)) = hop.source {
+        fill_options(frame.bytes_mut(), packet.l4, source);
+    }
     if packet.len <= mtu && sizes.is_none() {
         done.forwarded.push(frame.bytes().to_vec());
         return done;

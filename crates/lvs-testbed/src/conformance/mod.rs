@@ -96,7 +96,11 @@ fn kind(case: &Value) -> &'static str {
             "proc"
         } else if has("stats") || has("rates") {
             "stats"
-        } else if has("conns") {
+        } else if has("conns")
+            || case
+                .maybe_text("name")
+                .is_some_and(|name| name.contains("ftp"))
+        {
             "ftp"
         } else {
             "packets"
