@@ -58,7 +58,8 @@ pub struct LocalClient {
 /// What the shield hides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them.
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, and ICMP errors about
+    /// packets to them.
     pub services: HashSet<Endpoint>,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
@@ -132,8 +133,10 @@ impl ShieldSpec {
         if self.own_vips.contains(&dst) {
             return true;
         }
-        if let Some((_, server)) = inner {
-            return self.is_vip(dst) || (!to_host && self.is_nat_server(server.ip()));
+        if let Some((_, about)) = inner {
+            let about = about.ip();
+            let concerns = self.is_nat_server(about) || self.is_vip(about);
+            return self.is_vip(dst) || (!to_host && concerns);
         }
         if packet.fragment.is_some() {
             return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
