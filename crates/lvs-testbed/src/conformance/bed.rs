@@ -83,6 +83,11 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// Gives a neighbour a link-layer address.
+    pub(super) fn make_neighbour(&mut self, addr: IpAddr, mac: Mac) {
+        self.neighbours.insert(addr, mac);
+    }
+
     /// Makes a prefix one of the host's own.
     pub(super) fn make_local(&mut self, prefix: (IpAddr, u8)) {
         self.local.push(prefix);
@@ -340,6 +345,8 @@ impl Bed {
     /// Brings the packet path in line with the director, as the engine does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
+        let local = self.net.local.clone();
+        self.director.control.set_local_addresses(local);
         self.shield = ShieldSpec::of(&self.director.control, &self.shield);
         self.net.vips = self.shield.vips();
     }
