@@ -859,6 +859,9 @@ impl Pipeline {
         let IpAddr::V4(target4) = target else {
             return Fate::Dropped(FrameDrop::Unsupported);
         };
+        if bypass && net.is_local(target) {
+            return Fate::Dropped(FrameDrop::Loop);
+        }
         let local = forward.method == Forwarding::Local || net.is_local(target);
         if local {
             return self.forward_local(frame, job, forward, ports, cx);

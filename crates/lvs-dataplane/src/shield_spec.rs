@@ -87,6 +87,15 @@ impl ShieldSpec {
                 hidden.services.insert(Endpoint::new(protocol, any));
             }
         }
+        // Connections that come from a master may be for any port of a virtual address.
+        if control.backup().is_some() {
+            for addr in hidden.vips() {
+                for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+                    let any = SocketAddr::new(addr, 0);
+                    hidden.services.insert(Endpoint::new(protocol, any));
+                }
+            }
+        }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {

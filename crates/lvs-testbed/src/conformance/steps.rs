@@ -455,10 +455,10 @@ pub(super) fn compare_conns(
             continue;
         }
         let key = [
-            entry.text("proto")?.to_uppercase(),
-            entry.text("client")?.to_owned(),
-            entry.text("virtual")?.to_owned(),
-            dest.to_owned(),
+            entry.text("proto")?.to_owned(),
+            entry.endpoint("client")?.to_string(),
+            entry.endpoint("virtual")?.to_string(),
+            entry.endpoint("dest")?.to_string(),
             entry.text("state")?.to_owned(),
             entry.maybe_text("pe").unwrap_or_default().to_owned(),
             entry.maybe_text("origin").unwrap_or_default().to_owned(),
@@ -537,6 +537,10 @@ pub(super) fn compare_conns(
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
+    // An entry without a timer, which the kernel shows as one moment before it began.
+    if (recorded, ours) == (i64::from(u32::MAX / 1000), 0) {
+        return true;
+    }
     (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&(recorded - ours))
 }
 
