@@ -46,7 +46,7 @@ fn persistence() {
 
 #[test]
 fn connection_states() {
-    check("lvs-core/tests/golden/tcpstates", "tcpstates", 1252);
+    check("lvs-core/tests/golden/tcpstates", "tcpstates", 1325);
 }
 
 #[test]
@@ -57,4 +57,14 @@ fn counters_and_rates() {
 #[test]
 fn packets() {
     check("lvs-testbed/golden/packets", "packets", 90);
+}
+
+#[test]
+fn proc_files() {
+    check("lvs-core/tests/golden/proc", "proc", 3);
+}
+
+#[test]
+fn synchronisation() {
+    check("lvs-core/tests/golden/sync", "sync", 1790);
 }
