@@ -65,7 +65,8 @@ const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol:
 /// What the shield hides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them.
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, and ICMP errors about
+    /// packets to them.
     pub services: HashSet<Endpoint>,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
@@ -91,6 +92,15 @@ impl ShieldSpec {
             {
                 let any = SocketAddr::new(addr.ip(), 0);
                 hidden.services.insert(Endpoint::new(protocol, any));
+            }
+        }
+        // Connections that come from a master may be for any port of a virtual address.
+        if control.backup().is_some() {
+            for addr in hidden.vips() {
+                for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+                    let any = SocketAddr::new(addr, 0);
+                    hidden.services.insert(Endpoint::new(protocol, any));
+                }
             }
         }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
@@ -182,8 +192,10 @@ impl ShieldSpec {
         if self.own_vips.contains(&dst) {
             return true;
         }
-        if let Some((_, server)) = inner {
-            return self.is_vip(dst) || (!to_host && self.is_nat_server(server.ip()));
+        if let Some((_, about)) = inner {
+            let about = about.ip();
+            let concerns = self.is_nat_server(about) || self.is_vip(about);
+            return self.is_vip(dst) || (!to_host && concerns);
         }
         if packet.fragment.is_some() {
             return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
