@@ -2,6 +2,6 @@
 //!
 //! All of it works on frames that begin with their IP header; the link header is put on last.
 
-pub mod ipip;
 pub mod mac;
 pub mod nat;
+pub mod tunnel;

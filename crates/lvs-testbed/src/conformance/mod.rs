@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context;
 use serde_json::Value;
 
-use self::case::{Halt, Json, Replayed, has_ipv6};
+use self::case::{Halt, Json, Replayed};
 use self::report::{Log, Mismatch};
 
 /// Options of `lvs-testbed conformance`.
@@ -122,9 +122,6 @@ fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         "proc" => return unsupported("proc"),
         "ftp" => return unsupported("helper ftp"),
         _ => {}
-    }
-    if has_ipv6(case) {
-        return unsupported("pipeline: IPv6");
     }
     match kind {
         "packets" | "stats" => packets::replay(case, log),
