@@ -487,6 +487,11 @@ impl Control {
         self.total.stats()
     }
 
+    /// What each shard has counted, of everything, up to now.
+    pub fn shard_counts(&self) -> impl Iterator<Item = crate::Counts> + '_ {
+        (0..self.options.shards).map(|number| self.total.live_of(number))
+    }
+
     /// Zeroes what is shown of one service and its servers, or of everything (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors

@@ -28,6 +28,7 @@ mod error;
 pub mod ipvsadm;
 mod packet;
 mod pool;
+pub mod proc;
 pub mod sched;
 mod server;
 mod service;

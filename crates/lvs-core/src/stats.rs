@@ -127,6 +127,11 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
+    /// What one shard has counted.
+    pub(crate) fn live_of(&self, number: usize) -> Counts {
+        self.shards[number].read()
+    }
+
     pub(crate) fn live(&self) -> Counts {
         self.shards.iter().fold(Counts::default(), |sum, shard| {
             sum.zip(shard.read(), u64::wrapping_add)

@@ -223,9 +223,11 @@ impl Sysctls {
             "snat_reroute" => self.snat_reroute = number()? != 0,
             "sync_persist_mode" => self.sync_persist_mode = number()? != 0,
             "sync_ports" => {
-                self.sync_ports = Some(positive()?)
-                    .filter(|n| n.is_power_of_two())
-                    .ok_or(Error::SysctlValue)?
+                let ports = positive()?;
+                if !ports.is_power_of_two() {
+                    return Err(Error::SysctlValue);
+                }
+                self.sync_ports = ports;
             }
             "sync_qlen_max" => self.sync_qlen_max = number()?,
             "sync_refresh_period" => self.sync_refresh_period = positive()?,

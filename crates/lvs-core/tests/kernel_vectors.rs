@@ -36,3 +36,8 @@ fn a_master_sends_what_the_kernel_sends() {
     });
     replay::check_with(&cases, 261, |case| replay::Replay::run_master(case));
 }
+
+#[test]
+fn files_in_proc_read_as_the_kernels() {
+    replay::check(&replay::cases("proc", |_| true), 3);
+}

@@ -143,14 +143,6 @@ impl Slot {
         )
     }
 
-    pub(crate) fn key(&self) -> Key {
-        Key {
-            protocol: self.protocol,
-            client: self.client(),
-            virt: self.virt(),
-        }
-    }
-
     /// The template that controls the connection.
     pub(crate) const fn template(&self) -> Option<u32> {
         if self.control != NO_SLOT && self.control & TEMPLATE_BIT != 0 {

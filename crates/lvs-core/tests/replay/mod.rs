@@ -267,6 +267,9 @@ impl Mark {
     }
 }
 
+/// A count of a server.
+type Count = fn(&Server) -> u32;
+
 /// One case in progress.
 pub struct Replay<'a> {
     case: &'a Value,
@@ -702,7 +705,7 @@ impl<'a> Replay<'a> {
             .map(|server| server.addr().to_string())
             .collect();
         self.compare("order", &step["order"], &order.into());
-        let columns: [(&str, fn(&Server) -> u32); 3] = [
+        let columns: [(&str, Count); 3] = [
             ("active", Server::active),
             ("inactive", Server::inactive),
             ("persistent", Server::templates),
@@ -1145,7 +1148,50 @@ impl<'a> Replay<'a> {
 
     /// Text of a file in /proc: the order of services and connections is that of a hash table, and timers are late.
     fn proc(&mut self, step: &Value) {
-        let _ = step;
+        let (control, shard) = (&self.director.control, &self.director.shard);
+        let mut text = String::new();
+        let path = step["path"].as_str().expect("path");
+        match path {
+            "/proc/net/ip_vs" => lvs_core::proc::services(&mut text, control, 4096),
+            "/proc/net/ip_vs_conn" => {
+                lvs_core::proc::connections(&mut text, control, shard, self.now)
+            }
+            "/proc/net/ip_vs_conn_sync" => {
+                lvs_core::proc::connections_sync(&mut text, control, shard, self.now)
+            }
+            "/proc/net/ip_vs_stats" => lvs_core::proc::stats(&mut text, control),
+            "/proc/net/ip_vs_stats_percpu" => lvs_core::proc::stats_percpu(&mut text, control),
+            other => panic!("unknown file {other}"),
+        }
+        .expect("a string takes everything");
+        let recorded = step["text"].as_str().expect("text");
+        let connections = path.contains("conn");
+        let blocks = |text: &str| {
+            // A service with its servers, or a connection without the number of seconds, whose width still counts.
+            let mut blocks: Vec<String> = Vec::new();
+            for line in text.lines() {
+                let mut line = line.to_owned();
+                if connections && !line.starts_with("Pro ") {
+                    let digits = line.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+                    let width = line.len();
+                    line.truncate(digits);
+                    line.push_str(&" ".repeat(width - digits));
+                }
+                match blocks.last_mut() {
+                    Some(block) if path == "/proc/net/ip_vs" && line.starts_with("  -> 0") => {
+                        block.push('\n');
+                        block.push_str(&line);
+                    }
+                    _ => blocks.push(line),
+                }
+            }
+            if connections || path == "/proc/net/ip_vs" {
+                let header = if connections { 1 } else { 3 };
+                blocks[header..].sort();
+            }
+            blocks.join("\n")
+        };
+        self.compare(path, &blocks(recorded), &blocks(&text));
     }
 
     /// Operations that the recorder made with ipvsadm.
@@ -1356,8 +1402,7 @@ impl<'a> Replay<'a> {
             .iter()
             .flat_map(|key| self.servers(key))
             .collect();
-        let sums: [(&str, fn(&Server) -> u32); 2] =
-            [("active", Server::active), ("inactive", Server::inactive)];
+        let sums: [(&str, Count); 2] = [("active", Server::active), ("inactive", Server::inactive)];
         for (what, count) in sums {
             if let Some(expected) = step[what].as_u64() {
                 let got: u32 = servers.iter().map(|server| count(server)).sum();

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use lvs_core::api::ReasonCount;
-use lvs_core::{AcceptReason, DropReason, IcmpError, Instant, PacketMeta, Shard, Verdict};
+use lvs_core::{AcceptReason, DropReason, Family, IcmpError, Instant, PacketMeta, Shard, Verdict};
 
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
+use crate::netlink::NetState;
 use crate::pipeline::Decide;
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
@@ -45,6 +46,37 @@ impl Decider {
             .zip(self.accepts)
             .map(|(accept, count)| reason("host", accept.name(), count, accept.describe()));
         drops.chain(accepts)
+    }
+
+    /// Lets the shared half do what is due, and brings `next` forward to the moment when more will be.
+    pub(super) fn housekeep(&self, now: Instant, next: &mut Instant) {
+        let mut control = self.shared.control();
+        if let Some(pages) = free_memory() {
+            control.set_memory(pages);
+        }
+        control.advance(now);
+        if let Some(at) = control.next_wakeup() {
+            *next = at.min(*next);
+        }
+    }
+
+    /// Tells the shared half which addresses are this host's own.
+    pub(super) fn follow_addresses(&self, state: &NetState) {
+        let local = state.links().flat_map(|link| state.addresses(link.index));
+        let prefixes = local.map(|address| {
+            // All of 127.0.0.0/8 is this host.
+            let loopback = address.ip.is_loopback() && address.ip.is_ipv4();
+            (
+                address.ip,
+                if loopback {
+                    8
+                } else {
+                    Family::of(&address.ip).bits()
+                },
+            )
+        });
+        let prefixes = prefixes.collect();
+        self.shared.control().set_local_addresses(prefixes);
     }
 
     fn count(&mut self, verdict: Verdict) -> Verdict {
@@ -99,4 +131,14 @@ pub(super) fn reason(action: &str, reason: &str, count: u64, help: &str) -> Reas
         count,
         help: help.trim().to_owned(),
     }
+}
+
+/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by (`update_defense_level`).
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    Some((kib("MemFree:")? + kib("Buffers:")?) / 4)
 }

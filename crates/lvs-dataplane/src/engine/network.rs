@@ -1,21 +1,73 @@
 //! The network as the packet path sees it: ports on top of the kernel's links, routes and neighbours.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::IpAddr;
 
 use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::netlink::{Link, NetState, RouteKind};
 use crate::wire::Mac;
 
-/// Destinations whose way is remembered; when there are more, all are looked up anew.
-const CACHE_MAX: usize = 1 << 16;
-
-/// Where packets to an address go.
+/// All that the packet path asks about one address.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     local: bool,
+    vip: bool,
+    own: bool,
     hop: Option<NextHop>,
+    /// Of the next hop.
+    mac: Option<Mac>,
+}
+
+/// Answers about addresses, one place for all addresses with the same hash: a stranger may displace what is remembered
+/// by choosing addresses, and then costs a look into the tables, as without it.
+struct Memo {
+    places: Box<[Cell<Option<(u32, IpAddr, Way)>>]>,
+    /// What was written in an earlier generation is forgotten.
+    generation: u32,
+}
+
+impl Memo {
+    const BITS: u32 = 11;
+
+    fn place(&self, addr: IpAddr) -> &Cell<Option<(u32, IpAddr, Way)>> {
+        let bits = match addr {
+            IpAddr::V4(addr) => addr.to_bits(),
+            IpAddr::V6(addr) => {
+                let octets = addr.octets();
+                octets.chunks_exact(4).fold(0, |sum, word| {
+                    sum ^ u32::from_be_bytes([word[0], word[1], word[2], word[3]])
+                })
+            }
+        };
+        &self.places[(bits.wrapping_mul(0x9e37_79b1) >> (32 - Self::BITS)) as usize]
+    }
+
+    fn get(&self, addr: IpAddr) -> Option<Way> {
+        let (generation, owner, way) = self.place(addr).get()?;
+        (generation == self.generation && owner == addr).then_some(way)
+    }
+
+    fn put(&self, addr: IpAddr, way: Way) {
+        self.place(addr).set(Some((self.generation, addr, way)));
+    }
+}
+
+impl Default for Memo {
+    fn default() -> Self {
+        let places = (0..1 << Self::BITS).map(|_| Cell::new(None)).collect();
+        Self {
+            places,
+            generation: 0,
+        }
+    }
+}
+
+impl fmt::Debug for Memo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memo").finish_non_exhaustive()
+    }
 }
 
 /// What is known of a port.
@@ -34,7 +86,7 @@ pub(super) struct Network {
     host: Option<PortId>,
     vips: HashSet<IpAddr>,
     own: HashSet<IpAddr>,
-    ways: RefCell<HashMap<IpAddr, Way>>,
+    ways: Memo,
 }
 
 impl Network {
@@ -55,20 +107,21 @@ impl Network {
         if host {
             self.host = Some(port);
         }
-        self.forget_ways();
+        self.forget();
     }
 
     pub(super) fn remove_port(&mut self, port: PortId) {
         if let Some(gone) = self.ports.get_mut(port.index()).and_then(Option::take) {
             self.by_ifindex.remove(&gone.ifindex);
         }
-        self.forget_ways();
+        self.forget();
     }
 
     /// Virtual addresses of services, and those of them that the engine owns.
     pub(super) fn set_vips(&mut self, vips: HashSet<IpAddr>, own: HashSet<IpAddr>) {
         self.vips = vips;
         self.own = own;
+        self.forget();
     }
 
     pub(super) const fn own_vips(&self) -> &HashSet<IpAddr> {
@@ -83,25 +136,30 @@ impl Network {
         self.by_ifindex.get(&ifindex).copied()
     }
 
-    /// To be called when links, addresses or routes have changed.
-    pub(super) fn forget_ways(&self) {
-        self.ways.borrow_mut().clear();
+    /// To be called when links, addresses, routes or neighbours have changed.
+    pub(super) const fn forget(&mut self) {
+        self.ways.generation = self.ways.generation.wrapping_add(1);
     }
 
-    fn way(&self, dst: IpAddr) -> Way {
-        if let Some(way) = self.ways.borrow().get(&dst) {
-            return *way;
+    fn way(&self, addr: IpAddr) -> Way {
+        if let Some(way) = self.ways.get(addr) {
+            return way;
         }
+        let hop = self.find_route(addr);
         let way = Way {
-            local: self.state.is_local(dst),
-            hop: self.find_route(dst),
+            local: self.state.is_local(addr),
+            vip: self.vips.contains(&addr),
+            own: self.own.contains(&addr),
+            hop,
+            mac: hop.and_then(|hop| self.find_neighbour(hop.port, hop.addr)),
         };
-        let mut ways = self.ways.borrow_mut();
-        if ways.len() >= CACHE_MAX {
-            ways.clear();
-        }
-        ways.insert(dst, way);
+        self.ways.put(addr, way);
         way
+    }
+
+    fn find_neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
+        let neighbour = self.state.neighbour(self.ifindex(port)?, addr)?;
+        neighbour.usable().map(Mac)
     }
 
     fn find_route(&self, dst: IpAddr) -> Option<NextHop> {
@@ -134,11 +192,11 @@ impl Net for Network {
     }
 
     fn is_vip(&self, addr: IpAddr) -> bool {
-        self.vips.contains(&addr)
+        self.way(addr).vip
     }
 
     fn is_own_vip(&self, addr: IpAddr) -> bool {
-        self.own.contains(&addr)
+        self.way(addr).own
     }
 
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
@@ -146,10 +204,12 @@ impl Net for Network {
     }
 
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
-        self.state
-            .neighbour(self.ifindex(port)?, addr)?
-            .usable()
-            .map(Mac)
+        let way = self.way(addr);
+        match way.hop {
+            // The usual case: the neighbour is its own next hop.
+            Some(hop) if hop.port == port && hop.addr == addr => way.mac,
+            _ => self.find_neighbour(port, addr),
+        }
     }
 }
 

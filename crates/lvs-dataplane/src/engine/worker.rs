@@ -150,6 +150,7 @@ impl Worker {
             .network
             .set_port(HOST_PORT, worker.host.ifindex(), info, true);
         worker.attach_links(true)?;
+        worker.decider.follow_addresses(&worker.network.state);
         Ok(worker)
     }
 
@@ -309,7 +310,7 @@ impl Worker {
             return;
         }
         self.next_housekeeping = now + HOUSEKEEPING;
-        self.shared.control().advance(now);
+        self.decider.housekeep(now, &mut self.next_housekeeping);
         self.pipeline.expire(now);
         self.renew_local_clients();
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
@@ -493,13 +494,16 @@ impl Worker {
             Ok(changes) => changes,
             Err(error) => return warn!("{error}"),
         };
+        if !changes.is_empty() {
+            self.network.forget();
+        }
         if changes.links
             && let Err(error) = self.attach_links(false)
         {
             warn!("{error}");
         }
         if changes.links || changes.addresses || changes.routes {
-            self.network.forget_ways();
+            self.decider.follow_addresses(&self.network.state);
             if let Err(failure) = self.follow_control() {
                 warn!("{}", failure.message);
             }

@@ -1,0 +1,336 @@
+//! The text of `/proc/net/ip_vs` and its neighbours, for programs that read those files.
+//!
+//! Everything is as the kernel writes it, but for the order of services and connections: there it is that of a hash
+//! table, here services are listed from the oldest on and connections by their slots.
+
+use core::fmt::{self, Write};
+use core::net::{IpAddr, Ipv6Addr};
+
+use crate::{
+    Connection, Control, Counts, Forwarding, Instant, Protocol, Server, Service, ServiceFlags,
+    ServiceKey, Shard,
+};
+
+/// The kernel's ticks in a second, in which it shows persistence timeouts.
+const HZ: u64 = 250;
+
+/// `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that is shown (4096 in most
+/// kernels).
+///
+/// # Errors
+/// Those of `out`.
+pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Result {
+    writeln!(out, "IP Virtual Server version 1.2.1 (size={size})")?;
+    out.write_str("Prot LocalAddress:Port Scheduler Flags\n")?;
+    out.write_str("  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n")?;
+    let is_mark = |service: &&Service| matches!(service.key(), ServiceKey::Mark { .. });
+    let addresses = control.services().filter(|service| !is_mark(service));
+    let marks = control.services().filter(is_mark);
+    for entry in addresses.chain(marks) {
+        service(out, entry)?;
+        for entry in entry.servers() {
+            server(out, entry)?;
+        }
+    }
+    Ok(())
+}
+
+fn service(out: &mut impl Write, service: &Service) -> fmt::Result {
+    let config = service.config();
+    let scheduler = &config.scheduler;
+    let ops = if config.flags.has(ServiceFlags::ONE_PACKET) {
+        "ops "
+    } else {
+        ""
+    };
+    match service.key() {
+        ServiceKey::Address { protocol, addr } => {
+            let v4 = addr.is_ipv4();
+            write!(out, "{}  {}", Name(protocol), Addr(addr.ip(), true))?;
+            write!(out, ":{:04X} {scheduler} ", addr.port())?;
+            // Of IPv6 services, the kernel does not show this flag.
+            if v4 {
+                write!(out, "{ops} ")?;
+            }
+        }
+        ServiceKey::Mark { mark, .. } => write!(out, "FWM  {mark:08X} {scheduler} {ops}")?,
+    }
+    if !config.flags.has(ServiceFlags::PERSISTENT) {
+        return out.write_char('\n');
+    }
+    let ticks = u64::from(config.timeout) * HZ;
+    // A prefix length is written as if it were a mask in network byte order.
+    let netmask = match service.key().family() {
+        crate::Family::V4 => config.netmask,
+        crate::Family::V6 => config.netmask.swap_bytes(),
+    };
+    writeln!(out, "persistent {ticks} {netmask:08X}")
+}
+
+fn server(out: &mut impl Write, server: &Server) -> fmt::Result {
+    let addr = server.addr();
+    let method = match server.forwarding() {
+        Forwarding::Local => "Local",
+        Forwarding::Tunnel => "Tunnel",
+        Forwarding::Route => "Route",
+        Forwarding::Nat | Forwarding::Bypass => "Masq",
+    };
+    writeln!(
+        out,
+        "  -> {}:{:04X}      {method:<7} {:<6} {:<10} {:<10}",
+        Addr(addr.ip(), true),
+        addr.port(),
+        server.weight(),
+        server.active(),
+        server.inactive()
+    )
+}
+
+/// First line of `/proc/net/ip_vs_conn`.
+pub const CONN_HEADER: &str =
+    "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n";
+/// First line of `/proc/net/ip_vs_conn_sync`.
+pub const CONN_SYNC_HEADER: &str =
+    "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Origin Expires\n";
+
+/// `/proc/net/ip_vs_conn`: connections of one shard, then all templates.
+///
+/// # Errors
+/// Those of `out`.
+pub fn connections(
+    out: &mut impl Write,
+    control: &Control,
+    shard: &Shard,
+    now: Instant,
+) -> fmt::Result {
+    out.write_str(CONN_HEADER)?;
+    for entry in shard.connections_from(0, now) {
+        connection(out, &entry, None)?;
+    }
+    for entry in control.templates_from(0, now) {
+        connection(out, &entry, control.template_engine(entry.id))?;
+    }
+    Ok(())
+}
+
+/// A line of `/proc/net/ip_vs_conn`; `engine` are the name and the data of a template's persistence engine.
+///
+/// # Errors
+/// Those of `out`.
+pub fn connection(
+    out: &mut impl Write,
+    entry: &Connection,
+    engine: Option<(&str, &[u8])>,
+) -> fmt::Result {
+    tuple(out, entry)?;
+    write!(out, " {:<11} {:>7}", entry.state, expires(entry))?;
+    if let Some((name, data)) = engine {
+        write!(out, " {name} ")?;
+        for &byte in data {
+            // Call-IDs are of Latin-1.
+            out.write_char(byte.into())?;
+        }
+    }
+    out.write_char('\n')
+}
+
+/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, and where they came from.
+///
+/// # Errors
+/// Those of `out`.
+pub fn connections_sync(
+    out: &mut impl Write,
+    control: &Control,
+    shard: &Shard,
+    now: Instant,
+) -> fmt::Result {
+    out.write_str(CONN_SYNC_HEADER)?;
+    let connections = shard.connections_from(0, now);
+    for entry in connections.chain(control.templates_from(0, now)) {
+        connection_sync(out, &entry)?;
+    }
+    Ok(())
+}
+
+/// A line of `/proc/net/ip_vs_conn_sync`.
+///
+/// # Errors
+/// Those of `out`.
+pub fn connection_sync(out: &mut impl Write, entry: &Connection) -> fmt::Result {
+    tuple(out, entry)?;
+    let origin = if entry.synced { "SYNC" } else { "LOCAL" };
+    let expires = expires(entry);
+    writeln!(out, " {:<11} {origin:<6} {expires:>7}", entry.state)
+}
+
+fn tuple(out: &mut impl Write, entry: &Connection) -> fmt::Result {
+    let Connection {
+        client,
+        virt,
+        server,
+        ..
+    } = entry;
+    write!(out, "{:<3}", Name(entry.protocol))?;
+    for addr in [client, virt, server] {
+        write!(out, " {} {:04X}", Addr(addr.ip(), false), addr.port())?;
+    }
+    Ok(())
+}
+
+/// Remaining whole seconds; the kernel counts milliseconds in 32 bits.
+fn expires(entry: &Connection) -> u128 {
+    entry.expires.as_millis() % (1 << 32) / 1000
+}
+
+/// `/proc/net/ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
+///
+/// # Errors
+/// Those of `out`.
+pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
+    let stats = control.total_stats();
+    out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
+    out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
+    counts(out, "", &stats.shown)?;
+    out.write_str("\n Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s\n")?;
+    counts(out, "", &stats.rates)
+}
+
+/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard in the place of a CPU.
+///
+/// # Errors
+/// Those of `out`.
+pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
+    let stats = control.total_stats();
+    out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
+    out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;
+    for (number, live) in control.shard_counts().enumerate() {
+        write!(out, "{number:>3X} ")?;
+        counts(out, "", &live)?;
+    }
+    counts(out, "  ~ ", &stats.shown)?;
+    out.write_str("\n     Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s\n")?;
+    counts(out, "    ", &stats.rates)
+}
+
+fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
+    let Counts {
+        conns,
+        in_packets,
+        out_packets,
+        in_bytes,
+        out_bytes,
+    } = counts;
+    writeln!(
+        out,
+        "{before}{conns:>8X} {in_packets:>8X} {out_packets:>8X} {in_bytes:>16X} {out_bytes:>16X}"
+    )
+}
+
+/// A protocol as the kernel names it (`ip_vs_proto_name`).
+struct Name(Protocol);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Protocol(0) => f.pad("IP"),
+            Protocol::TCP => f.pad("TCP"),
+            Protocol::UDP => f.pad("UDP"),
+            Protocol::SCTP => f.pad("SCTP"),
+            Protocol::ICMP => f.pad("ICMP"),
+            Protocol::ICMPV6 => f.pad("ICMPv6"),
+            Protocol(number) => write!(f, "IP_{number}"),
+        }
+    }
+}
+
+/// An address: IPv4 as eight digits, IPv6 as eight groups, in brackets if asked for.
+struct Addr(IpAddr, bool);
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(addr) => write!(f, "{:08X}", addr.to_bits()),
+            IpAddr::V6(addr) if self.1 => write!(f, "[{}]", Groups(addr)),
+            IpAddr::V6(addr) => Groups(addr).fmt(f),
+        }
+    }
+}
+
+struct Groups(Ipv6Addr);
+
+impl fmt::Display for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, rest @ ..] = self.0.segments();
+        write!(f, "{first:04x}")?;
+        rest.iter().try_for_each(|group| write!(f, ":{group:04x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::String;
+    use core::time::Duration;
+
+    use super::*;
+    use crate::{ConnId, Director, Options, ServerConfig, ServiceConfig};
+
+    #[test]
+    fn lines_of_ipv6() {
+        let mut director = Director::new(Options::default());
+        let key = ServiceKey::tcp("[2001:db8::80]:443".parse().unwrap());
+        let config = ServiceConfig {
+            flags: ServiceFlags(ServiceFlags::PERSISTENT | ServiceFlags::ONE_PACKET),
+            timeout: 360,
+            ..ServiceConfig::new(crate::Family::V6, "mh")
+        };
+        director.control.add_service(key, config, None).unwrap();
+        director
+            .control
+            .add_server(
+                &key,
+                "[fd00::1]:443".parse().unwrap(),
+                &ServerConfig::new(1, Forwarding::Tunnel),
+                Instant::ZERO,
+            )
+            .unwrap();
+        let mut text = String::new();
+        services(&mut text, &director.control, 4096).unwrap();
+        let expected = "\
+TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
+  -> [fd00:0000:0000:0000:0000:0000:0000:0001]:01BB      Tunnel  1      0          0         
+";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn lines_of_connections() {
+        let entry = Connection {
+            id: ConnId(0),
+            protocol: Protocol::TCP,
+            client: "192.168.1.5:49153".parse().unwrap(),
+            virt: "10.0.0.1:80".parse().unwrap(),
+            server: "192.168.1.10:8080".parse().unwrap(),
+            state: "ESTABLISHED",
+            expires: Duration::from_millis(899_999),
+            method: Forwarding::Nat,
+            template: false,
+            synced: true,
+        };
+        let mut text = String::new();
+        connection(&mut text, &entry, None).unwrap();
+        connection_sync(&mut text, &entry).unwrap();
+        let template = Connection {
+            protocol: Protocol::AH,
+            state: "NONE",
+            expires: Duration::from_secs(4_294_968),
+            ..entry
+        };
+        connection(&mut text, &template, Some(("sip", b"a@b"))).unwrap();
+        let expected = "\
+TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED     899
+TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED SYNC       899
+IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
+";
+        assert_eq!(text, expected);
+    }
+}
