@@ -1059,8 +1059,8 @@ impl Pipeline {
             Some(history) if packet.is_ipv6() => history.longest,
             _ => packet.len,
         };
-        // An ICMP error that is being relayed is rather fragmented.
-        if !packet.df || longest <= mtu || job.inner.is_some() {
+        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
             return None;
         }
         match Cut::new(frame, packet) {
@@ -1089,6 +1089,11 @@ impl Pipeline {
             .tunnels
             .mtu(target, forward.tunnel, hop.mtu as usize, cx.now);
         let mtu = path.saturating_sub(tunnel::overhead(forward.tunnel, target));
+        // What the inner packet does not forbid is cut to what was learned.
+        let hop = &NextHop {
+            mtu: u32::try_from(path).unwrap_or(hop.mtu),
+            ..*hop
+        };
         // The least that a link of the outer version has to take.
         let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
         if mtu < least {
