@@ -26,6 +26,7 @@ mod engine;
 mod error;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
+pub mod mark;
 mod packet;
 mod pool;
 pub mod proc;

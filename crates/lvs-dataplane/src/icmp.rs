@@ -192,7 +192,13 @@ mod tests {
         let mut limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)
-            .filter(|i| limit.allow(ErrorKind::TtlExceeded, IpAddr::from((i * 7919).to_be_bytes()), now))
+            .filter(|i| {
+                limit.allow(
+                    ErrorKind::TtlExceeded,
+                    IpAddr::from((i * 7919).to_be_bytes()),
+                    now,
+                )
+            })
             .count();
         assert!(sent <= 50, "{sent}");
     }

@@ -208,7 +208,10 @@ mod tests {
         check(&answer);
         assert_eq!(answer[..6], PEER.0);
         let read = parse(&answer).expect("an advertisement");
-        assert_eq!((read.solicitation, read.target, read.mac), (false, vip, MAC));
+        assert_eq!(
+            (read.solicitation, read.target, read.mac),
+            (false, vip, MAC)
+        );
         assert_eq!(answer[ETHERNET_LEN + 44], 0x60, "solicited, override");
 
         let told = unsolicited(MAC, vip);

@@ -8,8 +8,8 @@
 //!
 //! Each frame has exactly one [`Fate`], and [`Counters`] account for all of them.
 
-use std::mem;
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::{
@@ -18,11 +18,11 @@ use lvs_core::{
 };
 
 use crate::arp;
-use crate::ndp;
 use crate::drop::FrameDrop;
 use crate::fragment::{self, History, Reassembler};
 use crate::frame::{Frame, MAX_FRAME, Offload};
 use crate::icmp::{Limits, RateLimit, may_be_answered};
+use crate::ndp;
 use crate::neighbour::Waiting;
 use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
@@ -34,8 +34,8 @@ use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{
-    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst, ip_src, ipv4,
-    ipv6, is_ipv6, tcp,
+    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst,
+    ip_src, ipv4, ipv6, is_ipv6, tcp,
 };
 
 /// Who decides what becomes of packets: the director.
@@ -479,7 +479,11 @@ impl Pipeline {
                     return fate;
                 }
                 let version = if ethertype == ETHERTYPE_IPV4 { 4 } else { 6 };
-                if frame.bytes().get(ETHERNET_LEN).is_some_and(|b| b >> 4 != version) {
+                if frame
+                    .bytes()
+                    .get(ETHERNET_LEN)
+                    .is_some_and(|b| b >> 4 != version)
+                {
                     return Fate::Dropped(FrameDrop::IpVersion);
                 }
                 if !frame.pull_front(ETHERNET_LEN) {
@@ -632,6 +636,12 @@ impl Pipeline {
         if !ours {
             return Fate::Left;
         }
+        // A router looks at each fragment by itself before it puts them together.
+        if hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &job, cx)
+        {
+            return fate;
+        }
         match self
             .reassembler
             .push(frame.bytes(), &packet, part, hook == Hook::Local, cx.now)
@@ -685,8 +695,9 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         let packet = &job.packet;
-        let icmp =
-            packet.is_icmp().then(|| packet.icmp(frame.bytes(), job.hook, 0));
+        let icmp = packet
+            .is_icmp()
+            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
             if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
@@ -717,6 +728,10 @@ impl Pipeline {
             Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {
+                // A packet that passes through has lost a hop already where netfilter meets it.
+                if job.hook == Hook::Transit {
+                    ipv4::decrement_ttl(frame.bytes_mut());
+                }
                 self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
                 Fate::Dropped(FrameDrop::Rejected)
             }
@@ -956,6 +971,9 @@ impl Pipeline {
         };
         if target.is_ipv6() != job.packet.is_ipv6() && forward.method != Forwarding::Tunnel {
             return Fate::Dropped(FrameDrop::Unsupported);
+        }
+        if bypass && net.is_local(target) {
+            return Fate::Dropped(FrameDrop::Loop);
         }
         let local = forward.method == Forwarding::Local || net.is_local(target);
         if local {
@@ -1217,7 +1235,10 @@ impl Pipeline {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
         };
-        decrement_ttl(frame.bytes_mut());
+        // What the host has made itself starts its way here.
+        if !job.from_host {
+            decrement_ttl(frame.bytes_mut());
+        }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }

@@ -2,9 +2,7 @@
 
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
-use crate::wire::{
-    ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, ethernet_header, is_ipv6,
-};
+use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, ethernet_header, is_ipv6};
 
 /// Puts an Ethernet header in front of an IP packet.
 ///

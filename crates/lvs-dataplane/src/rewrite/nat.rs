@@ -107,12 +107,7 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + 6, 0);
     let datagram = &ip[l4..];
     let sum = Sum::ZERO
-        .pseudo(
-            ip_src(ip),
-            ip_dst(ip),
-            Protocol::UDP.0,
-            datagram.len(),
-        )
+        .pseudo(ip_src(ip), ip_dst(ip), Protocol::UDP.0, datagram.len())
         .bytes(datagram)
         .finish();
     put16(ip, l4 + 6, nonzero(sum));

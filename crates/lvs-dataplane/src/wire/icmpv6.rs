@@ -35,8 +35,14 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr
     let (kind, code, rest) = header(kind, offending);
     let message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
     let to = ipv6::src(offending);
-    start(frame, PROTOCOL, HOP_LIMIT, src, to, message.len() + quoted.len())
-        && frame.extend(&message)
+    start(
+        frame,
+        PROTOCOL,
+        HOP_LIMIT,
+        src,
+        to,
+        message.len() + quoted.len(),
+    ) && frame.extend(&message)
         && frame.extend(quoted)
         && {
             finish_checksum(frame.bytes_mut(), ipv6::HEADER_LEN);

@@ -218,7 +218,14 @@ mod tests {
 
     fn header(next: u8, data: &[u8]) -> Vec<u8> {
         let mut ip = vec![0; HEADER_LEN];
-        write_header(&mut ip, next, 64, Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST, 0);
+        write_header(
+            &mut ip,
+            next,
+            64,
+            Ipv6Addr::LOCALHOST,
+            Ipv6Addr::LOCALHOST,
+            0,
+        );
         ip.extend_from_slice(data);
         finish_len(&mut ip);
         ip

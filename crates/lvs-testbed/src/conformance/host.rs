@@ -142,7 +142,8 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             }
         }
         Protocol::UDP => {
-            let right = l4.len() >= 8 && ((be16(l4, 6) == 0 && !packet.is_ipv6()) || sum_ok(ip, packet));
+            let right =
+                l4.len() >= 8 && ((be16(l4, 6) == 0 && !packet.is_ipv6()) || sum_ok(ip, packet));
             right
                 .then(|| error(ErrorKind::PortUnreachable, ip, packet, packet.dst))
                 .flatten()
