@@ -39,6 +39,7 @@ mod engine;
 mod error;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
+pub mod mark;
 mod packet;
 mod pool;
 pub mod proc;

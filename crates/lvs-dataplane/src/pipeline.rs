@@ -536,6 +536,12 @@ impl Pipeline {
         if !ours {
             return Fate::Left;
         }
+        // A router looks at each fragment by itself before it puts them together.
+        if hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &job, cx)
+        {
+            return fate;
+        }
         match self
             .reassembler
             .push(frame.bytes(), &packet, part, hook == Hook::Local, cx.now)
@@ -618,6 +624,10 @@ impl Pipeline {
             Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {
+                // A packet that passes through has lost a hop already where netfilter meets it.
+                if job.hook == Hook::Transit {
+                    ipv4::decrement_ttl(frame.bytes_mut());
+                }
                 self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
                 Fate::Dropped(FrameDrop::Rejected)
             }
@@ -849,6 +859,9 @@ impl Pipeline {
         let IpAddr::V4(target4) = target else {
             return Fate::Dropped(FrameDrop::Unsupported);
         };
+        if bypass && net.is_local(target) {
+            return Fate::Dropped(FrameDrop::Loop);
+        }
         let local = forward.method == Forwarding::Local || net.is_local(target);
         if local {
             return self.forward_local(frame, job, forward, ports, cx);
@@ -979,6 +992,11 @@ impl Pipeline {
         };
         let kind = forward.tunnel;
         let path = self.tunnels.mtu(target, kind, hop.mtu as usize, cx.now);
+        // The outer packet, too, is cut for what is known of the way.
+        let hop = &NextHop {
+            mtu: u32::try_from(path).unwrap_or(hop.mtu),
+            ..*hop
+        };
         let mtu = path.saturating_sub(tunnel::overhead(kind));
         if mtu < MTU_MIN {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
@@ -1104,7 +1122,10 @@ impl Pipeline {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
         };
-        ipv4::decrement_ttl(frame.bytes_mut());
+        // What the host has made itself starts its way here.
+        if !job.from_host {
+            ipv4::decrement_ttl(frame.bytes_mut());
+        }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }

@@ -58,6 +58,7 @@ impl Offline {
         match command {
             Command::Follow(reply) => {
                 self.shared.control().sweep(&mut self.decider.shard);
+                self.decider.follow_marks();
                 let _ = reply.send(Ok(()));
             }
             Command::OwnVips(addresses, reply) => {
@@ -79,6 +80,9 @@ impl Offline {
             }
             Command::IsBroadcast(_, reply) => {
                 let _ = reply.send(false);
+            }
+            Command::Marked(reply) => {
+                let _ = reply.send(self.decider.marked.clone());
             }
             Command::Info(reply) => {
                 let _ = reply.send(Info {

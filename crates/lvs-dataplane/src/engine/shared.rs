@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{Failure, Info, ReasonCount};
+use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Instant};
 
 use crate::sys::EventFd;
@@ -28,6 +29,8 @@ pub(super) enum Command {
     },
     /// Whether an address is the broadcast address of one of this host's networks.
     IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
+    /// Packets that each rule for marks has taken.
+    Marked(mpsc::SyncSender<Vec<u64>>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.
@@ -38,6 +41,7 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
+    marks: Mutex<Arc<[MarkRule]>>,
     started: SystemInstant,
     commands: Mutex<mpsc::Sender<Command>>,
     wake: EventFd,
@@ -49,6 +53,7 @@ impl Shared {
         let (commands, receiver) = mpsc::channel();
         let shared = Self {
             control: Mutex::new(control),
+            marks: Mutex::new(Arc::from([])),
             started: SystemInstant::now(),
             commands: Mutex::new(commands),
             wake,
@@ -61,6 +66,11 @@ impl Shared {
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         // A panic aborts the released engine; in a test that catches one, the data are still whole.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rules that give packets marks.
+    pub(super) fn marks(&self) -> MutexGuard<'_, Arc<[MarkRule]>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Time since the engine started, as the core counts it.

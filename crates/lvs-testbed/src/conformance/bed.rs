@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use lvs_core::{
-    Director, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
-    Verdict,
+    Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Verdict,
 };
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::Frame;
@@ -24,7 +24,7 @@ use serde_json::Value;
 use super::case::{
     self, Json, Mark, Replayed, configure, configure_server, place, service_key, sysctl_text,
 };
-use super::frames::ethernet;
+use super::frames::{self, ethernet};
 use super::host::Host;
 
 /// The link to the clients.
@@ -78,11 +78,23 @@ pub(super) fn server_mac(addr: IpAddr) -> Mac {
 pub(super) struct Table {
     mtu: [u32; 2],
     local: Vec<(IpAddr, u8)>,
+    /// What rules route to the host although it is not an address of it.
+    routed: Vec<(IpAddr, u8)>,
     vips: std::collections::HashSet<IpAddr>,
     neighbours: HashMap<IpAddr, Mac>,
 }
 
 impl Table {
+    /// Gives a neighbour a link-layer address.
+    pub(super) fn make_neighbour(&mut self, addr: IpAddr, mac: Mac) {
+        self.neighbours.insert(addr, mac);
+    }
+
+    /// Routes a prefix to the host.
+    pub(super) fn route_to_host(&mut self, prefix: (IpAddr, u8)) {
+        self.routed.push(prefix);
+    }
+
     /// Makes a prefix one of the host's own.
     pub(super) fn make_local(&mut self, prefix: (IpAddr, u8)) {
         self.local.push(prefix);
@@ -148,6 +160,8 @@ impl Net for Table {
 struct Marking<'a> {
     director: &'a mut Director,
     marks: &'a [Mark],
+    /// What rules route to the host although it is not an address of it.
+    routed: &'a [(IpAddr, u8)],
 }
 
 impl Marking<'_> {
@@ -163,8 +177,15 @@ impl Marking<'_> {
 impl Decide for Marking<'_> {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let mark = self.mark(meta.tuple.protocol, meta.tuple.dst);
-        self.director
-            .handle_packet(&PacketMeta { mark, ..*meta }, now)
+        let dst = meta.tuple.dst.ip();
+        let routed = self.routed.iter().any(|&net| case::contains(net, dst));
+        let hook = if routed { Hook::Local } else { meta.hook };
+        let meta = PacketMeta {
+            mark,
+            hook,
+            ..*meta
+        };
+        self.director.handle_packet(&meta, now)
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
@@ -200,6 +221,8 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
+    /// `net.ipv4.conf.all.accept_local`.
+    accept_local: bool,
 }
 
 impl Bed {
@@ -224,6 +247,7 @@ impl Bed {
             net: Table {
                 mtu: [1500; 2],
                 local: local.map(|addr| (addr, 32)).to_vec(),
+                routed: Vec::new(),
                 vips: std::collections::HashSet::new(),
                 neighbours: HashMap::from([(IpAddr::V4(GATEWAY_ADDR), GATEWAY)]),
             },
@@ -235,6 +259,7 @@ impl Bed {
             output: Output::new(),
             host: Host::default(),
             emitted: Vec::new(),
+            accept_local: false,
         }
     }
 
@@ -248,6 +273,11 @@ impl Bed {
         if let Some(timeouts) = config.get("timeouts") {
             self.set_timeouts(timeouts)?;
         }
+        self.accept_local = config
+            .items("hostsysctl")
+            .iter()
+            .filter_map(Value::as_str)
+            .any(|setting| setting.ends_with("accept_local=1"));
         for mark in config.items("marks") {
             self.marks.push(Mark::new(mark)?);
         }
@@ -340,6 +370,8 @@ impl Bed {
     /// Brings the packet path in line with the director, as the engine does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
+        let local = self.net.local.clone();
+        self.director.control.set_local_addresses(local);
         self.shield = ShieldSpec::of(&self.director.control, &self.shield);
         self.net.vips = self.shield.vips();
     }
@@ -373,6 +405,11 @@ impl Bed {
     /// A frame arrives on a link; what leaves until everything has come to rest.
     pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
         let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
+        // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
+        let martian = frames::read(ip).is_some_and(|read| self.net.is_local(read.src.ip()));
+        if martian && !self.accept_local {
+            return Vec::new();
+        }
         super::host::fill_local_options(ip, &self.net);
         self.arrive(port, &frame, ROUNDS);
         std::mem::take(&mut self.emitted)
@@ -397,6 +434,7 @@ impl Bed {
             let mut decide = Marking {
                 director: &mut self.director,
                 marks: &self.marks,
+                routed: &self.net.routed,
             };
             self.pipeline.process(
                 port,

@@ -97,7 +97,7 @@ impl Json for Value {
 }
 
 pub(super) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
-    if !text.is_ascii() || text.len() % 2 != 0 {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) {
         bail!("not pairs of hexadecimal digits");
     }
     (0..text.len())
