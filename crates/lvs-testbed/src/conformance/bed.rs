@@ -490,7 +490,7 @@ impl Bed {
             return true;
         }
         let icmp = (packet.protocol == lvs_core::Protocol::ICMP)
-            .then(|| packet.icmp(ip, lvs_core::Hook::Local, 0));
+            .then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
             Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
             _ => None,
