@@ -145,6 +145,30 @@ pub enum Call {
     /// items [`CapturedPacket`]; one without a frame each second in which none came.
     #[serde(rename = "capture")]
     Capture(CaptureFilter),
+    /// Rules that give packets firewall marks, in their order. Answer: items [`MarkText`], then [`ListEnd`].
+    #[serde(rename = "mark.list")]
+    MarkList {},
+    /// Add such a rule. Answer: `{}`.
+    #[serde(rename = "mark.add")]
+    MarkAdd {
+        /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
+        rule: String,
+        /// Where to put it, from 1; at the end if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        position: Option<usize>,
+    },
+    /// Delete such a rule. Answer: `{}`.
+    #[serde(rename = "mark.delete")]
+    MarkDelete {
+        /// Its place in the list, from 1.
+        position: usize,
+    },
+    /// Replace all such rules. Answer: `{}`.
+    #[serde(rename = "mark.set")]
+    MarkSet {
+        /// The rules in their order.
+        rules: Vec<String>,
+    },
     /// Virtual addresses that the engine shall own: answer ARP for and announce. Replaces the set that `owner` gave before. Answer: `{}`.
     #[serde(rename = "vips.own")]
     VipsOwn {
@@ -393,6 +417,17 @@ pub struct Sysctl {
     pub name: String,
     /// `1`, or `3 50` for `sync_threshold`.
     pub value: String,
+}
+
+/// A rule that gives packets marks, in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MarkText {
+    /// Its place, from 1.
+    pub position: usize,
+    /// Its words.
+    pub rule: String,
+    /// Packets that it took.
+    pub packets: u64,
 }
 
 /// Role of a synchronisation daemon.

@@ -138,6 +138,8 @@ reasons! {
         StrayReply => "stray_reply",
         /// The connection came by synchronisation, and its tunnel leads to no configured server.
         Unbound => "unbound",
+        /// A rule for marks says so.
+        MarkRule => "mark_rule",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
     }
@@ -164,6 +166,8 @@ reasons! {
         BackupOnly => "backup_only",
         /// A reply of a real server on this host to a client of ours.
         LocalReply => "local_reply",
+        /// A rule for marks leaves it to the host.
+        MarkRule => "mark_rule",
         /// The embedding program's own hook left it to the host.
         Hook => "hook",
     }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{self, Config, Engine};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -57,7 +58,8 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// Firewall marks for packets (not built yet).
+    /// Give packets firewall marks by these rules, one a line: `--destination 192.0.2.10 --protocol tcp --ports 80,443
+    /// --mark 1`; also --source, --interface, and --drop or --host in place of --mark. The first that fits decides.
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
@@ -168,7 +170,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             when_full: WhenFull::Evict,
             ..
         } => "--when-full evict",
-        Args { marks: Some(_), .. } => "--marks",
         Args { helper, .. } if !helper.is_empty() => "--helper",
         Args { workers, .. } if *workers != 1 => "--workers above 1",
         _ => return Ok(()),
@@ -186,6 +187,15 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let marks = match &args.marks {
+        Some(path) => {
+            let name = path.display();
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+            parse_rules(&text)
+                .map_err(|(line, error)| anyhow::anyhow!("{name}, line {line}: {error}"))?
+        }
+        None => Vec::new(),
+    };
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     let engine = Engine::start(Config {
@@ -201,6 +211,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         max_connections: Some(args.max_connections as usize),
         sysctls: args.sysctl,
         rules,
+        marks,
         ..Config::default()
     })?;
     let shared = engine.shared();

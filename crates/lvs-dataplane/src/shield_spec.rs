@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
+use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Forwarding, Protocol, ServiceFlags, ServiceKey};
 
 use crate::parse::Packet;
@@ -55,10 +56,17 @@ pub struct LocalClient {
     pub local: SocketAddr,
 }
 
+/// Ports of a rule for marks that are hidden one by one.
+const PORTS_MAX: usize = 16;
+
+/// What a firewall mark stands for where no protocol is named.
+const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
+
 /// What the shield hides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them.
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, and ICMP errors about
+    /// packets to them.
     pub services: HashSet<Endpoint>,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
@@ -86,12 +94,34 @@ impl ShieldSpec {
                 hidden.services.insert(Endpoint::new(protocol, any));
             }
         }
+        // Connections that come from a master may be for any port of a virtual address.
+        if control.backup().is_some() {
+            for addr in hidden.vips() {
+                for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+                    let any = SocketAddr::new(addr, 0);
+                    hidden.services.insert(Endpoint::new(protocol, any));
+                }
+            }
+        }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             hidden.services.extend(service_endpoint(key));
-            if let ServiceKey::Address { protocol, .. } = key {
-                let endpoint = Endpoint::new(protocol, server.addr());
+            let (protocols, port) = match &key {
+                ServiceKey::Address { protocol, .. } => {
+                    (std::slice::from_ref(protocol), server.addr().port())
+                }
+                ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
+            };
+            // Services of many ports may keep the port that the client asked for.
+            let port = if matches!(key.port(), 0 | FTP) {
+                0
+            } else {
+                port
+            };
+            for &protocol in protocols {
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                let endpoint = Endpoint::new(protocol, addr);
                 // A server that was taken from NAT to another method still has connections that are translated.
                 let nat = server.forwarding() == Forwarding::Nat
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
@@ -101,6 +131,36 @@ impl ShieldSpec {
             }
         }
         hidden
+    }
+
+    /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
+    /// name are given back.
+    pub fn hide_marked(&mut self, rule: &MarkRule) {
+        let named: Vec<u16> = rule
+            .ports
+            .iter()
+            .flat_map(|range| range.0..=range.1)
+            .take(PORTS_MAX + 1)
+            .collect();
+        let ports = if named.is_empty() || named.len() > PORTS_MAX {
+            vec![0]
+        } else {
+            named
+        };
+        let protocols = match &rule.protocol {
+            Some(protocol) => std::slice::from_ref(protocol),
+            None => &MARKED_PROTOCOLS[..],
+        };
+        for address in rule.destination.addresses().into_iter().flatten() {
+            for &protocol in protocols {
+                let endpoint = |&port: &u16| Endpoint {
+                    address,
+                    protocol,
+                    port,
+                };
+                self.services.extend(ports.iter().map(endpoint));
+            }
+        }
     }
 
     /// The addresses of the services.
@@ -128,12 +188,14 @@ impl ShieldSpec {
         inner: Option<(Protocol, SocketAddr)>,
         to_host: bool,
     ) -> bool {
-        let (src, dst) = (IpAddr::V4(packet.src), IpAddr::V4(packet.dst));
+        let (src, dst) = (packet.src, packet.dst);
         if self.own_vips.contains(&dst) {
             return true;
         }
-        if let Some((_, server)) = inner {
-            return self.is_vip(dst) || (!to_host && self.is_nat_server(server.ip()));
+        if let Some((_, about)) = inner {
+            let about = about.ip();
+            let concerns = self.is_nat_server(about) || self.is_vip(about);
+            return self.is_vip(dst) || (!to_host && concerns);
         }
         if packet.fragment.is_some() {
             return self.is_vip(dst) || (!to_host && self.is_nat_server(src));

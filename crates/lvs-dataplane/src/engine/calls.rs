@@ -1,12 +1,13 @@
 //! What the control socket can ask for, done on the director.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{
-    Call, CaptureFilter, CapturedPacket, ConnInfo, Failure, FailureCode, Info, ListEnd, ServerInfo,
-    ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl, Timeouts,
+    Call, CaptureFilter, CapturedPacket, ConnInfo, Failure, FailureCode, Info, ListEnd, MarkText,
+    ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl, Timeouts,
 };
+use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Error, Protocol, Service, ServiceKey, Sysctls, Tuple, sync};
 use serde_json::Value;
 
@@ -17,6 +18,8 @@ use crate::control::server::{Engine, Sink};
 
 /// Connections that the worker hands out at a time, so that a listing never holds up packets for long.
 const LIST_PIECE: usize = 512;
+/// Rules for marks at most: each packet is compared with them one after the other.
+const MARK_RULES_MAX: usize = 1024;
 /// How long the worker may take to answer; it looks at its commands after every batch.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a capture without packets is silent.
@@ -159,6 +162,52 @@ impl Engine for Shared {
                 to_value(&self.ask(|reply| Command::Explain(tuple, mark, reply))?)
             }
             Call::Capture(filter) => self.capture(filter, out),
+            Call::MarkList {} => {
+                let rules = self.marks().clone();
+                let taken = self.ask(Command::Marked)?;
+                for (number, rule) in rules.iter().enumerate() {
+                    out.item(&MarkText {
+                        position: number + 1,
+                        rule: rule.to_string(),
+                        packets: taken.get(number).copied().unwrap_or(0),
+                    })?;
+                }
+                to_value(&ListEnd { count: out.count() })
+            }
+            Call::MarkAdd { rule, position } => {
+                let rule = parse_mark(&rule)?;
+                self.change_marks(|rules| {
+                    let last = rules.len() + 1;
+                    let position = position.unwrap_or(last);
+                    if !(1..=last).contains(&position) {
+                        return Err(invalid(format!(
+                            "position {position}: expected 1 to {last}"
+                        )));
+                    }
+                    rules.insert(position - 1, rule);
+                    Ok(())
+                })
+            }
+            Call::MarkDelete { position } => self.change_marks(|rules| {
+                if !(1..=rules.len()).contains(&position) {
+                    let count = rules.len();
+                    return Err(invalid(format!(
+                        "there is no rule {position}: there are {count}"
+                    )));
+                }
+                rules.remove(position - 1);
+                Ok(())
+            }),
+            Call::MarkSet { rules: texts } => {
+                let rules: Vec<MarkRule> = texts
+                    .iter()
+                    .map(|text| parse_mark(text))
+                    .collect::<Result<_, _>>()?;
+                self.change_marks(|all| {
+                    *all = rules;
+                    Ok(())
+                })
+            }
             Call::VipsOwn { addresses } => {
                 self.ask(|reply| Command::OwnVips(addresses, reply))??;
                 Ok(done())
@@ -205,6 +254,29 @@ impl Shared {
         change: impl FnOnce(&mut Control) -> Result<(), Error>,
     ) -> Result<Value, Failure> {
         change(&mut self.control()).map_err(failure)?;
+        self.ask(Command::Follow)??;
+        Ok(done())
+    }
+
+    /// Changes the rules for marks.
+    fn change_marks(
+        &self,
+        change: impl FnOnce(&mut Vec<MarkRule>) -> Result<(), Failure>,
+    ) -> Result<Value, Failure> {
+        {
+            let mut marks = self.marks();
+            let mut rules = marks.to_vec();
+            change(&mut rules)?;
+            if rules.len() > MARK_RULES_MAX {
+                return Err(Failure {
+                    code: FailureCode::Full,
+                    message: format!(
+                        "there are {MARK_RULES_MAX} rules for marks already, and no more are taken"
+                    ),
+                });
+            }
+            *marks = Arc::from(rules);
+        }
         self.ask(Command::Follow)??;
         Ok(done())
     }
@@ -377,6 +449,17 @@ fn conn_info(connection: &Connection) -> ConnInfo {
 /// The refusal that the kernel would give for the same reason.
 pub(super) fn failure(error: Error) -> Failure {
     error.into()
+}
+
+fn parse_mark(text: &str) -> Result<MarkRule, Failure> {
+    MarkRule::parse(&text.split_whitespace().collect::<Vec<_>>()).map_err(invalid)
+}
+
+fn invalid(message: String) -> Failure {
+    Failure {
+        code: FailureCode::Invalid,
+        message,
+    }
 }
 
 fn done() -> Value {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lvs_core::api::ReasonCount;
+use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
     AcceptReason, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Shard, Tuple,
     Verdict,
@@ -18,6 +19,11 @@ pub(super) struct Decider {
     shared: Arc<Shared>,
     pub(super) shard: Shard,
     hook: Option<Box<dyn PacketHook>>,
+    marks: Arc<[MarkRule]>,
+    /// Packets that each of them has taken.
+    pub(super) marked: Vec<u64>,
+    /// Name of the interface that the present batch came in on.
+    pub(super) interface: Arc<str>,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     /// Whether to remember the last decision for a capture.
@@ -33,6 +39,9 @@ impl Decider {
     ) -> Self {
         let (drops, accepts) = ([0; DropReason::ALL.len()], [0; AcceptReason::ALL.len()]);
         Self {
+            marks: Arc::from([]),
+            marked: Vec::new(),
+            interface: Arc::from(""),
             shared,
             shard,
             hook,
@@ -66,6 +75,28 @@ impl Decider {
         if let Some(at) = control.next_wakeup() {
             *next = at.min(*next);
         }
+    }
+
+    /// Takes over the rules for marks if they have changed.
+    pub(super) fn follow_marks(&mut self) -> &[MarkRule] {
+        let marks = self.shared.marks();
+        if !Arc::ptr_eq(&self.marks, &marks) {
+            self.marks = marks.clone();
+            self.marked = vec![0; self.marks.len()];
+        }
+        &self.marks
+    }
+
+    /// What the first rule for marks says that takes a packet.
+    fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
+        let taken = self
+            .marks
+            .iter()
+            .position(|rule| rule.matches(&self.interface, tuple))?;
+        if let Some(count) = self.marked.get_mut(taken) {
+            *count += 1;
+        }
+        Some(self.marks[taken].action)
     }
 
     /// Tells the shared half which addresses are this host's own.
@@ -124,6 +155,20 @@ impl Decide for Decider {
                 HookAction::Drop => return self.count(meta.tuple, Verdict::Drop(DropReason::Hook)),
             }
         }
+        let marked;
+        let meta = match self.mark(&meta.tuple) {
+            None => meta,
+            Some(MarkAction::Mark(mark)) => {
+                marked = PacketMeta { mark, ..*meta };
+                &marked
+            }
+            Some(MarkAction::Drop) => {
+                return self.count(meta.tuple, Verdict::Drop(DropReason::MarkRule));
+            }
+            Some(MarkAction::Host) => {
+                return self.count(meta.tuple, Verdict::Accept(AcceptReason::MarkRule));
+            }
+        };
         let verdict = match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
             Err(pending) => self

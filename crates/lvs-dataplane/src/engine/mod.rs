@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use lvs_core::api::{Call, Failure};
+use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Options, PacketMeta};
 use serde_json::Value;
 use tracing::info;
@@ -48,6 +49,8 @@ pub struct Config {
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
     pub rules: Option<(String, String)>,
+    /// Rules that give packets marks.
+    pub marks: Vec<MarkRule>,
     /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
     pub no_interfaces: bool,
     /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
@@ -117,6 +120,9 @@ pub enum StartError {
         /// What is wrong.
         error: lvs_core::Error,
     },
+    /// The rules for marks.
+    #[error("{0}")]
+    Marks(String),
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
@@ -206,6 +212,12 @@ impl Engine {
             worker: Some(worker),
             server: None,
         };
+        if !config.marks.is_empty() {
+            let rules = config.marks.iter().map(ToString::to_string).collect();
+            engine
+                .call(Call::MarkSet { rules })
+                .map_err(|failure| StartError::Marks(failure.message))?;
+        }
         if let Some((text, name)) = config.rules {
             rules::apply(&engine.shared, &text, &name)?;
         }

@@ -20,10 +20,18 @@ struct Way {
     mac: Option<Mac>,
 }
 
+/// An answer, whom it is about, and when it was given.
+#[derive(Clone, Copy)]
+struct Remembered {
+    generation: u32,
+    addr: IpAddr,
+    way: Way,
+}
+
 /// Answers about addresses, one place for all addresses with the same hash: a stranger may displace what is remembered
 /// by choosing addresses, and then costs a look into the tables, as without it.
 struct Memo {
-    places: Box<[Cell<Option<(u32, IpAddr, Way)>>]>,
+    places: Box<[Cell<Option<Remembered>>]>,
     /// What was written in an earlier generation is forgotten.
     generation: u32,
 }
@@ -31,7 +39,7 @@ struct Memo {
 impl Memo {
     const BITS: u32 = 11;
 
-    fn place(&self, addr: IpAddr) -> &Cell<Option<(u32, IpAddr, Way)>> {
+    fn place(&self, addr: IpAddr) -> &Cell<Option<Remembered>> {
         let bits = match addr {
             IpAddr::V4(addr) => addr.to_bits(),
             IpAddr::V6(addr) => {
@@ -45,12 +53,17 @@ impl Memo {
     }
 
     fn get(&self, addr: IpAddr) -> Option<Way> {
-        let (generation, owner, way) = self.place(addr).get()?;
-        (generation == self.generation && owner == addr).then_some(way)
+        let found = self.place(addr).get()?;
+        (found.generation == self.generation && found.addr == addr).then_some(found.way)
     }
 
     fn put(&self, addr: IpAddr, way: Way) {
-        self.place(addr).set(Some((self.generation, addr, way)));
+        let generation = self.generation;
+        self.place(addr).set(Some(Remembered {
+            generation,
+            addr,
+            way,
+        }));
     }
 }
 

@@ -90,6 +90,7 @@ impl Offline {
         match command {
             Command::Follow(reply) => {
                 self.follow();
+                self.decider.follow_marks();
                 let _ = reply.send(Ok(()));
             }
             Command::OwnVips(addresses, reply) => {
@@ -140,6 +141,9 @@ impl Offline {
             }
             // Whoever asked is told by the closed channel: no packet ever comes.
             Command::Capture(..) => {}
+            Command::Marked(reply) => {
+                let _ = reply.send(self.decider.marked.clone());
+            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,

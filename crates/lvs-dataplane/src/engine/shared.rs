@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, Info, ReasonCount, SyncDaemon};
+use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Explanation, Instant, Tuple};
 
 use super::bench::{Test, Tested};
@@ -30,6 +31,8 @@ pub(super) enum Command {
     },
     /// Whether an address is the broadcast address of one of this host's networks.
     IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
+    /// Packets that each rule for marks has taken.
+    Marked(mpsc::SyncSender<Vec<u64>>),
     /// The MTU of a network interface; `None` if there is none of this name.
     Interface(String, mpsc::SyncSender<Option<u32>>),
     /// What only an engine for tests does.
@@ -48,6 +51,7 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
+    marks: Mutex<Arc<[MarkRule]>>,
     started: SystemInstant,
     /// The time in nanoseconds, where only a caller moves it.
     virtual_time: Option<AtomicU64>,
@@ -69,6 +73,7 @@ impl Shared {
         let (commands, receiver) = mpsc::channel();
         let shared = Self {
             control: Mutex::new(control),
+            marks: Mutex::new(Arc::from([])),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
             daemons: Mutex::default(),
@@ -84,6 +89,11 @@ impl Shared {
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         // A panic aborts the released engine; in a test that catches one, the data are still whole.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rules that give packets marks.
+    pub(super) fn marks(&self) -> MutexGuard<'_, Arc<[MarkRule]>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Time since the engine started, as the core counts it.

@@ -6,12 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, Shard};
 use tracing::{debug, error, info, warn};
 
@@ -62,7 +63,7 @@ pub(super) struct Setup {
 /// An interface in use.
 struct Attached {
     io: AfPacket,
-    name: String,
+    name: Arc<str>,
     down: bool,
 }
 
@@ -76,6 +77,7 @@ pub(super) struct Worker {
     output: Output,
     frames: Vec<Frame>,
     host: HostDevice,
+    host_name: Arc<str>,
     /// By port; the host's place stays empty.
     ports: Vec<Option<Attached>>,
     network: Network,
@@ -129,6 +131,7 @@ impl Worker {
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             network: Network::new(state),
             ports: vec![None],
+            host_name: Arc::from(HostDevice::NAME),
             host,
             netlink,
             shield,
@@ -233,6 +236,7 @@ impl Worker {
                 }
                 continue;
             }
+            self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -333,7 +337,7 @@ impl Worker {
                 self.hidden.local_clients.insert(client);
             }
             Request::AddressConflict { port, addr, mac } => {
-                self.report_conflict(port, addr.into(), mac)
+                self.report_conflict(port, addr, mac);
             }
         }
     }
@@ -423,6 +427,9 @@ impl Worker {
                 let _ = reply.send(self.decider.explain(tuple, mark));
             }
             Command::Capture(filter, out) => self.captures.push(Capture::new(filter, out)),
+            Command::Marked(reply) => {
+                let _ = reply.send(self.decider.marked.clone());
+            }
             Command::Interface(name, reply) => {
                 let link = self.network.state.link_by_name(&name);
                 let _ = reply.send(link.map(|link| link.mtu));
@@ -453,11 +460,27 @@ impl Worker {
                 .collect::<Vec<_>>();
         }
         hidden.local_clients = std::mem::take(&mut self.hidden.local_clients);
-        let vips = hidden.vips();
+        // Addresses of services, and single ones of rules for marks, are looked after as the director's; networks that
+        // are marked as a whole are only routed here.
+        let mut vips = hidden.vips();
+        let mut reached = HashSet::new();
+        for rule in self.decider.follow_marks() {
+            if rule.action == MarkAction::Host {
+                continue;
+            }
+            hidden.hide_marked(rule);
+            let addresses: Vec<IpAddr> =
+                rule.destination.addresses().into_iter().flatten().collect();
+            if let [single] = addresses[..] {
+                vips.insert(single);
+            }
+            reached.extend(addresses);
+        }
         let own = self.choose_own(&vips);
+        reached.extend(&vips);
         hidden.own_vips.clone_from(&own);
         let shielded = self.shield.update(&hidden);
-        self.network.set_vips(vips.clone(), own.clone());
+        self.network.set_vips(reached, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
         self.probing.retain(|addr, _| vips.contains(addr));
@@ -507,15 +530,12 @@ impl Worker {
 
     /// Asks who else has the services' addresses, and announces own ones, as often as is still to be done.
     fn announce(&mut self) {
-        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<Ipv4Addr> {
+        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<IpAddr> {
             left.iter_mut()
                 .filter(|(_, left)| **left > 0)
-                .filter_map(|(addr, left)| {
+                .map(|(addr, left)| {
                     *left -= 1;
-                    match addr {
-                        IpAddr::V4(addr) => Some(*addr),
-                        IpAddr::V6(_) => None,
-                    }
+                    *addr
                 })
                 .collect()
         };
@@ -611,7 +631,7 @@ impl Worker {
             .filter_map(|(port, attached)| {
                 let attached = attached.as_ref()?;
                 let link = self.network.state.link(attached.io.ifindex());
-                link.is_none_or(|link| link.name != attached.name)
+                link.is_none_or(|link| *link.name != *attached.name)
                     .then_some(port)
             })
             .collect();
@@ -672,7 +692,7 @@ impl Worker {
                     let down = !link.running;
                     self.ports[index] = Some(Attached {
                         io,
-                        name: link.name.clone(),
+                        name: Arc::from(link.name.as_str()),
                         down,
                     });
                     self.network.set_port(port, link.index, info, false);
@@ -707,6 +727,13 @@ impl Worker {
         debug!("{}: {error}", self.name_of(port));
     }
 
+    fn interface_of(&self, port: PortId) -> Arc<str> {
+        match self.ports.get(port.index()) {
+            Some(Some(attached)) => attached.name.clone(),
+            _ => self.host_name.clone(),
+        }
+    }
+
     fn name_of(&self, port: PortId) -> &str {
         match self.ports.get(port.index()) {
             Some(Some(attached)) => &attached.name,
@@ -731,7 +758,7 @@ impl Worker {
                 .filter_map(|(attached, port)| {
                     let attached = attached.as_ref()?;
                     Some(InterfaceInfo {
-                        name: attached.name.clone(),
+                        name: attached.name.to_string(),
                         backend: attached.io.capabilities().name.to_owned(),
                         mtu: self.network.port(port)?.mtu,
                         up: !attached.down,

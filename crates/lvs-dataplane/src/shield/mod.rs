@@ -17,7 +17,8 @@
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
-//!     fragment saddr @server_addresses fib daddr type != local drop,    icmp error about packets to them likewise
+//!     fragment saddr @server_addresses fib daddr type != local drop
+//!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
 //! ```
@@ -541,14 +542,16 @@ impl Family {
                 .not_for_host()
                 .drop();
         });
-        batch.add_rule(&hide, |rule| {
-            self.icmp_error(rule);
-            // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
-            rule.load(Base::Transport, 8 + self.destination, len, REG)
-                .in_set(&self.name(SERVER_ADDRESSES))
-                .not_for_host()
-                .drop();
-        });
+        for about in [SERVER_ADDRESSES, VIPS] {
+            batch.add_rule(&hide, |rule| {
+                self.icmp_error(rule);
+                // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
+                rule.load(Base::Transport, 8 + self.destination, len, REG)
+                    .in_set(&self.name(about))
+                    .not_for_host()
+                    .drop();
+            });
+        }
         batch.add_rule(&hide, |rule| {
             address(rule, self.source);
             rule.load_protocol(second)

@@ -2,12 +2,13 @@
 //! fake clock, and the host around it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    Director, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
-    Verdict,
+    Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Verdict,
 };
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::Frame;
@@ -22,9 +23,9 @@ use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::case::{
-    self, Json, Mark, Replayed, configure, configure_server, place, service_key, sysctl_text,
+    self, Json, Replayed, configure, configure_server, mark_rule, place, service_key, sysctl_text,
 };
-use super::frames::ethernet;
+use super::frames::{self, ethernet};
 use super::host::Host;
 
 /// The link to the clients.
@@ -41,6 +42,9 @@ pub(super) const SERVER_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0x51]);
 const CLIENT_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
 const GATEWAY_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
 const SERVER_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
+const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
+const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
+const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
 /// How often a packet may come back from the host before something goes round in circles.
 const ROUNDS: usize = 8;
@@ -78,11 +82,23 @@ pub(super) fn server_mac(addr: IpAddr) -> Mac {
 pub(super) struct Table {
     mtu: [u32; 2],
     local: Vec<(IpAddr, u8)>,
+    /// What rules route to the host although it is not an address of it.
+    routed: Vec<(IpAddr, u8)>,
     vips: std::collections::HashSet<IpAddr>,
     neighbours: HashMap<IpAddr, Mac>,
 }
 
 impl Table {
+    /// Gives a neighbour a link-layer address.
+    pub(super) fn make_neighbour(&mut self, addr: IpAddr, mac: Mac) {
+        self.neighbours.insert(addr, mac);
+    }
+
+    /// Routes a prefix to the host.
+    pub(super) fn route_to_host(&mut self, prefix: (IpAddr, u8)) {
+        self.routed.push(prefix);
+    }
+
     /// Makes a prefix one of the host's own.
     pub(super) fn make_local(&mut self, prefix: (IpAddr, u8)) {
         self.local.push(prefix);
@@ -124,18 +140,31 @@ impl Net for Table {
     }
 
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let IpAddr::V4(addr) = dst else { return None };
-        let (port, gateway, source) = match addr.octets() {
-            [10, 1, ..] => (SERVERS, None, SERVER_SIDE_ADDR),
-            [10, 255, 0, _] => (CLIENTS, None, CLIENT_SIDE_ADDR),
-            [224..=255, ..] => return None,
-            _ => (CLIENTS, Some(GATEWAY_ADDR), CLIENT_SIDE_ADDR),
+        let (port, gateway) = match dst {
+            IpAddr::V4(addr) => match addr.octets() {
+                [10, 1, ..] => (SERVERS, None),
+                [10, 255, 0, _] => (CLIENTS, None),
+                [224..=255, ..] => return None,
+                _ => (CLIENTS, Some(IpAddr::V4(GATEWAY_ADDR))),
+            },
+            IpAddr::V6(addr) => match addr.segments() {
+                [0xfd00, 1, 0, 0, ..] => (SERVERS, None),
+                [0xfd00, 0xff, 0, 0, ..] => (CLIENTS, None),
+                [0xff00..=0xffff, ..] => return None,
+                _ => (CLIENTS, Some(IpAddr::V6(GATEWAY_ADDR6))),
+            },
+        };
+        let source = match (port, dst.is_ipv6()) {
+            (SERVERS, false) => IpAddr::V4(SERVER_SIDE_ADDR),
+            (_, false) => IpAddr::V4(CLIENT_SIDE_ADDR),
+            (SERVERS, true) => IpAddr::V6(SERVER_SIDE_ADDR6),
+            (_, true) => IpAddr::V6(CLIENT_SIDE_ADDR6),
         };
         Some(NextHop {
             port,
-            addr: gateway.map_or(dst, IpAddr::V4),
+            addr: gateway.unwrap_or(dst),
             mtu: self.mtu[port.index()],
-            source: Some(IpAddr::V4(source)),
+            source: Some(source),
         })
     }
 
@@ -147,24 +176,33 @@ impl Net for Table {
 /// The director as the packet path asks it, with the marks that the recorder's rules gave.
 struct Marking<'a> {
     director: &'a mut Director,
-    marks: &'a [Mark],
+    marks: &'a [MarkRule],
+    /// What rules route to the host although it is not an address of it.
+    routed: &'a [(IpAddr, u8)],
 }
 
 impl Marking<'_> {
-    fn mark(&self, protocol: lvs_core::Protocol, dst: std::net::SocketAddr) -> u32 {
-        self.marks
-            .iter()
-            .rev()
-            .find_map(|rule| rule.of(protocol, dst))
-            .unwrap_or(0)
+    fn mark(&self, tuple: &lvs_core::Tuple) -> u32 {
+        let rule = self.marks.iter().find(|rule| rule.matches("", tuple));
+        match rule.map(|rule| rule.action) {
+            Some(MarkAction::Mark(mark)) => mark,
+            _ => 0,
+        }
     }
 }
 
 impl Decide for Marking<'_> {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let mark = self.mark(meta.tuple.protocol, meta.tuple.dst);
-        self.director
-            .handle_packet(&PacketMeta { mark, ..*meta }, now)
+        let mark = self.mark(&meta.tuple);
+        let dst = meta.tuple.dst.ip();
+        let routed = self.routed.iter().any(|&net| case::contains(net, dst));
+        let hook = if routed { Hook::Local } else { meta.hook };
+        let meta = PacketMeta {
+            mark,
+            hook,
+            ..*meta
+        };
+        self.director.handle_packet(&meta, now)
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
@@ -194,12 +232,14 @@ pub(super) struct Bed {
     pub(super) net: Table,
     pipeline: Pipeline,
     shield: ShieldSpec,
-    marks: Vec<Mark>,
+    marks: Vec<MarkRule>,
     ports: [MemoryIo; 3],
     batch: Vec<Frame>,
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
+    /// `net.ipv4.conf.all.accept_local`.
+    accept_local: bool,
 }
 
 impl Bed {
@@ -215,6 +255,9 @@ impl Bed {
             IpAddr::V4(CLIENT_SIDE_ADDR),
             IpAddr::V4(SERVER_SIDE_ADDR),
             IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(CLIENT_SIDE_ADDR6),
+            IpAddr::V6(SERVER_SIDE_ADDR6),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
         ];
         let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
         ports[HOST.index()].bare = true;
@@ -223,9 +266,15 @@ impl Bed {
             now,
             net: Table {
                 mtu: [1500; 2],
-                local: local.map(|addr| (addr, 32)).to_vec(),
+                local: local
+                    .map(|addr| (addr, lvs_core::Family::of(&addr).bits()))
+                    .to_vec(),
+                routed: Vec::new(),
                 vips: std::collections::HashSet::new(),
-                neighbours: HashMap::from([(IpAddr::V4(GATEWAY_ADDR), GATEWAY)]),
+                neighbours: HashMap::from([
+                    (IpAddr::V4(GATEWAY_ADDR), GATEWAY),
+                    (IpAddr::V6(GATEWAY_ADDR6), GATEWAY),
+                ]),
             },
             pipeline: Pipeline::new(Limits::NONE),
             shield: ShieldSpec::default(),
@@ -235,6 +284,7 @@ impl Bed {
             output: Output::new(),
             host: Host::default(),
             emitted: Vec::new(),
+            accept_local: false,
         }
     }
 
@@ -248,8 +298,13 @@ impl Bed {
         if let Some(timeouts) = config.get("timeouts") {
             self.set_timeouts(timeouts)?;
         }
+        self.accept_local = config
+            .items("hostsysctl")
+            .iter()
+            .filter_map(Value::as_str)
+            .any(|setting| setting.ends_with("accept_local=1"));
         for mark in config.items("marks") {
-            self.marks.push(Mark::new(mark)?);
+            self.marks.push(mark_rule(mark)?);
         }
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
@@ -340,6 +395,8 @@ impl Bed {
     /// Brings the packet path in line with the director, as the engine does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
+        let local = self.net.local.clone();
+        self.director.control.set_local_addresses(local);
         self.shield = ShieldSpec::of(&self.director.control, &self.shield);
         self.net.vips = self.shield.vips();
     }
@@ -373,6 +430,11 @@ impl Bed {
     /// A frame arrives on a link; what leaves until everything has come to rest.
     pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
         let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
+        // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
+        let martian = frames::read(ip).is_some_and(|read| self.net.is_local(read.src.ip()));
+        if martian && !self.accept_local {
+            return Vec::new();
+        }
         super::host::fill_local_options(ip, &self.net);
         self.arrive(port, &frame, ROUNDS);
         std::mem::take(&mut self.emitted)
@@ -397,6 +459,7 @@ impl Bed {
             let mut decide = Marking {
                 director: &mut self.director,
                 marks: &self.marks,
+                routed: &self.net.routed,
             };
             self.pipeline.process(
                 port,
@@ -438,26 +501,20 @@ impl Bed {
 
     /// Whether the host does not get its copy of a packet that came on a link.
     fn is_hidden(&self, ip: &[u8]) -> bool {
-        let Ok(packet) = parse::ipv4(ip, false) else {
+        let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
-        let (_, dport) = packet.ports.unwrap_or_default();
-        let dst = std::net::SocketAddr::new(IpAddr::V4(packet.dst), dport);
         // What has a mark is hidden by the rules that mark it.
-        if self
-            .marks
-            .iter()
-            .any(|rule| rule.of(packet.protocol, dst).is_some())
-        {
+        let tuple = packet.meta(ip, Hook::Local, 0).tuple;
+        if self.marks.iter().any(|rule| rule.matches("", &tuple)) {
             return true;
         }
-        let icmp = (packet.protocol == lvs_core::Protocol::ICMP)
-            .then(|| packet.icmp(ip, lvs_core::Hook::Local, 0));
+        let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
             Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
             _ => None,
         };
-        let to_host = self.net.is_local(IpAddr::V4(packet.dst));
+        let to_host = self.net.is_local(packet.dst);
         self.shield.hides(&packet, inner, to_host)
     }
 
@@ -476,10 +533,10 @@ impl Bed {
 
     /// Sends an IP packet of the host by its route.
     fn transmit(&mut self, ip: &[u8]) {
-        let Ok(packet) = parse::ipv4(ip, false) else {
+        let Ok(packet) = parse::ip(ip, false) else {
             return;
         };
-        let Some(hop) = self.net.route(IpAddr::V4(packet.dst)) else {
+        let Some(hop) = self.net.route(packet.dst) else {
             return;
         };
         let (Some(info), Some(mac)) = (

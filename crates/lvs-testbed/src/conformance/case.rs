@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, anyhow, bail};
+use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
 use lvs_core::{
     Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
     TunnelChecksum,
@@ -97,7 +98,7 @@ impl Json for Value {
 }
 
 pub(super) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
-    if !text.is_ascii() || text.len() % 2 != 0 {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) {
         bail!("not pairs of hexadecimal digits");
     }
     (0..text.len())
@@ -242,52 +243,35 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// A rule that marks packets.
-#[derive(Clone, Debug)]
-pub(super) struct Mark {
-    protocol: Option<Protocol>,
-    dst: (IpAddr, u8),
-    ports: Vec<(u16, u16)>,
-    mark: u32,
-}
-
-impl Mark {
-    pub(super) fn new(value: &Value) -> anyhow::Result<Self> {
-        let ports = match value.get("dports") {
-            None => vec![(0, u16::MAX)],
-            Some(Value::Number(port)) => {
-                let port = u16::try_from(port.as_u64().unwrap_or(u64::MAX))?;
-                vec![(port, port)]
-            }
-            Some(expression) => expression
-                .as_str()
-                .context("ports are a text")?
-                .split([',', '{', '}'])
-                .map(str::trim)
-                .filter(|range| !range.is_empty())
-                .map(|range| {
-                    let (first, last) = range.split_once('-').unwrap_or((range, range));
-                    Ok((first.trim().parse()?, last.trim().parse()?))
-                })
-                .collect::<anyhow::Result<_>>()?,
-        };
-        Ok(Self {
-            protocol: value.maybe_text("proto").map(protocol).transpose()?,
-            dst: prefix(value.text("dst")?)?,
-            ports,
-            mark: u32::try_from(value.number("mark")?)?,
-        })
-    }
-
-    pub(super) fn of(&self, protocol: Protocol, dst: SocketAddr) -> Option<u32> {
-        let matches = self.protocol.is_none_or(|want| want == protocol)
-            && contains(self.dst, dst.ip())
-            && self
-                .ports
-                .iter()
-                .any(|&(first, last)| (first..=last).contains(&dst.port()));
-        matches.then_some(self.mark)
-    }
+/// A rule of the recorder's that marks packets, as one of the engine's.
+pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
+    let ports = match value.get("dports") {
+        None => Vec::new(),
+        Some(Value::Number(port)) => {
+            let port = u16::try_from(port.as_u64().unwrap_or(u64::MAX))?;
+            vec![PortRange(port, port)]
+        }
+        Some(expression) => expression
+            .as_str()
+            .context("ports are a text")?
+            .split([',', '{', '}'])
+            .map(str::trim)
+            .filter(|range| !range.is_empty())
+            .map(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                Ok(PortRange(first.trim().parse()?, last.trim().parse()?))
+            })
+            .collect::<anyhow::Result<_>>()?,
+    };
+    let (net, length) = prefix(value.text("dst")?)?;
+    Ok(MarkRule {
+        interface: None,
+        source: None,
+        destination: Prefix::new(net, length).context("a prefix that is too long")?,
+        protocol: value.maybe_text("proto").map(protocol).transpose()?,
+        ports,
+        action: MarkAction::Mark(u32::try_from(value.number("mark")?)?),
+    })
 }
 
 /// An address with a prefix length, or without for the longest.
@@ -313,30 +297,6 @@ pub(super) fn contains((net, length): (IpAddr, u8), addr: IpAddr) -> bool {
             let differ = net.to_bits() ^ addr.to_bits();
             differ.checked_shr(shift(128)).unwrap_or(0) == 0
         }
-        _ => false,
-    }
-}
-
-/// Whether anything in the case is about IPv6: its configuration, a client, a frame.
-pub(super) fn has_ipv6(value: &Value) -> bool {
-    match value {
-        Value::String(text) => {
-            text.parse::<SocketAddr>().is_ok_and(|addr| addr.is_ipv6())
-                || text
-                    .split('/')
-                    .next()
-                    .is_some_and(|addr| addr.parse::<std::net::Ipv6Addr>().is_ok())
-                || text == "ipv6"
-        }
-        Value::Array(items) => items.iter().any(has_ipv6),
-        Value::Object(fields) => fields.iter().any(|(key, value)| {
-            if key == "frame" {
-                // The EtherType behind the two link-layer addresses.
-                value.as_str().and_then(|frame| frame.get(24..28)) == Some("86dd")
-            } else {
-                !matches!(key.as_str(), "note" | "name" | "payload" | "text") && has_ipv6(value)
-            }
-        }),
         _ => false,
     }
 }

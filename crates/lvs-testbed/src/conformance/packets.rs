@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use lvs_core::api::{Counts, Stats};
-use lvs_core::{Protocol, ServiceKey};
+use lvs_core::{Protocol, ServiceKey, proc};
 use lvs_dataplane::wire::checksum::Sum;
 use lvs_dataplane::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
@@ -75,6 +75,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
             }
             "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,
             "rates" => compare_stats(&bed, step, "rates", |stats| stats.rates, log)?,
+            "proc" => compare_proc(&bed, step, log)?,
             other => return Err(Halt::Unsupported(format!("step {other:?}"))),
         }
     }
@@ -340,4 +341,78 @@ fn compare_stats(
         }
     }
     Ok(())
+}
+
+/// The text of a file of `/proc/net`: services with their servers in any order, connections too, their times nearly.
+fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
+    let (control, shard) = (&bed.director.control, &bed.director.shard);
+    let mut text = String::new();
+    let path = step.text("path")?;
+    let expires = match path {
+        "/proc/net/ip_vs" => {
+            proc::services(&mut text, control, 4096)?;
+            None
+        }
+        "/proc/net/ip_vs_conn" => {
+            proc::connections(&mut text, control, shard, bed.now)?;
+            Some(8)
+        }
+        "/proc/net/ip_vs_conn_sync" => {
+            proc::connections_sync(&mut text, control, shard, bed.now)?;
+            Some(9)
+        }
+        "/proc/net/ip_vs_stats" => {
+            proc::stats(&mut text, control)?;
+            None
+        }
+        "/proc/net/ip_vs_stats_percpu" => {
+            proc::stats_percpu(&mut text, control)?;
+            None
+        }
+        other => bail!("an unknown file {other:?}"),
+    };
+    let recorded = step.text("text")?;
+    if path.contains("stats") {
+        log.compare(path, &recorded, &text.as_str());
+        return Ok(());
+    }
+    let (expected, got) = (blocks(recorded, expires), blocks(&text, expires));
+    let texts = |blocks: &[(String, i64)]| -> Vec<String> {
+        blocks.iter().map(|(text, _)| text.clone()).collect()
+    };
+    log.compare(path, &texts(&expected), &texts(&got));
+    for ((text, expected), (_, got)) in expected.iter().zip(&got) {
+        if expected.abs_diff(*got) > 1 {
+            log.mismatch(text, &expected.to_string(), &got.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Lines, each with those that belong to it, sorted. The number in column `expires` is taken out.
+fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
+    let mut blocks: Vec<(String, i64)> = Vec::new();
+    for line in text.lines() {
+        let column = expires.and_then(|column| line.split_whitespace().nth(column));
+        let number = column.and_then(|number| number.parse().ok());
+        match blocks.last_mut() {
+            Some((block, _)) if line.starts_with("  ->") => {
+                block.push('\n');
+                block.push_str(line);
+            }
+            _ => match (column, number) {
+                (Some(column), Some(number)) => {
+                    // What is in front of it is padded to its right end.
+                    let at = line.rfind(column).unwrap_or(line.len());
+                    let end = at + column.len();
+                    let front = line[..at].trim_end();
+                    let width = end - front.len();
+                    blocks.push((format!("{front} <{width}>{}", &line[end..]), number));
+                }
+                _ => blocks.push((line.to_owned(), 0)),
+            },
+        }
+    }
+    blocks.sort();
+    blocks
 }

@@ -27,11 +27,12 @@ struct Replay<'a> {
 
 /// Replays a case.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
-    if case.get("backup").is_some() {
-        return Err(Halt::Unsupported("backup daemon".to_owned()));
-    }
     let mut bed = Bed::new(1024);
     bed.set_up(case)?;
+    if let Some(backup) = case.get("backup") {
+        let settings = super::sync::backup(backup)?;
+        bed.director.control.start_backup(settings)?;
+    }
     let mut whole = case.clone();
     let fields = whole.as_object_mut().context("a case is an object")?;
     let id = case.fields("service").context("no service")?;
@@ -80,6 +81,13 @@ impl Replay<'_> {
                 let value = step.get("value").map(sysctl_text).unwrap_or_default();
                 let control = &mut self.bed.director.control;
                 control.set_sysctl(step.text("name")?, &value)?;
+            }
+            Some("sync") => {
+                let message = step.frame("payload")?;
+                self.bed.director.handle_sync(&message, self.bed.now);
+                if step.get("dest").is_some() {
+                    self.server = step.endpoint("dest")?;
+                }
             }
             Some("set") => self.bed.set_timeouts(step)?,
             Some("counts") => {

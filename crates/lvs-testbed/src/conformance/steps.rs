@@ -427,8 +427,9 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     }
 }
 
-/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state, engine and its data.
-type Entry = [String; 6];
+/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state, engine and its data,
+/// origin.
+type Entry = [String; 7];
 
 /// Compares the connections with a listing: as a multiset, the times nearly.
 pub(super) fn compare_conns(
@@ -454,17 +455,19 @@ pub(super) fn compare_conns(
             continue;
         }
         let key = [
-            entry.text("proto")?.to_uppercase(),
-            entry.text("client")?.to_owned(),
-            entry.text("virtual")?.to_owned(),
-            dest.to_owned(),
+            entry.text("proto")?.to_owned(),
+            entry.endpoint("client")?.to_string(),
+            entry.endpoint("virtual")?.to_string(),
+            entry.endpoint("dest")?.to_string(),
             entry.text("state")?.to_owned(),
             entry.maybe_text("pe").unwrap_or_default().to_owned(),
+            entry.maybe_text("origin").unwrap_or_default().to_owned(),
         ];
         let left = entry.maybe_number("expires").unwrap_or(0);
         expected.entry(key).or_default().push(left);
     }
     let mut got: BTreeMap<Entry, Vec<i64>> = BTreeMap::new();
+    let with_origin = expected.keys().any(|key| !key[6].is_empty());
     let control = &bed.director.control;
     let connections = bed.director.shard.connections_from(0, bed.now);
     let templates = control.templates_from(0, bed.now);
@@ -475,12 +478,18 @@ pub(super) fn compare_conns(
         }
         let proto = match conn.protocol {
             Protocol(0) => "IP".to_owned(),
+            Protocol(number @ (50 | 51)) => format!("IP_{number}"),
             protocol => protocol.to_string(),
         };
         let engine = conn.template.then(|| control.template_engine(conn.id));
         let engine = engine.flatten().map_or_else(String::new, |(name, data)| {
             format!("{name} {}", String::from_utf8_lossy(data))
         });
+        let origin = match (with_origin, conn.synced) {
+            (false, _) => "",
+            (true, true) => "SYNC",
+            (true, false) => "LOCAL",
+        };
         let key = [
             proto,
             conn.client.to_string(),
@@ -488,8 +497,11 @@ pub(super) fn compare_conns(
             dest,
             conn.state.to_owned(),
             engine,
+            origin.to_owned(),
         ];
-        let left = i64::try_from(conn.expires.as_secs()).unwrap_or(i64::MAX);
+        // The kernel lists milliseconds in 32 bits.
+        let millis = conn.expires.as_millis() % (1 << 32);
+        let left = i64::try_from(millis / 1000).unwrap_or(i64::MAX);
         got.entry(key).or_default().push(left);
     }
     for times in expected.values_mut().chain(got.values_mut()) {
@@ -525,6 +537,10 @@ pub(super) fn compare_conns(
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
+    // An entry without a timer, which the kernel shows as one moment before it began.
+    if (recorded, ours) == (i64::from(u32::MAX / 1000), 0) {
+        return true;
+    }
     (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&(recorded - ours))
 }
 

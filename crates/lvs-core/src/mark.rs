@@ -1,0 +1,401 @@
+//! Rules that give packets firewall marks: what `iptables -j MARK` does for the kernel's IPVS.
+//!
+//! A rule is written as words, in files of rules and on command lines alike:
+//!
+//! ```text
+//! --destination 192.0.2.10 --protocol tcp --ports 80,443 --mark 1
+//! --interface eth0 --source 203.0.113.0/24 --destination 192.0.2.10 --drop
+//! --destination 192.0.2.10 --protocol tcp --ports 22 --host
+//! ```
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+use crate::{Family, Protocol, Tuple};
+
+/// Addresses that begin with the same bits: `192.0.2.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Prefix {
+    addr: IpAddr,
+    len: u8,
+}
+
+impl Prefix {
+    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are cleared.
+    pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
+        let host = Family::of(&addr).bits().checked_sub(len)?;
+        let addr = match addr {
+            IpAddr::V4(addr) => {
+                let kept = u32::MAX.checked_shl(host.into()).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(addr.to_bits() & kept))
+            }
+            IpAddr::V6(addr) => {
+                let kept = u128::MAX.checked_shl(host.into()).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(addr.to_bits() & kept))
+            }
+        };
+        Some(Self { addr, len })
+    }
+
+    /// Its family.
+    pub const fn family(&self) -> Family {
+        Family::of(&self.addr)
+    }
+
+    /// Whether `addr` is in it.
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        Self::new(addr, self.len) == Some(*self)
+    }
+
+    /// How many addresses it has, and these; `None` above 2^16.
+    pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
+        let host = self.family().bits() - self.len;
+        let first = self.addr;
+        (host <= 16).then(|| {
+            (0..1u32 << host).map(move |n| match first {
+                IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | n)),
+                IpAddr::V6(first) => {
+                    IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(n)))
+                }
+            })
+        })
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad =
+            || alloc::format!("{text}: expected an address, or a network such as 192.0.2.0/24");
+        let (addr, len) = match text.split_once('/') {
+            Some((addr, len)) => (addr, Some(len.parse().map_err(|_| bad())?)),
+            None => (text, None),
+        };
+        let addr: IpAddr = addr.parse().map_err(|_| bad())?;
+        Self::new(addr, len.unwrap_or_else(|| Family::of(&addr).bits())).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.addr.fmt(f)?;
+        if self.len != self.family().bits() {
+            write!(f, "/{}", self.len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Ports from the first to the second, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortRange(pub u16, pub u16);
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = |text: &str| {
+            text.parse::<u16>()
+                .map_err(|_| alloc::format!("{text}: expected a port, 0 to 65535"))
+        };
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, last) = (port(first)?, port(last)?);
+        if first > last {
+            return Err(alloc::format!("{text}: the range ends before it begins"));
+        }
+        Ok(Self(first, last))
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == self.1 {
+            write!(f, "{}", self.0)
+        } else {
+            write!(f, "{}-{}", self.0, self.1)
+        }
+    }
+}
+
+/// What becomes of the packets of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MarkAction {
+    /// They get this mark, which is not 0.
+    Mark(u32),
+    /// They are discarded.
+    Drop,
+    /// They are left to the host, whatever services there are.
+    Host,
+}
+
+/// A rule: packets that have everything it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkRule {
+    /// Name of the interface that they come in on.
+    pub interface: Option<String>,
+    /// Where they come from.
+    pub source: Option<Prefix>,
+    /// Where they go. Always named: the host's own stack has to be kept from these packets.
+    pub destination: Prefix,
+    /// Their protocol: TCP, UDP or SCTP; `None` for all three.
+    pub protocol: Option<Protocol>,
+    /// Their destination ports; none for all.
+    pub ports: Vec<PortRange>,
+    /// What becomes of them.
+    pub action: MarkAction,
+}
+
+impl MarkRule {
+    /// The most addresses that a rule's destination may have.
+    pub const ADDRESSES_MAX: usize = 1 << 12;
+
+    /// Reads a rule from its words.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    pub fn parse<W: AsRef<str>>(words: &[W]) -> Result<Self, String> {
+        let mut interface = None;
+        let (mut source, mut destination) = (None, None);
+        let (mut protocol, mut ports, mut action) = (None, Vec::new(), None);
+        let mut words = words.iter().map(AsRef::as_ref);
+        while let Some(option) = words.next() {
+            let mut value = || {
+                words
+                    .next()
+                    .ok_or_else(|| alloc::format!("{option} needs a value"))
+            };
+            let decided = match option {
+                "--interface" | "-i" => {
+                    interface = Some(value()?.to_string());
+                    continue;
+                }
+                "--source" | "-s" => {
+                    source = Some(value()?.parse()?);
+                    continue;
+                }
+                "--destination" | "-d" => {
+                    destination = Some(value()?.parse::<Prefix>()?);
+                    continue;
+                }
+                "--protocol" | "-p" => {
+                    protocol = Some(match value()? {
+                        "tcp" => Protocol::TCP,
+                        "udp" => Protocol::UDP,
+                        "sctp" => Protocol::SCTP,
+                        other => return Err(alloc::format!("{other}: expected tcp, udp or sctp")),
+                    });
+                    continue;
+                }
+                "--ports" => {
+                    for range in value()?.split(',') {
+                        ports.push(range.parse()?);
+                    }
+                    continue;
+                }
+                "--mark" => {
+                    let text = value()?;
+                    let mark = text.parse::<u32>().ok().filter(|&mark| mark != 0);
+                    MarkAction::Mark(mark.ok_or_else(|| {
+                        alloc::format!("{text}: expected a mark, 1 to 4294967295")
+                    })?)
+                }
+                "--drop" => MarkAction::Drop,
+                "--host" => MarkAction::Host,
+                other => {
+                    return Err(alloc::format!(
+                        "{other}: expected --interface, --source, --destination, --protocol, --ports, --mark, --drop or \
+                         --host"
+                    ));
+                }
+            };
+            if action.replace(decided).is_some() {
+                return Err("only one of --mark, --drop and --host".into());
+            }
+        }
+        let rule = Self {
+            interface,
+            source,
+            destination: destination.ok_or(
+                "--destination is missing: the host is kept from the packets of a rule by where they go",
+            )?,
+            protocol,
+            ports,
+            action: action.ok_or("what is to become of the packets? --mark N, --drop or --host")?,
+        };
+        rule.check()?;
+        Ok(rule)
+    }
+
+    /// Whether the rule can be followed.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    pub fn check(&self) -> Result<(), String> {
+        if self
+            .source
+            .is_some_and(|source| source.family() != self.destination.family())
+        {
+            return Err("source and destination are of different address families".into());
+        }
+        let few = self.destination.addresses().map(Iterator::count);
+        if few.is_none_or(|count| count > Self::ADDRESSES_MAX) {
+            return Err(alloc::format!(
+                "{}: a destination has at most {} addresses (a /{} or longer); use several rules",
+                self.destination,
+                Self::ADDRESSES_MAX,
+                self.destination.family().bits() - 12,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a packet that came in on `interface` has everything that the rule names.
+    pub fn matches(&self, interface: &str, tuple: &Tuple) -> bool {
+        let port = tuple.dst.port();
+        self.destination.contains(tuple.dst.ip())
+            && match self.protocol {
+                Some(protocol) => protocol == tuple.protocol,
+                None => matches!(
+                    tuple.protocol,
+                    Protocol::TCP | Protocol::UDP | Protocol::SCTP
+                ),
+            }
+            && (self.ports.is_empty()
+                || self
+                    .ports
+                    .iter()
+                    .any(|range| (range.0..=range.1).contains(&port)))
+            && self
+                .source
+                .is_none_or(|source| source.contains(tuple.src.ip()))
+            && self.interface.as_ref().is_none_or(|name| name == interface)
+    }
+}
+
+impl fmt::Display for MarkRule {
+    /// The words that [`MarkRule::parse`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(interface) = &self.interface {
+            write!(f, "--interface {interface} ")?;
+        }
+        if let Some(source) = self.source {
+            write!(f, "--source {source} ")?;
+        }
+        write!(f, "--destination {} ", self.destination)?;
+        match self.protocol {
+            Some(Protocol::TCP) => f.write_str("--protocol tcp ")?,
+            Some(Protocol::UDP) => f.write_str("--protocol udp ")?,
+            Some(_) => f.write_str("--protocol sctp ")?,
+            None => {}
+        }
+        for (number, range) in self.ports.iter().enumerate() {
+            f.write_str(if number == 0 { "--ports " } else { "," })?;
+            range.fmt(f)?;
+        }
+        if !self.ports.is_empty() {
+            f.write_str(" ")?;
+        }
+        match self.action {
+            MarkAction::Mark(mark) => write!(f, "--mark {mark}"),
+            MarkAction::Drop => f.write_str("--drop"),
+            MarkAction::Host => f.write_str("--host"),
+        }
+    }
+}
+
+/// Reads a file of rules, one a line; empty lines and what follows a `#` do not count.
+///
+/// # Errors
+/// The number of the first bad line, from 1, and what is wrong with it.
+pub fn parse_rules(text: &str) -> Result<Vec<MarkRule>, (usize, String)> {
+    let mut rules = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or("");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if !words.is_empty() {
+            rules.push(MarkRule::parse(&words).map_err(|error| (number + 1, error))?);
+        }
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(text: &str) -> Result<MarkRule, String> {
+        MarkRule::parse(&text.split_whitespace().collect::<Vec<_>>())
+    }
+
+    fn tuple(protocol: Protocol, src: &str, dst: &str) -> Tuple {
+        Tuple {
+            protocol,
+            src: src.parse().unwrap(),
+            dst: dst.parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_rule_reads_what_it_writes() {
+        for text in [
+            "--destination 192.0.2.10 --protocol tcp --ports 80,443,8000-8010 --mark 7",
+            "--interface eth0 --source 203.0.113.0/24 --destination 192.0.2.0/28 --drop",
+            "--destination 2001:db8::/116 --protocol udp --host",
+        ] {
+            assert_eq!(rule(text).unwrap().to_string(), text);
+        }
+        assert_eq!(
+            rule("-d 192.0.2.77/24 -p sctp --mark 1")
+                .unwrap()
+                .to_string(),
+            "--destination 192.0.2.0/24 --protocol sctp --mark 1"
+        );
+    }
+
+    #[test]
+    fn bad_rules_are_refused_with_a_reason() {
+        for (text, reason) in [
+            ("--mark 1", "--destination is missing"),
+            ("-d 192.0.2.1", "what is to become"),
+            ("-d 192.0.2.1 --mark 0", "expected a mark"),
+            ("-d 192.0.2.1 --mark 1 --drop", "only one of"),
+            ("-d 192.0.2.1/33 --mark 1", "expected an address"),
+            ("-d 10.0.0.0/8 --mark 1", "at most 4096 addresses"),
+            ("-d ::/0 --mark 1", "at most 4096 addresses"),
+            (
+                "-d 192.0.2.1 --ports 90-80 --mark 1",
+                "ends before it begins",
+            ),
+            ("-d 192.0.2.1 -s ::1 --mark 1", "different address families"),
+            ("-d 192.0.2.1 --mark", "needs a value"),
+            ("-d 192.0.2.1 --colour red", "--colour: expected"),
+        ] {
+            let error = rule(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+        let file = "# ports\n\n-d 192.0.2.1 --mark 1 # web\n-d x --drop\n";
+        assert_eq!(parse_rules(file).unwrap_err().0, 4);
+    }
+
+    #[test]
+    fn a_rule_takes_what_has_everything_it_names() {
+        let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
+            .unwrap();
+        let good = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");
+        assert!(web.matches("eth0", &good));
+        assert!(!web.matches("eth1", &good));
+        for other in [
+            tuple(Protocol::UDP, "203.0.113.9:4000", "192.0.2.3:443"),
+            tuple(Protocol::TCP, "203.0.112.9:4000", "192.0.2.3:443"),
+            tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.4:443"),
+            tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:81"),
+        ] {
+            assert!(!web.matches("eth0", &other), "{other:?}");
+        }
+        assert_eq!(web.destination.addresses().unwrap().count(), 4);
+    }
+}

@@ -1,0 +1,675 @@
+//! What no recording shows: defences, IPsec, ICMP errors that open connections, servers that speak first, several shards.
+
+use std::net::SocketAddr;
+
+use lvs_core::{
+    AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
+    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
+};
+
+const VIP: &str = "198.51.100.1:80";
+const CLIENT: &str = "192.0.2.7:40000";
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn meta<'a>(
+    protocol: Protocol,
+    src: &str,
+    dst: &str,
+    hook: Hook,
+    transport: Transport<'a>,
+) -> PacketMeta<'a> {
+    PacketMeta {
+        hook,
+        tuple: Tuple {
+            protocol,
+            src: addr(src),
+            dst: addr(dst),
+        },
+        transport,
+        mark: 0,
+        len: 40,
+    }
+}
+
+fn tcp(src: &str, dst: &str, flags: u8) -> PacketMeta<'static> {
+    let transport = Transport::Tcp(TcpFlags(flags));
+    meta(Protocol::TCP, src, dst, Hook::Local, transport)
+}
+
+fn udp<'a>(src: &str, dst: &str, payload: &'a [u8]) -> PacketMeta<'a> {
+    meta(
+        Protocol::UDP,
+        src,
+        dst,
+        Hook::Local,
+        Transport::Udp(payload),
+    )
+}
+
+/// A director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the service.
+fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
+    let mut director = Director::new(Options {
+        max_connections: 1 << 17,
+        ..Options::default()
+    });
+    director.advance(Instant::ZERO);
+    director.control.add_service(key, config, None).unwrap();
+    for n in 1..=servers {
+        let server = SocketAddr::from(([10, 0, 0, n], key.port()));
+        director
+            .control
+            .add_server(&key, server, &ServerConfig::new(1, method), Instant::ZERO)
+            .unwrap();
+    }
+    director
+}
+
+fn rr() -> ServiceConfig {
+    ServiceConfig::new(Family::V4, "rr")
+}
+
+fn entries(director: &Director, now: Instant) -> Vec<Connection> {
+    director.shard.connections_from(0, now).collect()
+}
+
+#[test]
+fn ipsec_follows_the_isakmp_connection_of_the_same_hosts() {
+    let key = ServiceKey::udp(addr("198.51.100.1:500"));
+    let mut director = director(key, rr(), Forwarding::Nat, 2);
+    let esp = |src, dst, hook| meta(Protocol::ESP, src, dst, hook, Transport::Other);
+    let before = esp("192.0.2.7:0", "198.51.100.1:0", Hook::Local);
+    let verdict = director.handle_packet(&before, Instant::ZERO);
+    assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
+
+    let isakmp = udp("192.0.2.7:500", "198.51.100.1:500", b"");
+    let Verdict::Forward(opened) = director.handle_packet(&isakmp, Instant::ZERO) else {
+        panic!("a datagram to the service");
+    };
+    let later = Instant::from_secs(100);
+    let Verdict::Forward(followed) = director.handle_packet(&before, later) else {
+        panic!("ESP of the same hosts");
+    };
+    assert_eq!(followed.target.ip(), opened.target.ip());
+    let left = entries(&director, later)[0].expires.as_secs();
+    assert_eq!(left, 300, "the timer is renewed");
+    let reply = esp("10.0.0.2:0", "192.0.2.7:0", Hook::Transit);
+    let Verdict::Reply(reply) = director.handle_packet(&reply, later) else {
+        panic!("a reply of the same connection");
+    };
+    assert_eq!(reply.source.unwrap().ip(), addr(VIP).ip());
+    let other = esp("192.0.2.8:0", "198.51.100.1:0", Hook::Local);
+    let verdict = director.handle_packet(&other, later);
+    assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
+}
+
+#[test]
+fn an_abort_behind_a_cookie_closes() {
+    let key = ServiceKey::Address {
+        protocol: Protocol::SCTP,
+        addr: addr(VIP),
+    };
+    let mut director = director(key, rr(), Forwarding::Nat, 1);
+    let mut send = |first, abort_follows| {
+        let chunk = Transport::Sctp(SctpChunk {
+            first,
+            abort_follows,
+        });
+        let packet = meta(Protocol::SCTP, CLIENT, VIP, Hook::Local, chunk);
+        let _ = director.handle_packet(&packet, Instant::ZERO);
+        entries(&director, Instant::ZERO)[0].state
+    };
+    assert_eq!(send(1, false), "INIT1");
+    assert_eq!(send(10, true), "CLOSED");
+}
+
+#[test]
+fn icmp_errors_open_connections_if_they_may() {
+    let error = |hook, ports| IcmpError {
+        hook,
+        src: addr("203.0.113.1:0").ip(),
+        dst: addr(VIP).ip(),
+        // As the client saw it: from the virtual address.
+        inner: Tuple {
+            protocol: Protocol::TCP,
+            src: addr(VIP),
+            dst: addr(CLIENT),
+        },
+        inner_ports: ports,
+        checksum_ok: true,
+        mark: 0,
+        len: 56,
+    };
+    let now = Instant::ZERO;
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
+    let unrelated = Verdict::Accept(AcceptReason::UnrelatedIcmp);
+    let found = director.handle_icmp_error(&error(Hook::Local, true), now);
+    assert_eq!(found, unrelated);
+    director.control.set_sysctl("schedule_icmp", "1").unwrap();
+    let short = director.handle_icmp_error(&error(Hook::Local, false), now);
+    assert_eq!(short, Verdict::Drop(DropReason::ShortHeader));
+    let Verdict::Forward(forward) = director.handle_icmp_error(&error(Hook::Local, true), now)
+    else {
+        panic!("the error opens a connection");
+    };
+    assert!(forward.new);
+    let opened = entries(&director, now);
+    assert_eq!((opened[0].client, opened[0].state), (addr(CLIENT), "NONE"));
+    assert_eq!(opened[0].expires.as_secs(), 3);
+    director.advance(Instant::from_secs(3));
+    assert!(director.shard.is_empty());
+
+    let key = ServiceKey::tcp(addr(VIP));
+    director
+        .control
+        .delete_server(&key, addr("10.0.0.1:80"), now)
+        .unwrap();
+    let nobody = director.handle_icmp_error(&error(Hook::Local, true), Instant::from_secs(4));
+    assert_eq!(nobody, Verdict::Drop(DropReason::NoServer));
+}
+
+#[test]
+fn a_server_that_speaks_without_a_connection_is_told_so() {
+    let now = Instant::ZERO;
+    let stray = |flags| {
+        let transport = Transport::Tcp(TcpFlags(flags));
+        meta(
+            Protocol::TCP,
+            "10.0.0.1:80",
+            CLIENT,
+            Hook::Transit,
+            transport,
+        )
+    };
+    let left_alone = Verdict::Accept(AcceptReason::NoConnection);
+    for (method, told) in [(Forwarding::Nat, true), (Forwarding::Route, false)] {
+        let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), method, 1);
+        assert_eq!(
+            director.handle_packet(&stray(TcpFlags::ACK), now),
+            left_alone
+        );
+        director.control.set_sysctl("nat_icmp_send", "1").unwrap();
+        let expected = if told {
+            Verdict::Unreachable(DropReason::StrayReply)
+        } else {
+            left_alone
+        };
+        assert_eq!(director.handle_packet(&stray(TcpFlags::ACK), now), expected);
+        assert_eq!(
+            director.handle_packet(&stray(TcpFlags::RST), now),
+            left_alone
+        );
+        let udp = meta(
+            Protocol::UDP,
+            "10.0.0.1:80",
+            CLIENT,
+            Hook::Transit,
+            Transport::Udp(b""),
+        );
+        assert_eq!(
+            director.handle_packet(&udp, now),
+            left_alone,
+            "of another protocol"
+        );
+        let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
+        if told {
+            let reply = director.handle_packet(&stray(TcpFlags::ACK), now);
+            assert!(matches!(reply, Verdict::Reply(_)), "{reply:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sip_server_may_begin() {
+    let mut config = rr();
+    config.engine = Some("sip".into());
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 100;
+    let key = ServiceKey::udp(addr("198.51.100.1:5060"));
+    let mut director = director(key, config, Forwarding::Nat, 2);
+    let message = b"INVITE sip:x SIP/2.0\r\nCall-ID: a@b\r\n\r\n";
+    let outbound = meta(
+        Protocol::UDP,
+        "10.0.0.1:5060",
+        "192.0.2.7:5060",
+        Hook::Transit,
+        Transport::Udp(message),
+    );
+    let now = Instant::ZERO;
+    let Verdict::Reply(reply) = director.handle_packet(&outbound, now) else {
+        panic!("the engine opens a connection");
+    };
+    assert_eq!(reply.source, Some(addr("198.51.100.1:5060")));
+    let template = director.control.templates_from(0, now).next().unwrap();
+    let engine = director.control.template_engine(template.id);
+    assert_eq!(engine, Some(("sip", &b"a@b"[..])));
+    // The call stays with the server that began it, whose turn it is not.
+    let answer = udp("192.0.2.7:5061", "198.51.100.1:5060", message);
+    let Verdict::Forward(forward) = director.handle_packet(&answer, now) else {
+        panic!("a datagram of the call");
+    };
+    assert_eq!(forward.target, addr("10.0.0.1:5060"));
+    // Another server cannot take the call over.
+    let other = PacketMeta {
+        tuple: Tuple {
+            src: addr("10.0.0.2:5060"),
+            dst: addr("192.0.2.7:5099"),
+            ..outbound.tuple
+        },
+        ..outbound
+    };
+    let verdict = director.handle_packet(&other, now);
+    assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
+    let nothing = udp("192.0.2.7:5062", "198.51.100.1:5060", b"hello");
+    let verdict = director.handle_packet(&nothing, now);
+    assert_eq!(verdict, Verdict::Drop(DropReason::PersistenceEngine));
+}
+
+#[test]
+fn marked_packets_pass_the_servers_by_when_there_are_none() {
+    let key = ServiceKey::Mark {
+        family: Family::V4,
+        mark: 7,
+    };
+    let mut director = director(key, rr(), Forwarding::Nat, 0);
+    let packet = |flags| PacketMeta {
+        mark: 7,
+        ..tcp(CLIENT, "203.0.113.80:80", flags)
+    };
+    let now = Instant::ZERO;
+    let refused = Verdict::Unreachable(DropReason::NoServer);
+    assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
+    director.control.set_sysctl("cache_bypass", "1").unwrap();
+    let net = (addr("203.0.113.0:0").ip(), 24);
+    director.control.set_local_addresses(vec![net]);
+    assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
+    director.control.set_local_addresses(Vec::new());
+    for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
+        let Verdict::Forward(forward) = director.handle_packet(&packet(flags), now) else {
+            panic!("to its own destination");
+        };
+        assert_eq!(forward.method, Forwarding::Bypass);
+        assert_eq!(forward.target, addr("203.0.113.80:80"));
+        assert_eq!((forward.server, forward.new), (None, new));
+    }
+    director.advance(Instant::from_secs(2));
+    let counted = director.control.total_stats().live;
+    assert_eq!(
+        (counted.conns, counted.in_packets),
+        (0, 0),
+        "nobody's packets"
+    );
+}
+
+#[test]
+fn one_packet_connections_are_counted_and_gone() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
+    let mut director = director(ServiceKey::udp(addr(VIP)), config, Forwarding::Nat, 2);
+    let now = Instant::ZERO;
+    let mut targets = Vec::new();
+    for _ in 0..4 {
+        let Verdict::Forward(forward) = director.handle_packet(&udp(CLIENT, VIP, b""), now) else {
+            panic!("a server is there");
+        };
+        assert_eq!(forward.conn, None);
+        targets.push(forward.target.ip().to_string());
+    }
+    assert_eq!(targets, ["10.0.0.2", "10.0.0.1", "10.0.0.2", "10.0.0.1"]);
+    assert!(director.shard.is_empty());
+    let counted = director.control.total_stats().live;
+    assert_eq!((counted.conns, counted.in_packets), (4, 4));
+    let reply = meta(
+        Protocol::UDP,
+        "10.0.0.1:80",
+        CLIENT,
+        Hook::Transit,
+        Transport::Udp(b""),
+    );
+    let verdict = director.handle_packet(&reply, now);
+    assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
+}
+
+#[test]
+fn drop_packet_spares_connections_that_exist() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
+    director.control.set_sysctl("am_droprate", "3").unwrap();
+    director.control.set_sysctl("drop_packet", "3").unwrap();
+    let dropped = Verdict::Drop(DropReason::DropPacket);
+    let mut open = Vec::new();
+    for port in 7000..7012 {
+        let client = format!("192.0.2.7:{port}");
+        let syn = tcp(&client, VIP, TcpFlags::SYN);
+        if director.handle_packet(&syn, Instant::ZERO) == dropped {
+            continue;
+        }
+        open.push(port);
+        let ack = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
+        assert!(matches!(ack, Verdict::Forward(_)));
+    }
+    // As Linux 6.12 has it: the first one at once, then every third.
+    assert_eq!(open, [7001, 7002, 7004, 7005, 7007, 7008, 7010, 7011]);
+    // Without a service there is nothing to defend.
+    let other = tcp(CLIENT, "198.51.100.1:81", TcpFlags::SYN);
+    for _ in 0..2 {
+        let verdict = director.handle_packet(&other, Instant::ZERO);
+        assert_eq!(verdict, Verdict::Accept(AcceptReason::NoService));
+    }
+}
+
+/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots, with the same states
+/// spared: the one difference in this matter.
+#[test]
+fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
+    let total = 32_000u32;
+    for n in 0..total {
+        let client = format!("192.0.{}.1:{}", 2 + n / 16_384, 1000 + n % 16_384);
+        let _ = director.handle_packet(&tcp(&client, VIP, TcpFlags::SYN), Instant::ZERO);
+        if n % 2 == 0 {
+            let _ = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
+        }
+    }
+    director.control.set_sysctl("drop_entry", "3").unwrap();
+    director.advance(Instant::from_secs(1));
+    let half_open = |director: &Director, now| {
+        let entries = entries(director, now);
+        let half = entries
+            .iter()
+            .filter(|entry| entry.state == "SYN_RECV")
+            .count();
+        (half, entries.len() - half)
+    };
+    let (half, established) = half_open(&director, Instant::from_secs(1));
+    // 1000 visits, half of them to established connections, which are spared for a minute.
+    assert_eq!(established, 16_000);
+    assert!((400..600).contains(&(16_000 - half)), "{half} are left");
+    // After a minute an established one with two packets is dropped every second time.
+    director.control.set_sysctl("drop_entry", "0").unwrap();
+    director.advance(Instant::from_secs(100));
+    director.control.set_sysctl("drop_entry", "3").unwrap();
+    director.advance(Instant::from_secs(101));
+    let (half, established) = half_open(&director, Instant::from_secs(101));
+    assert_eq!(half, 0, "they have expired");
+    assert!(
+        (200..600).contains(&(16_000 - established)),
+        "{established} are left"
+    );
+    // Counts are kept.
+    let service = director.control.services().next().unwrap();
+    let counted: u32 = service.servers().iter().map(|server| server.active()).sum();
+    assert_eq!(counted as usize, established);
+}
+
+#[test]
+fn drop_entry_takes_templates_that_nothing_was_established_from() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 10_000;
+    let mut director = director(ServiceKey::tcp(addr(VIP)), config, Forwarding::Nat, 2);
+    for n in 0..2000u16 {
+        let client = format!("192.0.{}.{}:1000", n / 256, n % 256);
+        let _ = director.handle_packet(&tcp(&client, VIP, TcpFlags::SYN), Instant::ZERO);
+        if n % 2 == 0 {
+            let _ = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
+        }
+    }
+    director.control.set_sysctl("drop_entry", "3").unwrap();
+    director.advance(Instant::from_secs(500));
+    let now = Instant::from_secs(500);
+    let states = |state| {
+        let templates = director.control.templates_from(0, now);
+        templates.filter(|template| template.state == state).count()
+    };
+    assert_eq!((states("NONE"), states("ASSURED")), (0, 1000));
+}
+
+#[test]
+fn a_backup_that_only_backs_up_forwards_nothing() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
+    let syn = tcp(CLIENT, VIP, TcpFlags::SYN);
+    director.control.set_sysctl("backup_only", "1").unwrap();
+    let verdict = director.handle_packet(&syn, Instant::ZERO);
+    assert!(matches!(verdict, Verdict::Forward(_)), "no backup runs");
+    let backup = sync::Backup::new(1, None, 1500, false);
+    director.control.start_backup(backup).unwrap();
+    assert_eq!(
+        director.control.start_backup(backup),
+        Err(Error::DaemonRunning)
+    );
+    let verdict = director.handle_packet(&syn, Instant::ZERO);
+    assert_eq!(verdict, Verdict::Accept(AcceptReason::BackupOnly));
+    director.control.stop_backup().unwrap();
+    assert_eq!(director.control.stop_backup(), Err(Error::DaemonNotRunning));
+    let verdict = director.handle_packet(&syn, Instant::ZERO);
+    assert!(matches!(verdict, Verdict::Forward(_)));
+}
+
+#[test]
+fn daemons_and_tunnels_across_families_exclude_each_other() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, rr(), Forwarding::Nat, 1);
+    let tunnel = ServerConfig::new(1, Forwarding::Tunnel);
+    let server = addr("[2001:db8::1]:80");
+    let now = Instant::ZERO;
+    let master = sync::Master::new(1, None, false);
+    director.control.start_master(master).unwrap();
+    let refused = director.control.add_server(&key, server, &tunnel, now);
+    assert_eq!(refused, Err(Error::FamilyMismatch));
+    director.control.stop_master().unwrap();
+    director
+        .control
+        .add_server(&key, server, &tunnel, now)
+        .unwrap();
+    assert_eq!(
+        director.control.start_master(master),
+        Err(Error::FamilyMismatch)
+    );
+}
+
+/// What a master sends, a backup with the same services takes over: server, state, time.
+#[test]
+fn a_backup_takes_over_what_a_master_sends() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 300;
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut active = director(key, config.clone(), Forwarding::Nat, 3);
+    let mut standby = director(key, config, Forwarding::Nat, 3);
+    active
+        .control
+        .start_master(sync::Master::new(5, None, false))
+        .unwrap();
+    let backup = sync::Backup::new(5, None, 1500, false);
+    standby.control.start_backup(backup).unwrap();
+    for n in 0..100u16 {
+        let client = format!("192.0.2.{}:{}", n % 7 + 1, 1000 + n);
+        let flags = [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::ACK];
+        for flags in flags {
+            let _ = active.handle_packet(&tcp(&client, VIP, flags), Instant::ZERO);
+        }
+    }
+    let now = Instant::from_secs(2);
+    let mut messages = 0;
+    while let Some(message) = active.take_sync_message(now) {
+        messages += 1;
+        standby.handle_sync(&message, now);
+    }
+    assert!(
+        messages > 1,
+        "a hundred connections do not fit into one message"
+    );
+    let show = |director: &Director| {
+        let templates = director.control.templates_from(0, now);
+        let mut lines: Vec<String> = entries(director, now)
+            .into_iter()
+            .chain(templates)
+            .map(|entry| format!("{} {} {}", entry.client, entry.server, entry.state))
+            .collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(show(&active), show(&standby));
+    for (a, b) in active
+        .control
+        .service(&key)
+        .unwrap()
+        .servers()
+        .iter()
+        .zip(standby.control.service(&key).unwrap().servers())
+    {
+        assert_eq!(
+            (a.active(), a.inactive(), a.templates()),
+            (b.active(), b.inactive(), b.templates())
+        );
+    }
+}
+
+/// Connections of one client in two shards share a template, which ends after the last of them.
+#[test]
+fn shards_share_templates() {
+    let mut control = Control::new(Options {
+        max_connections: 64,
+        shards: 2,
+        ..Options::default()
+    });
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 30;
+    let key = ServiceKey::tcp(addr(VIP));
+    control.add_service(key, config, None).unwrap();
+    let mut now = Instant::ZERO;
+    control.advance(now);
+    for n in 1..=2 {
+        let server = SocketAddr::from(([10, 0, 0, n], 80));
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        control.add_server(&key, server, &config, now).unwrap();
+    }
+    let mut shards = [control.shard(0), control.shard(1)];
+    let mut targets = Vec::new();
+    for (shard, port) in shards.iter_mut().zip([1000, 1001]) {
+        for flags in [TcpFlags::SYN, TcpFlags::ACK] {
+            let packet = tcp(&format!("192.0.2.7:{port}"), VIP, flags);
+            let verdict = match shard.handle_packet(&packet, now) {
+                Ok(verdict) => verdict,
+                Err(pending) => control.admit(shard, &packet, pending, now),
+            };
+            if let Verdict::Forward(forward) = verdict {
+                targets.push(forward.target);
+            }
+        }
+    }
+    assert_eq!(targets.len(), 4);
+    assert!(
+        targets.iter().all(|target| *target == targets[0]),
+        "{targets:?}"
+    );
+    let mut last_seen = now;
+    for second in 1..2000 {
+        now = Instant::from_secs(second);
+        for shard in &mut shards {
+            shard.advance(now, usize::MAX);
+        }
+        control.advance(now);
+        if control.templates_from(0, now).next().is_some() {
+            last_seen = now;
+        } else {
+            assert!(shards.iter().all(lvs_core::Shard::is_empty));
+        }
+    }
+    // Connections end at 900 s; the template is looked at every 60 s from 30 s on.
+    assert_eq!(last_seen, Instant::from_secs(929));
+    let service = control.service(&key).unwrap();
+    assert!(
+        service
+            .servers()
+            .iter()
+            .all(|server| server.templates() == 0 && server.total() == 0)
+    );
+}
+
+#[test]
+fn a_full_table_is_a_verdict_and_leaves_counts_alone() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 30;
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = Director::new(Options {
+        max_connections: 3,
+        ..Options::default()
+    });
+    director.control.add_service(key, config, None).unwrap();
+    let server = ServerConfig::new(1, Forwarding::Nat);
+    director
+        .control
+        .add_server(&key, addr("10.0.0.1:80"), &server, Instant::ZERO)
+        .unwrap();
+    let mut full = 0;
+    for n in 1..=10 {
+        let client = format!("192.0.2.{n}:1000");
+        let verdict = director.handle_packet(&tcp(&client, VIP, TcpFlags::SYN), Instant::ZERO);
+        full += usize::from(verdict == Verdict::Drop(DropReason::TableFull));
+    }
+    assert_eq!(full, 7);
+    director.advance(Instant::from_secs(1000));
+    let service = director.control.service(&key).unwrap();
+    let server = &service.servers()[0];
+    assert_eq!(
+        (server.total(), server.active(), server.templates()),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn a_million_connections_come_and_go() {
+    let mut director = Director::new(Options {
+        max_connections: 1_000_000,
+        ..Options::default()
+    });
+    let key = ServiceKey::tcp(addr(VIP));
+    director
+        .control
+        .add_service(key, ServiceConfig::new(Family::V4, "rr"), None)
+        .unwrap();
+    for n in 1..=4 {
+        let server = SocketAddr::from(([10, 0, 0, n], 80));
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        director
+            .control
+            .add_server(&key, server, &config, Instant::ZERO)
+            .unwrap();
+    }
+    let vip = addr(VIP);
+    let mut packet = tcp(CLIENT, VIP, TcpFlags::SYN);
+    for n in 0..1_000_000u32 {
+        let client = std::net::Ipv4Addr::from_bits(0x0b00_0000 + n / 16);
+        packet.tuple.src = SocketAddr::new(client.into(), 1024 + (n % 16) as u16);
+        packet.tuple.dst = vip;
+        let now = Instant::from_nanos(u64::from(n) * 20_000);
+        let verdict = director.handle_packet(&packet, now);
+        assert!(matches!(verdict, Verdict::Forward(_)), "{n}: {verdict:?}");
+    }
+    assert_eq!(director.shard.len(), 1_000_000);
+    director.advance(Instant::from_secs(70));
+    assert!(
+        (1..600_000).contains(&director.shard.len()),
+        "those of the first ten seconds are gone"
+    );
+    director.advance(Instant::from_secs(81));
+    assert!(director.shard.is_empty());
+    for server in director.control.service(&key).unwrap().servers() {
+        assert_eq!((server.total(), server.active()), (0, 0));
+    }
+}
+
+#[test]
+fn time_that_goes_backwards_stands_still() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
+    let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::from_secs(100));
+    let now = director.advance(Instant::from_secs(50));
+    assert_eq!(now, Instant::from_secs(100));
+    assert_eq!(entries(&director, now)[0].expires.as_secs(), 60);
+}

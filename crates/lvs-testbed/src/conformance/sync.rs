@@ -1,0 +1,274 @@
+//! Connection synchronisation (schema I): what a master sends, what a backup makes of it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, anyhow};
+use lvs_core::sync::{Backup, Master};
+use lvs_core::{Forwarding, ServerConfig, ServiceKey};
+use serde_json::Value;
+
+use super::bed::{Bed, Emitted, port_name, port_named, server_mac};
+use super::case::{Halt, Json, Replayed, hex, sysctl_text, unhex};
+use super::frames;
+use super::packets::seconds;
+use super::report::Log;
+use super::steps::compare_conns;
+
+/// The backup daemon that an object describes.
+pub(super) fn backup(value: &Value) -> anyhow::Result<Backup> {
+    let maxlen = value
+        .maybe_number("maxlen")
+        .or(value.maybe_number("sync-maxlen"));
+    let group = value
+        .maybe_text("group")
+        .or(value.maybe_text("mcast-group"));
+    Ok(Backup::new(
+        u8::try_from(value.number("syncid")?)?,
+        maxlen.map(u16::try_from).transpose()?,
+        1500,
+        group.is_some_and(|group| group.contains(':')),
+    ))
+}
+
+fn master(value: &Value) -> anyhow::Result<Master> {
+    let maxlen = value.maybe_number("sync-maxlen");
+    let group = value.maybe_text("mcast-group");
+    Ok(Master::new(
+        u8::try_from(value.number("syncid")?)?,
+        maxlen.map(u16::try_from).transpose()?,
+        group.is_some_and(|group| group.contains(':')),
+    ))
+}
+
+/// Replays one datagram or a sequence of them into a backup.
+pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
+    let mut bed = Bed::new(4096);
+    bed.set_up(case)?;
+    let settings = backup(case.get("backup").context("no backup")?)?;
+    bed.director.control.start_backup(settings)?;
+    for service in case.items("services") {
+        bed.add_service(service, None)?;
+    }
+    let alone = std::slice::from_ref(case);
+    let steps = case
+        .get("steps")
+        .and_then(Value::as_array)
+        .map_or(alone, Vec::as_slice);
+    for (number, step) in steps.iter().enumerate() {
+        log.at(number, step.maybe_text("op"));
+        if step.maybe_text("op") == Some("ipvsadm") {
+            ipvsadm(&mut bed, step.text("args")?)?;
+            continue;
+        }
+        let message = step.frame("payload")?;
+        bed.director.handle_sync(&message, bed.now);
+        bed.director.advance(bed.now);
+        compare_conns(&bed, step, true, false, log)?;
+        compare_destinations(&bed, step, log)?;
+    }
+    Ok(())
+}
+
+/// Replays frames through a master, and compares the datagrams that it sends.
+pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
+    let config = case.get("config").context("no config")?;
+    let mut bed = Bed::new(8192);
+    bed.set_up(config)?;
+    for daemon in config.items("daemons") {
+        if daemon.maybe_text("role") == Some("backup") {
+            bed.director.control.start_backup(backup(daemon)?)?;
+        } else {
+            bed.director.control.start_master(master(daemon)?)?;
+        }
+    }
+    // The helper was loaded when these were recorded.
+    bed.director.control.set_ftp_ports(vec![21]);
+    if config.get("rules").is_some() {
+        for mark in config.items("marks") {
+            bed.net
+                .route_to_host(super::case::prefix(mark.text("dst")?)?);
+        }
+    }
+    for addr in config.items("neigh") {
+        let addr: IpAddr = addr
+            .as_str()
+            .unwrap_or_default()
+            .parse()
+            .context("a neighbour is an address")?;
+        bed.net.make_neighbour(addr, server_mac(addr));
+    }
+    for service in config.items("services") {
+        bed.add_service(service, None)?;
+    }
+    let mut sent: Vec<(i64, String)> = Vec::new();
+    for (number, step) in case.list("steps")?.iter().enumerate() {
+        log.at(number, step.maybe_text("op"));
+        match step.maybe_text("op") {
+            None => {
+                let port = port_named(step.text("dev")?).context("an unknown device")?;
+                let out = bed.inject(port, step.frame("frame")?);
+                compare_out(step, &out, log);
+            }
+            Some("wait") => {
+                bed.wait(seconds(step)?);
+                while let Some(message) = bed.director.take_sync_message(bed.now) {
+                    sent.push((i64::try_from(number).unwrap_or(-1), hex(&message)));
+                }
+            }
+            Some("sync") => {
+                let message = unhex(step.text("payload")?)?;
+                bed.director.handle_sync(&message, bed.now);
+            }
+            Some("sysctl") => {
+                let value = step.get("value").map(sysctl_text).unwrap_or_default();
+                let name = step.text("name")?;
+                bed.director.control.set_sysctl(name, &value)?;
+            }
+            Some("conns") => {
+                compare_conns(&bed, step, true, false, log)?;
+                compare_destinations(&bed, step, log)?;
+            }
+            // A listing of the daemons, which is the command's affair.
+            Some("ipvsadm") => {}
+            Some(other) => return Err(Halt::Unsupported(format!("step {other:?}"))),
+        }
+    }
+    let recorded: Vec<(i64, &str)> = case
+        .list("datagrams")?
+        .iter()
+        .map(|datagram| Ok((datagram.number("after_step")?, datagram.text("payload")?)))
+        .collect::<anyhow::Result<_>>()?;
+    log.compare("number of datagrams", &recorded.len(), &sent.len());
+    for (number, (recorded, sent)) in recorded.iter().zip(&sent).enumerate() {
+        log.compare(
+            &format!("datagram {number}"),
+            recorded,
+            &(sent.0, sent.1.as_str()),
+        );
+    }
+    Ok(())
+}
+
+/// Where frames went, by their outer headers.
+fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
+    let expected: Vec<String> = step
+        .items("out")
+        .iter()
+        .map(|out| {
+            let ports = out.items("ports").iter().map(Value::to_string);
+            format!(
+                "{} {} {} {} {} {}",
+                out.maybe_text("dev").unwrap_or_default(),
+                out.maybe_text("mac").unwrap_or_default(),
+                out.maybe_text("src").unwrap_or_default(),
+                out.maybe_text("dst").unwrap_or_default(),
+                out.maybe_number("proto").unwrap_or_default(),
+                ports.collect::<Vec<_>>().join(",")
+            )
+        })
+        .collect();
+    let got: Vec<String> = sent
+        .iter()
+        .map(|emitted| {
+            let Some(read) = frames::read(emitted.packet()) else {
+                return "unreadable".to_owned();
+            };
+            let ports = if matches!(read.protocol, 6 | 17 | 132) {
+                format!("{},{}", read.src.port(), read.dst.port())
+            } else {
+                String::new()
+            };
+            let mac: Vec<String> = emitted
+                .frame
+                .iter()
+                .take(6)
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            format!(
+                "{} {} {} {} {} {ports}",
+                port_name(emitted.port),
+                mac.join(":"),
+                read.src.ip(),
+                read.dst.ip(),
+                read.protocol
+            )
+        })
+        .collect();
+    log.compare("out", &expected, &got);
+}
+
+/// The servers' counts, as `/proc/net/ip_vs` has them.
+fn compare_destinations(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
+    let Some(list) = step.get("destinations").and_then(Value::as_array) else {
+        return Ok(());
+    };
+    let mut expected = list
+        .iter()
+        .map(|row| {
+            Ok(format!(
+                "{} {} {} {}",
+                row.text("service")?,
+                row.text("dest")?,
+                row.number("active")?,
+                row.number("inactive")?
+            ))
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut got = Vec::new();
+    for service in bed.director.control.services() {
+        let name = match service.key() {
+            ServiceKey::Address { protocol, addr } => format!("{protocol} {addr}"),
+            ServiceKey::Mark { mark, .. } => format!("FWM {mark}"),
+        };
+        for server in service.servers() {
+            let (active, inactive) = (server.active(), server.inactive());
+            got.push(format!("{name} {} {active} {inactive}", server.addr()));
+        }
+    }
+    expected.sort();
+    got.sort();
+    log.compare("destinations", &expected, &got);
+    Ok(())
+}
+
+/// The commands that occur: `-a -t SERVICE -r SERVER -m|-g|-i -w WEIGHT` and its like.
+fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
+    let mut words = arguments.split_whitespace();
+    let mut command = None;
+    let (mut key, mut server) = (None, None);
+    let mut config = ServerConfig::new(1, Forwarding::Route);
+    while let Some(word) = words.next() {
+        let mut addr = || -> anyhow::Result<SocketAddr> {
+            let text = words.next().context("an address is missing")?;
+            text.parse().context("no address and port")
+        };
+        match word {
+            "-a" | "-d" | "-e" => command = Some(word),
+            "-t" => key = Some(ServiceKey::tcp(addr()?)),
+            "-u" => key = Some(ServiceKey::udp(addr()?)),
+            "-r" => server = Some(addr()?),
+            "-m" => config.forwarding = Forwarding::Nat,
+            "-g" => config.forwarding = Forwarding::Route,
+            "-i" => config.forwarding = Forwarding::Tunnel,
+            "-w" => {
+                let weight = words.next().and_then(|weight| weight.parse().ok());
+                config.weight = weight.context("a weight is missing")?;
+            }
+            other => return Err(unknown(other).into()),
+        }
+    }
+    let now = bed.now;
+    let control = &mut bed.director.control;
+    match (command, key, server) {
+        (Some("-a"), Some(key), Some(server)) => control.add_server(&key, server, &config, now)?,
+        (Some("-e"), Some(key), Some(server)) => control.edit_server(&key, server, &config)?,
+        (Some("-d"), Some(key), Some(server)) => control.delete_server(&key, server, now)?,
+        _ => return Err(unknown(arguments).into()),
+    }
+    bed.follow();
+    Ok(())
+}
+
+fn unknown(what: &str) -> anyhow::Error {
+    anyhow!("a command that no recording had: {what}")
+}
