@@ -104,7 +104,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 info.config.weight
             )));
         }
-        if active + inactive == 0 {
+        let left = active + if words.has("--active") { 0 } else { inactive };
+        if left == 0 {
             if words.has("--delete") {
                 client.call::<IgnoredAny>(&Call::ServerDelete { service, server })?;
                 writeln!(run.output, "drained and deleted")?;
@@ -124,11 +125,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             } else {
                 format!("it keeps weight 0 (before: {})", before.weight)
             };
-            writeln!(
-                run.output,
-                "deadline: {} connections are left; {end}",
-                active + inactive
-            )?;
+            writeln!(run.output, "deadline: {left} connections are left; {end}")?;
             return Ok(1);
         }
         thread::sleep(LOOK);

@@ -92,6 +92,11 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "TIME",
                 "give up after 90, 90s, 10m or 1h; exit status 1",
             ),
+            flag(
+                "--active",
+                "",
+                "do not wait for connections that are closing (InActConn)",
+            ),
             flag("--delete", "", "delete the server when it is empty"),
             flag("--undo", "", "restore the weight if the deadline passes"),
         ],
