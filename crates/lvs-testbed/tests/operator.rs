@@ -233,7 +233,7 @@ fn rules_are_restored_whole_or_not_at_all() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let restore = |rules: &str| {
         site.director.sh(&format!(
-            "printf '{rules}' | {lvsadm} -R --atomic 2>&1 && echo status 0 || echo status $?"
+            "printf -- '{rules}' | {lvsadm} -R --atomic 2>&1 && echo status 0 || echo status $?"
         ))
     };
     for bad in [
@@ -289,17 +289,16 @@ fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
     );
     let page = print(&["man"])?;
     std::fs::write(dir.path().join("lvsadm.8"), &page)?;
-    if let Ok(output) = std::process::Command::new("man")
+    let output = std::process::Command::new("man")
         .arg("--warnings=w")
         .arg(dir.path().join("lvsadm.8"))
         .env("MANWIDTH", "80")
         .output()
-    {
-        let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(
-            output.stderr.is_empty() && text.contains("lvsadm"),
-            "{output:?}"
-        );
-    }
+        .context("starting man (package man-db)")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.stderr.is_empty() && text.contains("lvsadm"),
+        "{output:?}"
+    );
     Ok(())
 }
