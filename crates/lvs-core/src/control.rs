@@ -90,7 +90,7 @@ pub(crate) struct Trashed {
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connections that each shard holds at most.
+    /// Connections that each shard holds at most, and persistence templates that all of them share.
     pub max_connections: usize,
     /// How many shards there will be.
     pub shards: usize,
@@ -740,7 +740,8 @@ impl Control {
 
     /// When to call [`advance`](Self::advance) next.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        self.next_event
+        let templates = self.templates.table.next_wakeup();
+        self.next_event.into_iter().chain(templates).min()
     }
 
     /// Starts the periods that run from the first moment that the director is shown.

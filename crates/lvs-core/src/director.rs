@@ -74,6 +74,13 @@ impl Director {
         }
     }
 
+    /// When something is due next; `None` until the clock has been shown.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let (control, shard) = (self.control.next_wakeup(), self.shard.next_wakeup());
+        let sync = self.shard.next_sync_message();
+        [control, shard, sync].into_iter().flatten().min()
+    }
+
     /// Takes over the connections of a synchronisation message, if a backup runs.
     pub fn handle_sync(&mut self, message: &[u8], now: Instant) {
         let now = self.pass(now);

@@ -138,6 +138,9 @@ mod tests {
             ("INVITE x\r\nCall-ID; a\r\ni: b\r\n", None),
             ("INVITE x\r\nCall-ID: a@\r\ni: b\r\n", Some("b")),
             ("INVITE x\r\nCall-ID: @\r\ni: b\r\n", Some("b")),
+            // After the second one that is rejected, the search leaps beyond the next line; seen in Linux 6.12.
+            ("x\r\nCall-ID: @\r\ni: one\r\n", Some("one")),
+            ("x\r\nCall-ID: @\r\nCall-ID: @\r\ni: two\r\n", None),
             ("", None),
             ("\r", None),
             ("\r\n", None),

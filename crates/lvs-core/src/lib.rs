@@ -8,6 +8,19 @@
 //! It does no I/O, reads no clock, starts no thread and logs nothing. Time is a parameter ([`Instant`]), randomness is a
 //! seed, and packets arrive as a small [`PacketMeta`]; what comes back is a [`Verdict`]. How a frame is parsed and
 //! rewritten is the business of whoever embeds this crate (`lvs-dataplane` does it for Ethernet).
+//!
+//! | layer | what it decides |
+//! |---|---|
+//! | [`Director`] | everything, for programs with one thread: a [`Control`] and a [`Shard`] |
+//! | [`Control`] | services, servers, new connections, persistence, defences, statistics; shared by the workers |
+//! | [`Shard`] | packets of known connections: their state, timers, counts; one a worker, without a lock |
+//! | [`Pool`], [`sched`] | which server is next, without packets |
+//! | [`sync`] | what synchronisation daemons say to each other |
+//! | [`proc`] | the text of `/proc/net/ip_vs*` |
+//!
+//! Decisions are the kernel's, choice by choice, as the recordings under `tests/golden` show. Two things differ, because
+//! they follow from the kernel's hash table, which this crate has not: the order of listings, and which connections
+//! `drop_entry` visits (as many, at random, with the same states spared).
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -228,6 +228,41 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     drop(listener);
 }
 
+/// A router behind the director complains about a packet to a real server: who is complained about counts, not who
+/// complains.
+#[test]
+fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
+    let net = net();
+    let mut shield = net.director.run(|| Shield::open().unwrap());
+    shield.add_interface("ds").unwrap();
+    net.director.ip("route add 10.2.0.77 via 10.2.0.2");
+    net.server
+        .run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+    net.server.ip("route add prohibit 10.2.0.77");
+    let complaint = || {
+        net.client.run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let patience = Some(Duration::from_millis(300));
+            socket.set_read_timeout(patience).unwrap();
+            socket.connect("10.2.0.77:53").unwrap();
+            socket.send(b"question").unwrap();
+            socket.recv(&mut [0; 16]).unwrap_err().kind()
+        })
+    };
+    let hide = |shield: &mut Shield, server| {
+        let spec = ShieldSpec {
+            nat_servers: [endpoint(server, UDP, 53)].into(),
+            ..ShieldSpec::default()
+        };
+        shield.update(&spec).unwrap();
+    };
+    assert_eq!(complaint(), io::ErrorKind::HostUnreachable);
+    hide(&mut shield, "10.2.0.2");
+    assert_eq!(complaint(), io::ErrorKind::HostUnreachable);
+    hide(&mut shield, "10.2.0.77");
+    assert_eq!(complaint(), io::ErrorKind::WouldBlock);
+}
+
 #[test]
 fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
     let net = net();

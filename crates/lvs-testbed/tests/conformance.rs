@@ -68,3 +68,48 @@ fn proc_files() {
 fn synchronisation() {
     check("lvs-core/tests/golden/sync", "sync", 1790);
 }
+
+/// A recording that is told something else fails, by name, and so does the program.
+#[test]
+fn a_difference_is_told() {
+    let case = serde_json::json!({
+        "name": "made-up", "proto": "tcp", "scheduler": "rr", "flags": [],
+        "service": {"addr": "10.0.0.80", "port": 80},
+        "destinations": [{"addr": "10.1.0.11", "port": 8080, "weight": 1, "forward": "masq"}],
+        "steps": [
+            {"op": "connect", "client": "192.0.2.7:4000", "to": "SYN_RECV", "expect": "10.1.0.11:8080"},
+            {"op": "connect", "client": "192.0.2.7:4001", "to": "SYN_RECV", "expect": "10.1.0.12:8080"},
+        ],
+    });
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("case.jsonl");
+    std::fs::write(&path, case.to_string()).expect("a file");
+    let run = |path: &Path| {
+        let program = env!("CARGO_BIN_EXE_lvs-testbed");
+        let output = std::process::Command::new(program)
+            .arg("conformance")
+            .arg(path)
+            .output()
+            .expect("the program runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), text)
+    };
+    let (code, text) = run(&path);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("made-up step 1 (connect) server"), "{text}");
+    assert!(text.contains("expected Some(\"10.1.0.12:8080\")"), "{text}");
+    assert!(text.ends_with("\n0 passed, 1 failed\n"), "{text}");
+
+    let right = case.to_string().replace("10.1.0.12:8080", "10.1.0.11:8080");
+    std::fs::write(&path, right).expect("a file");
+    let (code, text) = run(&path);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.ends_with("\n1 passed, 0 failed\n"), "{text}");
+
+    // What is not built is no success, unless it is allowed.
+    let unbuilt = case.to_string().replace("10.1.0.1", "fd00:1::1");
+    std::fs::write(&path, unbuilt).expect("a file");
+    let (code, text) = run(&path);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("1 skipped (pipeline: IPv6)"), "{text}");
+}

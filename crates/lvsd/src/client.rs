@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use lvs_core::api::{Call, Info, ServiceInfo, Sysctl};
+use lvs_core::api::{Call, Info, MarkText, ServiceInfo, Sysctl};
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
@@ -65,9 +65,17 @@ impl Control for Connection {
         Ok(all.into_iter().next().map(|s| s.value).unwrap_or_default())
     }
 
+    fn marks(&mut self) -> Result<Vec<String>, ControlError> {
+        let all: Vec<MarkText> = self.0.collect(&Call::MarkList {}).map_err(translate)?;
+        Ok(all.into_iter().map(|rule| rule.rule).collect())
+    }
+
     fn apply(&mut self, op: &Op) -> Result<(), ControlError> {
         let call = match op {
             Op::SetSysctl(sysctl) => Call::SysctlSet(sysctl.clone()),
+            Op::SetMarks(rules) => Call::MarkSet {
+                rules: rules.clone(),
+            },
             Op::OwnVips(vips) => Call::VipsOwn {
                 addresses: vips.iter().copied().collect::<Vec<IpAddr>>(),
             },

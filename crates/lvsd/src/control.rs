@@ -13,6 +13,8 @@ pub const OWNER: &str = "lvsd";
 pub enum Op {
     /// Write a sysctl.
     SetSysctl(Sysctl),
+    /// Replace the rules for marks.
+    SetMarks(Vec<String>),
     /// Replace the set of VIPs that the engine owns for the daemon.
     OwnVips(BTreeSet<IpAddr>),
     /// Add a service, without servers.
@@ -59,6 +61,12 @@ pub trait Control: Send {
     /// # Errors
     /// See [`ControlError`].
     fn sysctl(&mut self, name: &str) -> Result<String, ControlError>;
+
+    /// The rules for marks.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn marks(&mut self) -> Result<Vec<String>, ControlError>;
 
     /// Make one change.
     ///

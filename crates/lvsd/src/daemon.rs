@@ -49,6 +49,8 @@ struct Daemon<P> {
     config: Config,
     /// The VIPs that the engine shall own, decided when the file was loaded.
     vips: Vec<std::net::IpAddr>,
+    /// This file, or one before it, had rules for marks.
+    had_marks: bool,
     checks: Checks<P>,
     /// When VIPs are owned even if a first check is still out.
     announce_at: Instant,
@@ -70,6 +72,7 @@ pub async fn run<P: Prober>(
     let mut daemon = Daemon {
         config: Config::default(),
         vips: Vec::new(),
+        had_marks: false,
         checks,
         announce_at: Instant::now(),
     };
@@ -184,6 +187,7 @@ async fn blocking<T: Send + 'static>(
 impl<P: Prober> Daemon<P> {
     fn load(&mut self, config: Config, link: &Link) {
         let addresses = link.addresses();
+        self.had_marks |= !config.marks.is_empty();
         self.vips = config.own_vips(|ip| addresses.has(ip));
         self.checks.set(&config);
         let longest = config
@@ -258,6 +262,8 @@ impl<P: Prober> Daemon<P> {
                 services,
                 vips: self.vips.iter().copied().collect(),
                 sysctls: self.config.sysctls.clone(),
+                // A file that never had any leaves to others what they have set.
+                marks: self.had_marks.then(|| self.config.marks.clone()),
                 adopt: self.config.daemon.adopt,
             },
             announce,

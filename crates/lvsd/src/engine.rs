@@ -324,6 +324,9 @@ impl Link {
                 desired.vips = desired.vips.intersection(&actual.vips).copied().collect();
             }
         }
+        if goal.desired.marks.is_some() {
+            actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
+        }
         for (name, wanted) in &goal.desired.sysctls {
             match lost_only(control.sysctl(name), &mut refusals)? {
                 Some(value) => actual.sysctls.push((name.clone(), value)),
@@ -449,6 +452,9 @@ fn describe(op: &Op, infinitive: bool) -> String {
                 sysctl.name,
                 sysctl.value
             )
+        }
+        Op::SetMarks(marks) => {
+            format!("{} {} rules for marks", verb("set", "set"), marks.len())
         }
         Op::OwnVips(vips) => {
             let list: Vec<String> = vips.iter().map(ToString::to_string).collect();

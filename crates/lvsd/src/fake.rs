@@ -17,6 +17,7 @@ pub(crate) struct Engine {
     pub(crate) services: Vec<ServiceInfo>,
     pub(crate) vips: BTreeSet<IpAddr>,
     pub(crate) sysctls: BTreeMap<String, String>,
+    pub(crate) marks: Vec<String>,
 }
 
 fn refuse<T>(code: FailureCode, message: &str) -> Result<T, ControlError> {
@@ -56,6 +57,7 @@ impl Engine {
                 self.sysctls
                     .insert(sysctl.name.clone(), sysctl.value.clone());
             }
+            Op::SetMarks(marks) => self.marks.clone_from(marks),
             Op::OwnVips(vips) => self.vips.clone_from(vips),
             Op::AddService(spec) => {
                 if self.service(spec.service).is_ok() {
@@ -266,6 +268,10 @@ impl Control for FakeControl {
                 .and_then(|e| e.sysctls.get(name).cloned())
                 .unwrap_or_default()
         })
+    }
+
+    fn marks(&mut self) -> Result<Vec<String>, ControlError> {
+        self.with(|s| s.engine.clone().unwrap_or_default().marks)
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), ControlError> {

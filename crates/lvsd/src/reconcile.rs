@@ -37,6 +37,8 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
+    /// Rules for marks; `None` leaves those that are there.
+    pub marks: Option<Vec<String>>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
 }
@@ -74,6 +76,8 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The values of the desired sysctls, where it has them.
     pub sysctls: Vec<(String, String)>,
+    /// Its rules for marks, where some are desired.
+    pub marks: Vec<String>,
 }
 
 /// The changes, and the services that could not be made ours because somebody else's stand there.
@@ -95,6 +99,13 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
                 value: value.clone(),
             }));
         }
+    }
+    if let Some(marks) = desired
+        .marks
+        .as_ref()
+        .filter(|marks| **marks != actual.marks)
+    {
+        plan.ops.push(Op::SetMarks(marks.clone()));
     }
     let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
     if kept != actual.vips {
@@ -269,6 +280,7 @@ mod tests {
                 }).collect(),
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
+                marks: Some(vec!["--destination 192.0.2.1 --mark 1".into()]),
                 adopt,
             }
         }
@@ -301,6 +313,7 @@ mod tests {
             services: engine.services.clone(),
             vips: engine.vips.clone(),
             sysctls: engine.sysctls.clone().into_iter().collect(),
+            marks: engine.marks.clone(),
         }
     }
 

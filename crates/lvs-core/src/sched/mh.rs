@@ -16,7 +16,7 @@ const SLOTS: u32 = 4093;
 const WEIGHT_BITS: u32 = 6;
 pub(super) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
 pub(super) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
-const EMPTY: u16 = u16::MAX;
+const EMPTY: u32 = u32::MAX;
 
 /// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move when servers come
 /// and go.
@@ -26,7 +26,7 @@ const EMPTY: u16 = u16::MAX;
 #[derive(Clone, Debug, Default)]
 pub struct MaglevHashing {
     /// Slots, as indices into the list of servers.
-    table: Vec<u16>,
+    table: Vec<u32>,
     /// What the table was built from; a change that leaves it alone costs nothing.
     built: Vec<(SocketAddr, i32)>,
     /// The list has changed since.
@@ -94,16 +94,11 @@ impl MaglevHashing {
             }
         }
     }
-
-    /// More servers than slots: the kernel refuses to build and goes on with the table that it has.
-    fn freeze(&mut self, servers: &[Arc<Server>]) {
-        self.refresh(servers);
-    }
 }
 
 /// A server's permutation of the slots.
 struct Walk {
-    index: u16,
+    index: u32,
     at: u32,
     skip: u32,
     turns: i32,
@@ -118,7 +113,7 @@ impl Scheduler for MaglevHashing {
         let slot = |offset: u32| {
             let slot = hsiphash(key.wrapping_add(offset), KEY1) % SLOTS;
             let index = *self.table.get(slot as usize)?;
-            (index != EMPTY).then_some(usize::from(index))
+            (index != EMPTY).then_some(index as usize)
         };
         probe(servers, request, SLOTS, hsiphash(key, KEY1) % SLOTS, slot)
     }
@@ -130,8 +125,11 @@ impl Scheduler for MaglevHashing {
     }
 
     fn server_added(&mut self, servers: &[Arc<Server>]) {
+        // With more servers than slots the kernel refuses to build and goes on with the table that it has.
         if servers.len() > SLOTS as usize {
-            self.freeze(&servers[1..]);
+            if servers.len() == SLOTS as usize + 1 {
+                self.refresh(&servers[1..]);
+            }
             for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
                 *index += 1;
             }
@@ -142,7 +140,7 @@ impl Scheduler for MaglevHashing {
 
     fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
         if servers.len() > SLOTS as usize {
-            let removed = u16::try_from(index).unwrap_or(EMPTY);
+            let removed = u32::try_from(index).unwrap_or(EMPTY);
             for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
                 match (*index).cmp(&removed) {
                     core::cmp::Ordering::Less => {}
@@ -174,7 +172,7 @@ mod tests {
         let names: Vec<char> = names.chars().rev().collect();
         let start = scheduler.table[..32]
             .iter()
-            .map(|&index| names[usize::from(index)])
+            .map(|&index| names[index as usize])
             .collect();
         let counts = (0..names.len())
             .rev()
@@ -182,7 +180,7 @@ mod tests {
                 let mine = scheduler
                     .table
                     .iter()
-                    .filter(|&&slot| usize::from(slot) == index);
+                    .filter(|&&slot| slot as usize == index);
                 mine.count()
             })
             .collect();
@@ -218,5 +216,30 @@ mod tests {
             letters(&mut pool, clients(fallback)),
             "CCACACACACCAACCCACAACACA"
         );
+    }
+
+    #[test]
+    fn more_servers_than_slots_leave_the_table_as_it_was() {
+        let mut pool = crate::Pool::new(alloc::boxed::Box::<MaglevHashing>::default());
+        let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
+        let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);
+        let request = clients(ServiceFlags::default())[0];
+        for n in 1..=SLOTS {
+            pool.insert(server(n), &config).unwrap();
+        }
+        let chosen = pool.pick(&request).unwrap().addr();
+        for n in SLOTS + 1..SLOTS + 10 {
+            pool.insert(server(n), &config).unwrap();
+            assert_eq!(pool.pick(&request).unwrap().addr(), chosen, "{n}");
+        }
+        pool.remove(server(if chosen == server(1) { 2 } else { 1 }))
+            .unwrap();
+        assert_eq!(pool.pick(&request).unwrap().addr(), chosen);
+        pool.remove(chosen).unwrap();
+        assert!(pool.pick(&request).is_none());
+        for n in SLOTS..SLOTS + 10 {
+            let _ = pool.remove(server(n));
+        }
+        assert!(pool.pick(&request).is_some(), "few enough again");
     }
 }

@@ -60,16 +60,34 @@ pub fn check(cases: &[Value], expected: usize) {
 pub fn check_with(
     cases: &[Value],
     expected: usize,
-    run: impl Fn(&Value) -> Result<Vec<String>, Error>,
+    run: impl Fn(&Value) -> Result<Vec<String>, Error> + Sync,
 ) {
-    let mut failures = Vec::new();
-    for case in cases {
-        let name = &case["name"];
-        match run(case) {
-            Ok(mismatches) => failures.extend(mismatches.into_iter().take(1)),
-            Err(error) => failures.push(format!("{name}: {error}")),
-        }
-    }
+    let replay = |case: &Value| {
+        let failure = match run(case) {
+            Ok(mismatches) => mismatches.into_iter().next(),
+            Err(error) => Some(error.to_string()),
+        };
+        failure.map(|failure| format!("{}: {failure}", case["name"]))
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        // Every so many-th case each: the long ones lie together.
+        let part = |first: usize| {
+            move || {
+                cases
+                    .iter()
+                    .skip(first)
+                    .step_by(threads)
+                    .filter_map(replay)
+                    .collect()
+            }
+        };
+        let parts: Vec<_> = (0..threads).map(|first| scope.spawn(part(first))).collect();
+        let done = parts
+            .into_iter()
+            .map(|part| part.join().expect("a replay panicked"));
+        done.flat_map(|failures: Vec<String>| failures).collect()
+    });
     let passed = cases.len() - failures.len();
     println!("{passed} recorded cases passed, {} failed", failures.len());
     let shown = failures[..failures.len().min(20)].join("\n");

@@ -367,6 +367,12 @@ impl Worker {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Interface(name, reply) => {
+                let link = self.network.state.link_by_name(&name);
+                let _ = reply.send(link.map(|link| link.mtu));
+            }
+            // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
+            Command::Test(..) => {}
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }

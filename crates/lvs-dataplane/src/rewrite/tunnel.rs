@@ -315,3 +315,81 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse;
+    use etherparse::{Ipv4Slice, PacketBuilder, UdpSlice};
+    use proptest::prelude::*;
+
+    fn kinds() -> impl Strategy<Value = Tunnel> {
+        let checksum = prop_oneof![
+            Just(TunnelChecksum::None),
+            Just(TunnelChecksum::Full),
+            Just(TunnelChecksum::Remote)
+        ];
+        let gue = (any::<u16>(), checksum.clone());
+        prop_oneof![
+            Just(Tunnel::Ipip),
+            gue.prop_map(|(port, checksum)| Tunnel::Gue { port, checksum }),
+            checksum.prop_map(|checksum| Tunnel::Gre { checksum }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_inside_comes_out_as_it_was(kind in kinds(), src: [u8; 4], dst: [u8; 4], sport: u16, tos: u8, ttl in 1u8..,
+                                              df: bool, payload in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut inner = Vec::new();
+            let builder = PacketBuilder::ipv4(src, dst, ttl).udp(sport, 53);
+            builder.write(&mut inner, &payload).expect("a vector takes all");
+            inner[1] = tos;
+            ipv4::finish_header(&mut inner);
+            let mut frame = Frame::from_bytes(&inner);
+            let packet = parse::ipv4(frame.bytes(), false).expect("valid");
+            let outer = Outer {
+                tunnel: kind,
+                src: Ipv4Addr::new(10, 1, 255, 254),
+                dst: Ipv4Addr::new(10, 1, 0, 11),
+                id: 7,
+                df,
+            };
+            encapsulate(&mut frame, &packet, &outer).expect("there is room");
+            prop_assert_eq!(frame.len(), inner.len() + overhead(kind));
+            let ip = Ipv4Slice::from_slice(frame.bytes()).expect("a packet");
+            let header = ip.header().to_header();
+            prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
+            prop_assert_eq!(header.protocol.0, protocol(kind).0);
+            prop_assert_eq!((header.dont_fragment, header.time_to_live), (df, ttl));
+            prop_assert_eq!(header.identification, if df { 0 } else { 7 });
+            let body = ip.payload().payload;
+            let inside = match kind {
+                Tunnel::Ipip => body,
+                Tunnel::Gue { port, checksum } => {
+                    let udp = UdpSlice::from_slice(body).expect("a datagram");
+                    prop_assert_eq!(udp.destination_port(), port);
+                    prop_assert!((32_768..=60_999).contains(&udp.source_port()));
+                    if checksum == TunnelChecksum::None {
+                        prop_assert_eq!(udp.checksum(), 0);
+                    } else {
+                        let right = udp.to_header().calc_checksum_ipv4_raw(header.source, header.destination, udp.payload());
+                        prop_assert_eq!(right.expect("short"), udp.checksum());
+                    }
+                    prop_assert_eq!(&udp.payload()[..4], &[0, 4, 0, 0]);
+                    &udp.payload()[4..]
+                }
+                Tunnel::Gre { checksum: TunnelChecksum::None } => {
+                    prop_assert_eq!(&body[..4], &[0, 0, 8, 0]);
+                    &body[4..]
+                }
+                Tunnel::Gre { .. } => {
+                    prop_assert_eq!(&body[..4], &[0x80, 0, 8, 0]);
+                    prop_assert_eq!(Sum::ZERO.bytes(body).finish(), 0);
+                    &body[8..]
+                }
+            };
+            prop_assert_eq!(inside, &inner[..]);
+        }
+    }
+}

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
     Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
     ServiceKey, Verdict,
@@ -22,7 +23,7 @@ use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::case::{
-    self, Json, Mark, Replayed, configure, configure_server, place, service_key, sysctl_text,
+    self, Json, Replayed, configure, configure_server, mark_rule, place, service_key, sysctl_text,
 };
 use super::frames::{self, ethernet};
 use super::host::Host;
@@ -175,24 +176,24 @@ impl Net for Table {
 /// The director as the packet path asks it, with the marks that the recorder's rules gave.
 struct Marking<'a> {
     director: &'a mut Director,
-    marks: &'a [Mark],
+    marks: &'a [MarkRule],
     /// What rules route to the host although it is not an address of it.
     routed: &'a [(IpAddr, u8)],
 }
 
 impl Marking<'_> {
-    fn mark(&self, protocol: lvs_core::Protocol, dst: std::net::SocketAddr) -> u32 {
-        self.marks
-            .iter()
-            .rev()
-            .find_map(|rule| rule.of(protocol, dst))
-            .unwrap_or(0)
+    fn mark(&self, tuple: &lvs_core::Tuple) -> u32 {
+        let rule = self.marks.iter().find(|rule| rule.matches("", tuple));
+        match rule.map(|rule| rule.action) {
+            Some(MarkAction::Mark(mark)) => mark,
+            _ => 0,
+        }
     }
 }
 
 impl Decide for Marking<'_> {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let mark = self.mark(meta.tuple.protocol, meta.tuple.dst);
+        let mark = self.mark(&meta.tuple);
         let dst = meta.tuple.dst.ip();
         let routed = self.routed.iter().any(|&net| case::contains(net, dst));
         let hook = if routed { Hook::Local } else { meta.hook };
@@ -231,7 +232,7 @@ pub(super) struct Bed {
     pub(super) net: Table,
     pipeline: Pipeline,
     shield: ShieldSpec,
-    marks: Vec<Mark>,
+    marks: Vec<MarkRule>,
     ports: [MemoryIo; 3],
     batch: Vec<Frame>,
     output: Output,
@@ -303,7 +304,7 @@ impl Bed {
             .filter_map(Value::as_str)
             .any(|setting| setting.ends_with("accept_local=1"));
         for mark in config.items("marks") {
-            self.marks.push(Mark::new(mark)?);
+            self.marks.push(mark_rule(mark)?);
         }
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
@@ -503,14 +504,9 @@ impl Bed {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
-        let (_, dport) = packet.ports.unwrap_or_default();
-        let dst = std::net::SocketAddr::new(packet.dst, dport);
         // What has a mark is hidden by the rules that mark it.
-        if self
-            .marks
-            .iter()
-            .any(|rule| rule.of(packet.protocol, dst).is_some())
-        {
+        let tuple = packet.meta(ip, Hook::Local, 0).tuple;
+        if self.marks.iter().any(|rule| rule.matches("", &tuple)) {
             return true;
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));

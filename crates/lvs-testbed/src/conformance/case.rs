@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, anyhow, bail};
+use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
 use lvs_core::{
     Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
     TunnelChecksum,
@@ -242,52 +243,35 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// A rule that marks packets.
-#[derive(Clone, Debug)]
-pub(super) struct Mark {
-    protocol: Option<Protocol>,
-    dst: (IpAddr, u8),
-    ports: Vec<(u16, u16)>,
-    mark: u32,
-}
-
-impl Mark {
-    pub(super) fn new(value: &Value) -> anyhow::Result<Self> {
-        let ports = match value.get("dports") {
-            None => vec![(0, u16::MAX)],
-            Some(Value::Number(port)) => {
-                let port = u16::try_from(port.as_u64().unwrap_or(u64::MAX))?;
-                vec![(port, port)]
-            }
-            Some(expression) => expression
-                .as_str()
-                .context("ports are a text")?
-                .split([',', '{', '}'])
-                .map(str::trim)
-                .filter(|range| !range.is_empty())
-                .map(|range| {
-                    let (first, last) = range.split_once('-').unwrap_or((range, range));
-                    Ok((first.trim().parse()?, last.trim().parse()?))
-                })
-                .collect::<anyhow::Result<_>>()?,
-        };
-        Ok(Self {
-            protocol: value.maybe_text("proto").map(protocol).transpose()?,
-            dst: prefix(value.text("dst")?)?,
-            ports,
-            mark: u32::try_from(value.number("mark")?)?,
-        })
-    }
-
-    pub(super) fn of(&self, protocol: Protocol, dst: SocketAddr) -> Option<u32> {
-        let matches = self.protocol.is_none_or(|want| want == protocol)
-            && contains(self.dst, dst.ip())
-            && self
-                .ports
-                .iter()
-                .any(|&(first, last)| (first..=last).contains(&dst.port()));
-        matches.then_some(self.mark)
-    }
+/// A rule of the recorder's that marks packets, as one of the engine's.
+pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
+    let ports = match value.get("dports") {
+        None => Vec::new(),
+        Some(Value::Number(port)) => {
+            let port = u16::try_from(port.as_u64().unwrap_or(u64::MAX))?;
+            vec![PortRange(port, port)]
+        }
+        Some(expression) => expression
+            .as_str()
+            .context("ports are a text")?
+            .split([',', '{', '}'])
+            .map(str::trim)
+            .filter(|range| !range.is_empty())
+            .map(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                Ok(PortRange(first.trim().parse()?, last.trim().parse()?))
+            })
+            .collect::<anyhow::Result<_>>()?,
+    };
+    let (net, length) = prefix(value.text("dst")?)?;
+    Ok(MarkRule {
+        interface: None,
+        source: None,
+        destination: Prefix::new(net, length).context("a prefix that is too long")?,
+        protocol: value.maybe_text("proto").map(protocol).transpose()?,
+        ports,
+        action: MarkAction::Mark(u32::try_from(value.number("mark")?)?),
+    })
 }
 
 /// An address with a prefix length, or without for the longest.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_core::api::ServiceId;
+use lvs_core::mark::MarkRule;
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
@@ -75,15 +76,7 @@ pub(super) fn check(
     };
     let dataplane = checker.dataplane(&raw.dataplane);
     let sysctls = checker.sysctls(raw);
-    for rule in &raw.mark {
-        checker.report(
-            Diagnostic::error(
-                checker.first_line(&rule.span()),
-                "mark rules are not supported by this version",
-            )
-            .help("remove the [[mark]] table; services by mark work with packets that the host has marked"),
-        );
-    }
+    let marks = checker.marks(raw);
     let reuse_templates = sysctls
         .iter()
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
@@ -95,6 +88,7 @@ pub(super) fn check(
         },
         dataplane,
         sysctls,
+        marks,
         services,
     }
 }
@@ -244,6 +238,42 @@ impl Checker<'_> {
             when_full,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
         }
+    }
+
+    fn marks(&mut self, raw: &RawConfig) -> Vec<String> {
+        let mut all = Vec::new();
+        for spanned in &raw.mark {
+            let rule = spanned.get_ref();
+            let mut words = Vec::new();
+            let mut option = |name: &str, value: Option<String>| {
+                if let Some(value) = value {
+                    words.extend([name.to_owned(), value]);
+                }
+            };
+            option("--interface", rule.interface.clone());
+            option("--source", rule.source.clone());
+            option("--destination", rule.destination.clone());
+            option("--protocol", rule.protocol.clone());
+            option("--ports", rule.ports.as_ref().map(|ports| ports.0.clone()));
+            option("--mark", rule.mark.map(|mark| mark.to_string()));
+            for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
+                if set == Some(true) {
+                    words.push(name.to_owned());
+                }
+            }
+            match MarkRule::parse(&words) {
+                Ok(rule) => all.push(rule.to_string()),
+                // The rule's words are the keys of the table with dashes in front.
+                Err(reason) => self.report(
+                    Diagnostic::error(
+                        self.first_line(&spanned.span()),
+                        format!("this rule for marks does not work: {}", reason.replace("--", "")),
+                    )
+                    .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
+                ),
+            }
+        }
+        all
     }
 
     fn sysctls(&mut self, raw: &RawConfig) -> Vec<(String, String)> {

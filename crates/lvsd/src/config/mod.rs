@@ -38,6 +38,8 @@ pub struct Config {
     pub dataplane: Dataplane,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
+    /// Rules that give packets firewall marks, in the engine's words.
+    pub marks: Vec<String>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
 }

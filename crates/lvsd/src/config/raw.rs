@@ -157,14 +157,22 @@ pub(super) struct RawCheckTable {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {
-    interface: Option<String>,
-    source: Option<String>,
-    destination: Option<String>,
-    protocol: Option<String>,
-    ports: Option<Scalar>,
-    mark: Option<i64>,
-    drop: Option<bool>,
-    host: Option<bool>,
+    /// Interface that the packets come in on. Default: any.
+    pub(super) interface: Option<String>,
+    /// Address or network that they come from. Default: any.
+    pub(super) source: Option<String>,
+    /// Address or network that they go to; required.
+    pub(super) destination: Option<String>,
+    /// `tcp`, `udp` or `sctp`. Default: all three.
+    pub(super) protocol: Option<String>,
+    /// Destination ports and ranges: `"80,443,8000-8010"`. Default: all.
+    pub(super) ports: Option<Scalar>,
+    /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
+    pub(super) mark: Option<i64>,
+    /// They are discarded.
+    pub(super) drop: Option<bool>,
+    /// They are left to the host.
+    pub(super) host: Option<bool>,
 }
 
 /// `"5s"`, `"500ms"`, `"2m30s"`.

@@ -407,7 +407,7 @@ fn what_does_not_fit_is_refused() {
         (
             "[[mark]]\nmark = 3\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
             "address = \"10.0.0.1:80\"",
-            "mark rules are not supported",
+            "destination is missing",
         ),
         (
             "[dataplane]\nbackend = \"xdp\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
