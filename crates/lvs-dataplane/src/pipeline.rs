@@ -730,7 +730,7 @@ impl Pipeline {
             Verdict::Unreachable(_) => {
                 // A packet that passes through has lost a hop already where netfilter meets it.
                 if job.hook == Hook::Transit {
-                    ipv4::decrement_ttl(frame.bytes_mut());
+                    decrement_ttl(frame.bytes_mut());
                 }
                 self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
                 Fate::Dropped(FrameDrop::Rejected)

@@ -1,11 +1,14 @@
-//! The receiving end of an IPIP tunnel for kernels that have no `ipip` module.
+//! The receiving end of the tunnels, for kernels that have no `ipip`, `sit`, `gre` or `fou` module.
 //!
-//! A raw socket of protocol 4 gets every tunnelled packet, reassembled where it came in fragments. The inner packet is
-//! put into an Ethernet frame and sent into one end of a veth pair; the host receives it at the other end as if it had
-//! come from a wire. Other than a TUN device this needs no `/dev/net/tun`, so it works in every user namespace.
-//! `rp_filter` has to be 0 there, because the clients' addresses are not routed through the pair.
+//! Raw sockets get every tunnelled packet, reassembled where it came in fragments: IPIP (protocol 4), IPv6 in IP (41), GRE
+//! (47), each over IPv4 and IPv6. GUE comes to UDP sockets, so that the host checks its checksum; IPv6 without a checksum,
+//! which no ordinary socket takes, comes by a raw one. The inner packet is put into an Ethernet frame and sent into one end
+//! of a veth pair; the host receives it at the other end as if it had come from a wire. Other than a TUN device this needs
+//! no `/dev/net/tun`, so it works in every user namespace. `rp_filter` has to be 0 there, because the clients' addresses
+//! are not routed through the pair.
 
 use std::io::Read;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,7 +30,7 @@ pub fn setup_script() -> String {
         "ip link add {RECEIVER} mtu 65535 type veth peer name {SENDER} mtu 65535\n\
          for i in {RECEIVER} {SENDER}; do\n\
              echo 0 > /proc/sys/net/ipv4/conf/$i/rp_filter\n\
-             if [ -d /proc/sys/net/ipv6 ]; then echo 1 > /proc/sys/net/ipv6/conf/$i/disable_ipv6; fi\n\
+             if [ -d /proc/sys/net/ipv6 ]; then echo 1 > /proc/sys/net/ipv6/conf/$i/addr_gen_mode; fi\n\
              ip link set $i arp off up\n\
          done\n\
          echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter\n"
@@ -57,13 +60,26 @@ pub fn start(host: &Host) -> Result<crate::Proc> {
 ///
 /// Without the right to open the sockets, or without the veth pair.
 pub fn run() -> Result<()> {
-    let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(4)))
-        .context("cannot open a raw socket for IPIP (CAP_NET_RAW is needed)")?;
-    // Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges in the initial
-    // user namespace; without them the usual limit has to do.
-    if setsockopt(&raw, RcvBufForce, &(16 << 20)).is_err() {
-        raw.set_recv_buffer_size(4 << 20)?;
+    let mut sources = Vec::new();
+    for domain in [Domain::IPV4, Domain::IPV6] {
+        for protocol in [IPV4, IPV6, GRE] {
+            sources.push((raw(domain, protocol)?, Source { domain, protocol }));
+        }
+        sources.push((
+            gue(domain)?,
+            Source {
+                domain,
+                protocol: GUE,
+            },
+        ));
     }
+    sources.push((
+        raw(Domain::IPV6, UDP)?,
+        Source {
+            domain: Domain::IPV6,
+            protocol: UDP,
+        },
+    ));
 
     let packet =
         Socket::new(Domain::PACKET, Type::RAW, None).context("cannot open a packet socket")?;
@@ -91,14 +107,81 @@ pub fn run() -> Result<()> {
     let source = address.addr().unwrap_or_default();
 
     eprintln!("ready");
+    let (packet, sent) = (&packet, &(destination, source));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = sources
+            .into_iter()
+            .map(|(socket, from)| scope.spawn(move || relay(&socket, from, packet, *sent)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+    })
+}
+
+/// Protocol numbers.
+const IPV4: i32 = 4;
+const UDP: i32 = 17;
+const IPV6: i32 = 41;
+const GRE: i32 = 47;
+/// Stands for a UDP socket.
+const GUE: i32 = 0;
+/// Where GUE is taken.
+pub const GUE_PORT: u16 = 6080;
+
+/// Where packets come from, and what is in front of the inner ones.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    domain: Domain,
+    protocol: i32,
+}
+
+fn raw(domain: Domain, protocol: i32) -> Result<Socket> {
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(protocol)))
+        .context("cannot open a raw socket (CAP_NET_RAW is needed)")?;
+    grow(&socket)?;
+    Ok(socket)
+}
+
+fn gue(domain: Domain) -> Result<Socket> {
+    let socket = Socket::new(domain, Type::DGRAM, None)?;
+    let any = if domain == Domain::IPV6 {
+        socket.set_only_v6(true)?;
+        SocketAddr::from((Ipv6Addr::UNSPECIFIED, GUE_PORT))
+    } else {
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, GUE_PORT))
+    };
+    socket
+        .bind(&any.into())
+        .with_context(|| format!("port {GUE_PORT} for GUE"))?;
+    grow(&socket)?;
+    Ok(socket)
+}
+
+/// Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges in the initial user
+/// namespace; without them the usual limit has to do.
+fn grow(socket: &Socket) -> Result<()> {
+    if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
+        socket.set_recv_buffer_size(4 << 20)?;
+    }
+    Ok(())
+}
+
+fn relay(
+    socket: &Socket,
+    from: Source,
+    packet: &Socket,
+    (destination, source): ([u8; 6], [u8; 6]),
+) -> Result<()> {
+    let mut socket = socket;
     let mut buffer = vec![0; ETHERNET + 65_536];
     loop {
-        let length = match (&raw).read(&mut buffer[ETHERNET..]) {
+        let length = match socket.read(&mut buffer[ETHERNET..]) {
             Ok(length) => length,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading from the raw socket"),
+            Err(error) => return Err(error).context("reading a tunnel's packets"),
         };
-        if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], destination, source) {
+        if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], from, destination, source) {
             // A full queue drops, as it would on a wire.
             let _ = packet.send(frame);
         }
@@ -108,50 +191,142 @@ pub fn run() -> Result<()> {
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Turns `[14 bytes][outer IPv4 header][inner IPv4 packet]` into `[Ethernet header][inner IPv4 packet]`, in place: the
-/// new header overwrites the end of the outer one. None if it is no IPv4 packet inside.
-fn unwrap(buffer: &mut [u8], destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
-    let outer = usize::from(buffer.get(ETHERNET)? & 0x0f) * 4;
-    let inner = ETHERNET + outer;
-    if outer < 20 || buffer.len() < inner + 20 || buffer[inner] >> 4 != 4 {
+/// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the new header overwrites the
+/// end of the others. None if it is no packet that these headers announce.
+fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
+    let received = buffer.get(ETHERNET..)?;
+    // A raw socket of IPv4 gives the IP header as well.
+    let header = if from.domain == Domain::IPV4 && from.protocol != GUE {
+        let len = usize::from(received.first()? & 0x0f) * 4;
+        if len < 20 {
+            return None;
+        }
+        len
+    } else {
+        0
+    };
+    let payload = received.get(header..)?;
+    let (version, between) = match from.protocol {
+        IPV4 => (4, 0),
+        IPV6 => (6, 0),
+        GRE => gre_header(payload)?,
+        GUE => gue_header(payload)?,
+        // What has a checksum comes by the other socket.
+        _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
+            let (version, len) = gue_header(payload.get(8..)?)?;
+            (version, 8 + len)
+        }
+        _ => return None,
+    };
+    let inner = ETHERNET + header + between;
+    let least = if version == 4 { 20 } else { 40 };
+    if buffer.len() < inner + least || buffer[inner] >> 4 != version {
         return None;
     }
+    let ethertype = if version == 4 {
+        [0x08, 0x00]
+    } else {
+        [0x86, 0xdd]
+    };
     let frame = &mut buffer[inner - ETHERNET..];
     frame[..6].copy_from_slice(&destination);
     frame[6..12].copy_from_slice(&source);
-    frame[12..14].copy_from_slice(&[0x08, 0x00]);
+    frame[12..14].copy_from_slice(&ethertype);
     Some(frame)
+}
+
+/// The version of the packet in GRE, and the length of the header; None if its checksum is wrong.
+fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
+    let version = match payload.get(2..4)? {
+        [0x08, 0x00] => 4,
+        [0x86, 0xdd] => 6,
+        _ => return None,
+    };
+    match payload.get(..2)? {
+        [0, 0] => Some((version, 4)),
+        [0x80, 0] => {
+            let words = payload.chunks(2);
+            let sum: u64 = words
+                .map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u64::from(low)))
+                .sum();
+            // Ones' complement: a right sum is a multiple of 2^16 - 1.
+            sum.is_multiple_of(0xffff).then_some((version, 8))
+        }
+        _ => None,
+    }
+}
+
+/// The version of the packet in GUE, and the length of the header.
+fn gue_header(payload: &[u8]) -> Option<(u8, usize)> {
+    match payload.get(..4)? {
+        [0, 4, 0, 0] => Some((4, 4)),
+        [0, 41, 0, 0] => Some((6, 4)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_outer_header_is_replaced() {
+    fn unwrapped(from: Source, headers: &[u8], first: u8) -> Option<Vec<u8>> {
         let mut buffer = vec![0xa5; ETHERNET];
-        buffer.extend([0x46; 24]);
-        buffer.extend([0x45; 20]);
-        buffer.extend([1, 2, 3]);
-        let frame = unwrap(&mut buffer, [2; 6], [3; 6]).expect("a whole packet");
-        assert_eq!(frame[..14], [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 0]);
-        assert_eq!(frame.len(), 14 + 23);
-        assert_eq!(frame[34..], [1, 2, 3]);
+        buffer.extend(headers);
+        buffer.push(first);
+        buffer.extend([0; 42]);
+        unwrap(&mut buffer, from, [2; 6], [3; 6]).map(<[u8]>::to_vec)
+    }
+
+    const V4: Domain = Domain::IPV4;
+    const V6: Domain = Domain::IPV6;
+
+    fn source(domain: Domain, protocol: i32) -> Source {
+        Source { domain, protocol }
+    }
+
+    #[test]
+    fn the_outer_headers_are_replaced() {
+        let four = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 0];
+        let six = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 0x86, 0xdd];
+        let gre6 = [0, 0, 0x86, 0xdd];
+        let gue = [0, 4, 0, 0];
+        let udp = [[1, 1, 0x17, 0xc0, 0, 20, 0, 0].as_slice(), &gue].concat();
+        for (from, headers, first, want) in [
+            (source(V4, IPV4), &[0x46; 24][..], 0x45, four),
+            (source(V6, IPV4), &[], 0x45, four),
+            (source(V6, IPV6), &[], 0x60, six),
+            (source(V6, GRE), &gre6, 0x60, six),
+            (source(V4, GUE), &gue, 0x45, four),
+            (source(V6, UDP), &udp, 0x45, four),
+        ] {
+            let frame = unwrapped(from, headers, first).expect("a whole packet");
+            assert_eq!(frame[..14], want, "{from:?}");
+            assert_eq!(frame.len(), 14 + 43, "{from:?}");
+        }
     }
 
     #[test]
     fn what_is_no_tunnelled_packet_is_left_out() {
-        assert_eq!(unwrap(&mut [0; 14], [2; 6], [3; 6]), None);
+        let mut short = [0x45; 40];
+        assert_eq!(unwrap(&mut short, source(V4, IPV4), [2; 6], [3; 6]), None);
+        assert_eq!(unwrap(&mut [0; 14], source(V4, IPV4), [2; 6], [3; 6]), None);
         assert_eq!(
-            unwrap(&mut [0x45; 40], [2; 6], [3; 6]),
+            unwrapped(source(V4, IPV4), &[0x44; 16], 0x45),
             None,
-            "too short for an inner header"
+            "16 bytes"
         );
+        assert_eq!(unwrapped(source(V6, IPV4), &[], 0x60), None, "IPv6 inside");
+        let wrong = [0x80, 0, 8, 0, 0, 1, 0, 0];
         assert_eq!(
-            unwrap(&mut [0x44; 80], [2; 6], [3; 6]),
+            unwrapped(source(V6, GRE), &wrong, 0x45),
             None,
-            "an outer header of 16 bytes"
+            "a wrong sum"
         );
-        assert_eq!(unwrap(&mut [0x65; 80], [2; 6], [3; 6]), None, "IPv6 inside");
+        let port = [1, 1, 0x17, 0xc1, 0, 20, 0, 0, 0, 4, 0, 0];
+        assert_eq!(
+            unwrapped(source(V6, UDP), &port, 0x45),
+            None,
+            "another port"
+        );
     }
 }

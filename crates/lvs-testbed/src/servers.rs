@@ -62,7 +62,12 @@ pub fn nginx(host: &Host, options: &NginxOptions) -> Result<Proc> {
     let listen: String = options
         .ports
         .iter()
-        .map(|port| format!("listen {port} reuseport backlog=4096; "))
+        .map(|port| {
+            format!(
+                "listen {port} reuseport backlog=4096; \
+                 listen [::]:{port} ipv6only=on reuseport backlog=4096; "
+            )
+        })
         .collect();
     let keepalive = if options.keepalive { "65" } else { "0" };
     let configuration = format!(

@@ -7,10 +7,13 @@
 //!  routed     198.51.100.100 ─ .1  .254 ─ front 192.0.2.0/24: director .1
 //!                                  .254 ─ back LAN 10.0.0.0/24: servers .11, .12 ...
 //! ```
+//!
+//! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1, fd00:198:: for 198.51.100.0/24,
+//! fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -137,6 +140,8 @@ pub struct Site {
     pub servers: Vec<Host>,
     /// The virtual address.
     pub vip: Ipv4Addr,
+    /// The virtual address of IPv6.
+    pub vip6: Ipv6Addr,
     /// What was asked for.
     pub options: SiteOptions,
     /// Owns all of it; dropped last.
@@ -172,6 +177,20 @@ impl Site {
             Vip::Host | Vip::Engine => Ipv4Addr::new(192, 0, 2, 10),
             Vip::Routed => Ipv4Addr::new(203, 0, 113, 10),
         };
+        let vip6 = Ipv6Addr::new(
+            0xfd00,
+            if options.vip == Vip::Routed {
+                0x203
+            } else {
+                0x192
+            },
+            0,
+            0,
+            0,
+            0,
+            0,
+            0x10,
+        );
         let mut site = Self {
             engine: None,
             programs: Vec::new(),
@@ -180,6 +199,7 @@ impl Site {
             director,
             servers,
             vip,
+            vip6,
             options,
             testbed,
         };
@@ -190,7 +210,7 @@ impl Site {
 
     fn configure(&self) -> Result<()> {
         let options = &self.options;
-        let vip = self.vip;
+        let (vip, vip6) = (self.vip, self.vip6);
         let mut scripts = Vec::new();
 
         let (client, gateway) = match options.topology {
@@ -203,7 +223,9 @@ impl Site {
             "{}",
             batch(&[
                 format!("addr add {client}/24 dev eth0"),
-                format!("route add default via {gateway}")
+                format!("route add default via {gateway}"),
+                format!("addr add {}/64 dev eth0 nodad", six(client)),
+                format!("route add default via {}", six(gateway))
             ])
         )?;
         scripts.push((&self.client, script));
@@ -214,14 +236,22 @@ impl Site {
             &["eth0"]
         };
         let mut script = interfaces(arms, options);
-        let mut commands = vec!["addr add 192.0.2.1/24 dev eth0".to_owned()];
+        let mut commands = vec![
+            "addr add 192.0.2.1/24 dev eth0".to_owned(),
+            "addr add fd00:192::1/64 dev eth0 nodad".to_owned(),
+        ];
         match options.topology {
-            Topology::TwoArm => commands.push("addr add 10.0.0.1/24 dev eth1".to_owned()),
+            Topology::TwoArm => {
+                commands.push("addr add 10.0.0.1/24 dev eth1".to_owned());
+                commands.push("addr add fd00:10::1/64 dev eth1 nodad".to_owned());
+            }
             Topology::OneArm | Topology::Routed => {
                 commands.push("route add default via 192.0.2.254".to_owned());
+                commands.push("route add default via fd00:192::254".to_owned());
             }
         }
         if options.vip == Vip::Host {
+            commands.push(format!("addr add {vip6}/128 dev eth0 nodad"));
             commands.push(format!("addr add {vip}/32 dev eth0"));
         }
         write!(script, "{}", batch(&commands))?;
@@ -245,18 +275,23 @@ impl Site {
             let mut commands = vec![
                 "addr add 198.51.100.1/24 dev eth0".to_owned(),
                 "addr add 192.0.2.254/24 dev eth1".to_owned(),
+                "addr add fd00:198::1/64 dev eth0 nodad".to_owned(),
+                "addr add fd00:192::254/64 dev eth1 nodad".to_owned(),
             ];
             if options.topology == Topology::Routed {
                 commands.push("addr add 10.0.0.254/24 dev eth2".to_owned());
+                commands.push("addr add fd00:10::254/64 dev eth2 nodad".to_owned());
             }
             if options.vip == Vip::Routed {
                 commands.push(format!("route add {vip}/32 via 192.0.2.1"));
+                commands.push(format!("route add {vip6}/128 via fd00:192::1"));
             }
             write!(script, "{}", batch(&commands))?;
             script.push_str(
                 "for i in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $i; done\n",
             );
             script.push_str("echo 1 > /proc/sys/net/ipv4/ip_forward\n");
+            script.push_str("echo 1 > /proc/sys/net/ipv6/conf/all/forwarding\n");
             scripts.push((router, script));
         }
 
@@ -271,6 +306,8 @@ impl Site {
             let mut commands = vec![
                 format!("addr add {}/24 dev eth0", self.real_address(index)),
                 format!("route add default via {gateway}"),
+                format!("addr add {}/64 dev eth0 nodad", self.real_address6(index)),
+                format!("route add default via {}", six(gateway)),
             ];
             if options.forward != Forward::Nat {
                 // Before the address appears, or the host announces it once.
@@ -282,6 +319,7 @@ impl Site {
                     )?;
                 }
                 commands.push(format!("addr add {vip}/32 dev lo"));
+                commands.push(format!("addr add {vip6}/128 dev lo nodad"));
             }
             write!(script, "{}", batch(&commands))?;
             scripts.push((server, script));
@@ -333,6 +371,14 @@ impl Site {
             Topology::OneArm => Ipv4Addr::new(192, 0, 2, host),
             Topology::TwoArm | Topology::Routed => Ipv4Addr::new(10, 0, 0, host),
         }
+    }
+
+    /// The IPv6 address of a real server, counted from 0.
+    #[must_use]
+    pub fn real_address6(&self, index: usize) -> Ipv6Addr {
+        six(&self.real_address(index).to_string())
+            .parse()
+            .expect("an address")
     }
 
     /// The virtual address with a port.
@@ -463,6 +509,13 @@ impl Site {
     pub fn load(&self) -> LoadOptions {
         LoadOptions::new(self.service(80))
     }
+}
+
+/// The IPv6 address that looks like an IPv4 address of the site.
+fn six(addr: &str) -> String {
+    let (net, host) = addr.rsplit_once('.').unwrap_or(("", addr));
+    let net = net.split('.').next().unwrap_or_default();
+    format!("fd00:{net}::{host}")
 }
 
 fn links<'a>(
