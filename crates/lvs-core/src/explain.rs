@@ -104,11 +104,7 @@ impl Control {
         };
         let config = service.config();
         told.scheduler.clone_from(&config.scheduler);
-        told.candidates = service
-            .servers()
-            .iter()
-            .map(|server| candidate(server))
-            .collect();
+        told.candidates = service.servers().iter().map(candidate).collect();
         if let Some(server) = told.server {
             told.verdict = format!("goes to {server}: it belongs to a connection");
             return told;

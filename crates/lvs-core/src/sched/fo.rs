@@ -12,7 +12,7 @@ pub struct Failover;
 
 impl Scheduler for Failover {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {

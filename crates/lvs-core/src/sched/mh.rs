@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn more_servers_than_slots_leave_the_table_as_it_was() {
-        let mut pool = crate::Pool::new(alloc::boxed::Box::<MaglevHashing>::default());
+        let mut pool = crate::Pool::new(Box::<MaglevHashing>::default());
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);
         let request = clients(ServiceFlags::default())[0];

@@ -179,7 +179,7 @@ struct NoScheduler;
 
 impl Scheduler for NoScheduler {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, _: &[Arc<Server>], _: &Request) -> Option<usize> {

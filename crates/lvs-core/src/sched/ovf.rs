@@ -15,7 +15,7 @@ pub struct Overflow;
 
 impl Scheduler for Overflow {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {

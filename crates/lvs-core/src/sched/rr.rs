@@ -15,7 +15,7 @@ pub struct RoundRobin {
 
 impl Scheduler for RoundRobin {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {

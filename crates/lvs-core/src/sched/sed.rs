@@ -13,7 +13,7 @@ pub struct ShortestExpectedDelay;
 
 impl Scheduler for ShortestExpectedDelay {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {

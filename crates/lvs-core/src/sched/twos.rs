@@ -32,7 +32,7 @@ impl RandomTwos {
 
 impl Scheduler for RandomTwos {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {

@@ -55,7 +55,7 @@ impl WeightedRoundRobin {
 
 impl Scheduler for WeightedRoundRobin {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        Some(Box::new(self.clone()))
+        Some(Box::new(*self))
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
