@@ -175,7 +175,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
 /// Reads the IP header at the start of `bytes`, of either version.
 ///
 /// # Errors
-/// As [`ipv4`] and [`ipv6`].
+/// As [`ipv4`] and [`ipv6()`].
 #[inline]
 pub fn ip(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if crate::wire::is_ipv6(bytes) {
