@@ -117,7 +117,7 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     })
 }
 
-/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as [`ipv4`].
+/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as [`ipv4()`].
 ///
 /// # Errors
 /// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does not end is
@@ -175,7 +175,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
 /// Reads the IP header at the start of `bytes`, of either version.
 ///
 /// # Errors
-/// As [`ipv4`] and [`ipv6()`].
+/// As [`ipv4()`] and [`ipv6()`].
 #[inline]
 pub fn ip(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if crate::wire::is_ipv6(bytes) {
