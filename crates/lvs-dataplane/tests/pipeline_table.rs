@@ -370,7 +370,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 fn transport_right(ip: &[u8]) -> bool {
     let p = parse::ipv4(ip, false).expect("a packet");
     Sum::ZERO
-        .pseudo(p.src.into(), p.dst.into(), p.protocol.0, p.len - p.l4)
+        .pseudo(p.src, p.dst, p.protocol.0, p.len - p.l4)
         .bytes(&ip[p.l4..p.len])
         .finish()
         == 0

@@ -250,7 +250,7 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
                 .map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u64::from(low)))
                 .sum();
             // Ones' complement: a right sum is a multiple of 2^16 - 1.
-            (sum % 0xffff == 0).then_some((version, 8))
+            sum.is_multiple_of(0xffff).then_some((version, 8))
         }
         _ => None,
     }
