@@ -145,6 +145,9 @@ fn an_address_of_the_engine_answers_as_a_host_does() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Engine)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();
+    // Network cards pass on only the groups that somebody listens to.
+    let groups = site.director.run("ip", &["maddr", "show", "dev", "eth0"])?;
+    ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
     let own = programs::own()?;
     site.client.run(&own, &["ping", &vip])?;
     // Long ones come and go in fragments.
