@@ -421,6 +421,11 @@ impl Control {
         Some(self.servers.get(id.index())?.as_ref()?.stats.stats())
     }
 
+    /// Whether removed servers are kept, which may yet come back with their connections.
+    pub fn has_removed(&self) -> bool {
+        self.next_trash.is_some()
+    }
+
     /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
     /// packets may yet go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {

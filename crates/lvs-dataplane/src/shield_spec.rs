@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Forwarding, Protocol, ServiceFlags, ServiceKey};
+use lvs_core::{Control, Forwarding, Protocol, Server, Service, ServiceFlags, ServiceKey};
 
 use crate::parse::Packet;
 
@@ -34,6 +34,20 @@ impl Endpoint {
             protocol,
             port: addr.port(),
         }
+    }
+}
+
+/// The protocols and the port that a server's answers come from; port 0 is any.
+fn reply_ports<'a>(key: &'a ServiceKey, server: &Server) -> (&'a [Protocol], u16) {
+    match key {
+        // Services of many ports may keep the port that the client asked for.
+        ServiceKey::Address { protocol, addr } if matches!(addr.port(), 0 | FTP) => {
+            (std::slice::from_ref(protocol), 0)
+        }
+        ServiceKey::Address { protocol, .. } => {
+            (std::slice::from_ref(protocol), server.addr().port())
+        }
+        ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
     }
 }
 
@@ -84,15 +98,7 @@ impl ShieldSpec {
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut hidden = Self::default();
         for service in control.services() {
-            hidden.services.extend(service_endpoint(service.key()));
-            // A persistent FTP service takes data connections to ports that have no service of their own.
-            if let ServiceKey::Address { protocol, addr } = service.key()
-                && (protocol, addr.port()) == (Protocol::TCP, FTP)
-                && service.config().flags.has(ServiceFlags::PERSISTENT)
-            {
-                let any = SocketAddr::new(addr.ip(), 0);
-                hidden.services.insert(Endpoint::new(protocol, any));
-            }
+            hidden.hide_service(service);
         }
         // Connections that come from a master may be for any port of a virtual address.
         if control.backup().is_some() {
@@ -107,18 +113,7 @@ impl ShieldSpec {
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             hidden.services.extend(service_endpoint(key));
-            let (protocols, port) = match &key {
-                ServiceKey::Address { protocol, .. } => {
-                    (std::slice::from_ref(protocol), server.addr().port())
-                }
-                ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
-            };
-            // Services of many ports may keep the port that the client asked for.
-            let port = if matches!(key.port(), 0 | FTP) {
-                0
-            } else {
-                port
-            };
+            let (protocols, port) = reply_ports(&key, server);
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
@@ -131,6 +126,36 @@ impl ShieldSpec {
             }
         }
         hidden
+    }
+
+    /// What is to be hidden for one service and its servers, without what comes from others.
+    pub fn of_service(service: &Service) -> Self {
+        let mut hidden = Self::default();
+        hidden.hide_service(service);
+        for server in service.servers() {
+            if server.forwarding() == Forwarding::Nat {
+                let key = service.key();
+                let (protocols, port) = reply_ports(&key, server);
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                let endpoints = protocols
+                    .iter()
+                    .map(|&protocol| Endpoint::new(protocol, addr));
+                hidden.nat_servers.extend(endpoints);
+            }
+        }
+        hidden
+    }
+
+    fn hide_service(&mut self, service: &Service) {
+        self.services.extend(service_endpoint(service.key()));
+        // A persistent FTP service takes data connections to ports that have no service of their own.
+        if let ServiceKey::Address { protocol, addr } = service.key()
+            && (protocol, addr.port()) == (Protocol::TCP, FTP)
+            && service.config().flags.has(ServiceFlags::PERSISTENT)
+        {
+            let any = SocketAddr::new(addr.ip(), 0);
+            self.services.insert(Endpoint::new(protocol, any));
+        }
     }
 
     /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not

@@ -286,31 +286,24 @@ fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
         server: "10.2.0.2:53".parse().unwrap(),
         local: "10.2.0.1:5555".parse().unwrap(),
     };
-    for _ in 0..2 {
-        shield
-            .add_local_client(&client, Duration::from_secs(60))
-            .unwrap();
-        assert!(!arrives());
-    }
-    shield.remove_local_client(&client).unwrap();
-    shield.remove_local_client(&client).unwrap();
+    shield.add_local_clients(&[client]).unwrap();
+    assert!(!arrives());
+    shield.remove_local_clients(&[client]).unwrap();
     assert!(arrives());
-    // It ends by itself.
-    shield
-        .add_local_client(&client, Duration::from_millis(100))
-        .unwrap();
-    let end = Instant::now() + Duration::from_secs(10);
-    while !arrives() {
-        assert!(Instant::now() < end, "the entry has outlived its time");
-    }
+    // One that is not hidden is an error, and nothing else has changed.
+    shield.add_local_clients(&[client]).unwrap();
+    let other = LocalClient {
+        local: "10.2.0.1:5556".parse().unwrap(),
+        ..client
+    };
+    assert!(shield.remove_local_clients(&[client, other]).is_err());
+    assert!(!arrives());
     let client6 = LocalClient {
         protocol: UDP,
         server: "[fd02::2]:53".parse().unwrap(),
         local: "[fd02::1]:5555".parse().unwrap(),
     };
-    shield
-        .add_local_client(&client6, Duration::from_secs(60))
-        .unwrap();
+    shield.add_local_clients(&[client6]).unwrap();
     let listing = net.director.sh("nft list ruleset");
     assert!(
         listing.contains("fd02::2 . udp . 53 . fd02::1 . 5555"),

@@ -12,7 +12,7 @@ use lvs_core::{Connection, Control, Error, Service, ServiceKey, Sysctls, sync};
 use serde_json::Value;
 
 use super::bench::{self, BenchFrame};
-use super::shared::{Command, Shared};
+use super::shared::{Change, Command, Shared};
 use crate::control::server::{Engine, Sink};
 
 /// Connections that the worker hands out at a time, so that a listing never holds up packets for long.
@@ -40,19 +40,19 @@ impl Engine for Shared {
             Call::Hello { .. } => Ok(done()),
             Call::Info {} => to_value(&self.info()?),
 
-            Call::ServiceAdd(spec) => self.change(|control| {
+            Call::ServiceAdd(spec) => self.change_service(spec.service, |control| {
                 control.add_service(spec.service.into(), spec.config.clone(), spec.owner.clone())
             }),
-            Call::ServiceEdit(spec) => self.change(|control| {
+            Call::ServiceEdit(spec) => self.change_service(spec.service, |control| {
                 control.edit_service(
                     &spec.service.into(),
                     spec.config.clone(),
                     spec.owner.clone(),
                 )
             }),
-            Call::ServiceDelete { service } => {
-                self.change(|control| control.delete_service(&service.into(), now))
-            }
+            Call::ServiceDelete { service } => self.change_service(service, |control| {
+                control.delete_service(&service.into(), now)
+            }),
             Call::ServiceFlush {} => self.change(|control| {
                 control.flush(now);
                 Ok(())
@@ -66,13 +66,15 @@ impl Engine for Shared {
                 to_value(&ListEnd { count: out.count() })
             }
             Call::ServiceZero { service } => {
-                self.change(|control| control.zero(service.map(ServiceKey::from).as_ref()))
+                let key = service.map(ServiceKey::from);
+                self.control().zero(key.as_ref()).map_err(failure)?;
+                Ok(done())
             }
 
             Call::ServerAdd(spec) => {
                 let addr = spec.server.ip();
                 let broadcast = self.ask(|reply| Command::IsBroadcast(addr, reply))?;
-                self.change(|control| {
+                self.change_service(spec.service, |control| {
                     let key = spec.service.into();
                     if broadcast {
                         // The kernel looks at the address last.
@@ -87,12 +89,12 @@ impl Engine for Shared {
                     control.add_server(&key, spec.server, &spec.config, now)
                 })
             }
-            Call::ServerEdit(spec) => self.change(|control| {
+            Call::ServerEdit(spec) => self.change_service(spec.service, |control| {
                 control.edit_server(&spec.service.into(), spec.server, &spec.config)
             }),
-            Call::ServerDelete { service, server } => {
-                self.change(|control| control.delete_server(&service.into(), server, now))
-            }
+            Call::ServerDelete { service, server } => self.change_service(service, |control| {
+                control.delete_server(&service.into(), server, now)
+            }),
 
             Call::ConnList {} => {
                 self.list_connections(out)?;
@@ -237,7 +239,19 @@ impl Shared {
         change: impl FnOnce(&mut Control) -> Result<(), Error>,
     ) -> Result<Value, Failure> {
         change(&mut self.control()).map_err(failure)?;
-        self.ask(Command::Follow)??;
+        self.ask(|reply| Command::Follow(Change::Any, reply))??;
+        Ok(done())
+    }
+
+    /// The same, where only one service and its servers change.
+    fn change_service(
+        &self,
+        service: ServiceId,
+        change: impl FnOnce(&mut Control) -> Result<(), Error>,
+    ) -> Result<Value, Failure> {
+        change(&mut self.control()).map_err(failure)?;
+        let what = Change::Service(service.into());
+        self.ask(|reply| Command::Follow(what, reply))??;
         Ok(done())
     }
 
@@ -260,7 +274,7 @@ impl Shared {
             }
             *marks = Arc::from(rules);
         }
-        self.ask(Command::Follow)??;
+        self.ask(|reply| Command::Follow(Change::Any, reply))??;
         Ok(done())
     }
 

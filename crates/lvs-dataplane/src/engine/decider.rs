@@ -71,6 +71,11 @@ impl Decider {
         }
     }
 
+    /// Packets that would have opened a connection and found the table full.
+    pub(super) const fn refused_for_room(&self) -> u64 {
+        self.drops[DropReason::TableFull.index()]
+    }
+
     /// Takes over the rules for marks if they have changed.
     pub(super) fn follow_marks(&mut self) -> &[MarkRule] {
         let marks = self.shared.marks();

@@ -88,7 +88,7 @@ impl Offline {
     fn obey(&mut self, command: Command) {
         // Whoever asked may have given up waiting; then nobody needs the answer.
         match command {
-            Command::Follow(reply) => {
+            Command::Follow(_, reply) => {
                 self.follow();
                 self.decider.follow_marks();
                 let _ = reply.send(Ok(()));

@@ -7,17 +7,26 @@ use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{Failure, Info, ReasonCount, SyncDaemon};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Instant};
+use lvs_core::{Connection, Control, Instant, ServiceKey};
 
 use super::bench::{Test, Tested};
 
 use crate::sys::EventFd;
 
+/// What has changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    /// A service or its servers.
+    Service(ServiceKey),
+    /// Anything.
+    Any,
+}
+
 /// What the packet worker does for other threads, between two batches.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Services or servers have changed: bring the shard, the shield and the neighbours up to date.
-    Follow(mpsc::SyncSender<Result<(), Failure>>),
+    /// Something has changed: bring the shard, the shield and the neighbours up to date.
+    Follow(Change, mpsc::SyncSender<Result<(), Failure>>),
     /// Own these virtual addresses, and no others.
     OwnVips(Vec<IpAddr>, mpsc::SyncSender<Result<(), Failure>>),
     /// Copy out some connections.

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
 use lvs_core::mark::MarkAction;
-use lvs_core::{Instant, Shard};
+use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
-use super::shared::{Command, Shared};
+use super::shared::{Change, Command, Shared};
 use super::{PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
@@ -30,7 +30,7 @@ use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request};
-use crate::shield::Shield;
+use crate::shield::{Shield, ShieldError};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
@@ -43,8 +43,17 @@ const BATCHES_PER_TURN: usize = 4;
 const EXPIRY_BUDGET: usize = 1024;
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// How long the kernel hides replies to a client on the director itself, unless the worker renews it.
-const LOCAL_CLIENT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Between two questions after the link-layer address of a server's next hop. The kernel never sees our frames, and would
+/// let what it knows grow stale.
+const NEIGHBOUR_PERIOD: Duration = Duration::from_secs(20);
+/// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
+const FEW: usize = 100;
+/// How long nothing has changed before everything is gone through again.
+const QUIET: Duration = Duration::from_secs(1);
+/// How often everything is gone through while removed servers may still have connections.
+const REMOVED_PERIOD: Duration = Duration::from_secs(10);
+/// Between two lines in the log about the same trouble.
+const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// How often an own address is announced, one second apart: the first announcement may be lost.
 const ANNOUNCEMENTS: u8 = 3;
 /// How often it is asked who else has a service's address.
@@ -103,11 +112,18 @@ pub(super) struct Worker {
     announcing: HashMap<IpAddr, u8>,
     /// Questions who else has the services' addresses, still to be asked.
     probing: HashMap<IpAddr, u8>,
-    /// Neighbours that the kernel keeps fresh for us.
-    managed: HashSet<(u32, IpAddr)>,
-    /// Own addresses that another host claims, and who.
-    conflicts: HashMap<IpAddr, Mac>,
+    /// The servers' next hops, whose link-layer addresses are kept fresh.
+    next_hops: HashSet<(u32, IpAddr)>,
+    next_refresh: Instant,
+    /// When it was last said that another host claims an address.
+    conflicts: HashMap<IpAddr, Instant>,
     refused: u64,
+    /// Since when something has changed that only [`follow_control`](Self::follow_control) takes in fully.
+    changed: Option<Instant>,
+    /// When everything was last gone through.
+    followed: Instant,
+    /// Connections refused for a full table when that was last said, and when it may be said again.
+    full: (u64, Instant),
     next_housekeeping: Instant,
 }
 
@@ -151,9 +167,13 @@ impl Worker {
             wanted_vips: HashSet::new(),
             announcing: HashMap::new(),
             probing: HashMap::new(),
-            managed: HashSet::new(),
+            next_hops: HashSet::new(),
+            next_refresh: Instant::ZERO,
             conflicts: HashMap::new(),
             refused: 0,
+            changed: None,
+            followed: Instant::ZERO,
+            full: (0, Instant::ZERO),
             next_housekeeping: Instant::ZERO,
         };
         let info = PortInfo {
@@ -173,24 +193,21 @@ impl Worker {
     /// Processes packets until the engine is told to stop.
     pub(super) fn run(mut self) {
         let mut poller = Poller::new();
+        let mut ports = Vec::new();
         while !self.shared.is_stopping() {
             poller.clear();
             let wake = poller.add(self.shared.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
             let host = self.host.fd().map(|fd| poller.add(fd));
-            let ports: Vec<(usize, PortId)> = self
-                .ports
-                .iter()
-                .zip((0..).map(PortId))
-                .filter_map(|(attached, port)| {
-                    Some((poller.add(attached.as_ref()?.io.fd()?), port))
-                })
-                .collect();
+            ports.clear();
+            ports.extend(self.ports.iter().zip((0..).map(PortId)).filter_map(
+                |(attached, port)| Some((poller.add(attached.as_ref()?.io.fd()?), port)),
+            ));
             if let Err(error) = poller.wait(Some(self.until_next_timer())) {
                 error!("cannot wait for packets: {error}");
-                return;
+                break;
             }
-            for (place, port) in ports {
+            for &(place, port) in &ports {
                 if poller.is_ready(place) {
                     self.receive(port);
                 }
@@ -262,8 +279,15 @@ impl Worker {
 
     /// Does what the packet path asks for, and sends what it has made.
     fn flush(&mut self) {
+        let mut clients = Vec::new();
         for request in std::mem::take(&mut self.output.requests) {
-            self.serve(request);
+            match request {
+                Request::ShieldLocalClient(client) => clients.push(client),
+                request => self.serve(request),
+            }
+        }
+        if !clients.is_empty() {
+            self.hide_local_clients(&clients);
         }
         for (port, frames) in self.output.queues() {
             self.refused += match self.ports.get_mut(port.index()) {
@@ -286,26 +310,30 @@ impl Worker {
                     self.pipeline.neighbour_failed(port, addr);
                 }
             }
-            Request::ShieldLocalClient(client) => {
-                self.hide_local_client(&client);
-                self.hidden.local_clients.insert(client);
-            }
+            Request::ShieldLocalClient(client) => self.hide_local_clients(&[client]),
             Request::AddressConflict { port, addr, mac } => {
                 self.report_conflict(port, addr, mac);
             }
         }
     }
 
-    /// Another host answers for an address of a service: said once for each address and host.
+    /// Another host answers for an address of a service: said once a minute for each address.
     fn report_conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac) {
+        // An address that neither the host nor the engine has at the moment may well be another director's.
+        if !self.network.is_local(addr) && !self.network.is_own_vip(addr) {
+            return;
+        }
         let ours = self
             .network
             .state
             .links()
             .any(|link| link.mac == Some(mac.0));
-        if ours || self.conflicts.insert(addr, mac) == Some(mac) {
+        let now = self.shared.now();
+        let said = self.conflicts.get(&addr);
+        if ours || said.is_some_and(|&said| now < said + COMPLAINT_PERIOD) {
             return;
         }
+        self.conflicts.insert(addr, now);
         error!(
             "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
              Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
@@ -320,9 +348,17 @@ impl Worker {
         );
     }
 
-    fn hide_local_client(&mut self, client: &LocalClient) {
-        if let Err(error) = self.shield.add_local_client(client, LOCAL_CLIENT_TIMEOUT) {
-            warn!("a connection of this host's own to a virtual address will fail: {error}");
+    fn hide_local_clients(&mut self, clients: &[LocalClient]) {
+        let new: Vec<LocalClient> = clients
+            .iter()
+            .filter(|client| !self.hidden.local_clients.contains(client))
+            .copied()
+            .collect();
+        match self.shield.add_local_clients(&new) {
+            Ok(()) => self.hidden.local_clients.extend(new),
+            Err(error) => {
+                warn!("connections of this host's own to virtual addresses will fail: {error}");
+            }
         }
     }
 
@@ -335,28 +371,53 @@ impl Worker {
         self.next_housekeeping = now + HOUSEKEEPING;
         self.decider.housekeep(now, &mut self.next_housekeeping);
         self.pipeline.expire(now);
-        self.renew_local_clients();
+        self.forget_local_clients();
+        let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
-        if let Err(failure) = self.follow_control() {
-            warn!("{}", failure.message);
+        let removed = || self.shared.control().has_removed();
+        if quiet || (self.followed + REMOVED_PERIOD <= now && removed()) {
+            self.follow_or_warn();
+        }
+        if self.next_refresh <= now {
+            self.next_refresh = now + NEIGHBOUR_PERIOD;
+            self.refresh_neighbours(&self.next_hops.clone());
         }
         self.announce();
+        self.complain_of_full_table(now);
     }
 
-    /// Keeps hidden what clients on this host still use, and forgets the rest.
-    fn renew_local_clients(&mut self) {
-        let clients: Vec<LocalClient> = self.hidden.local_clients.iter().copied().collect();
-        for client in clients {
-            let LocalClient {
-                protocol,
-                server,
-                local,
-            } = client;
-            if self.decider.shard.contains_reply(protocol, server, local) {
-                self.hide_local_client(&client);
-            } else {
-                self.hidden.local_clients.remove(&client);
-            }
+    fn complain_of_full_table(&mut self, now: Instant) {
+        let (said, again) = self.full;
+        let refused = self.decider.refused_for_room();
+        if refused > said && again <= now {
+            warn!(
+                "the table of connections is full: {} packets that would have opened one were dropped. It holds {}; \
+                 --max-connections raises that",
+                refused - said,
+                self.decider.shard.capacity(),
+            );
+            self.full = (refused, now + COMPLAINT_PERIOD);
+        }
+    }
+
+    /// Shows the host again what clients on it no longer use.
+    fn forget_local_clients(&mut self) {
+        let shard = &self.decider.shard;
+        let ended: Vec<LocalClient> = self
+            .hidden
+            .local_clients
+            .iter()
+            .filter(|client| !shard.contains_reply(client.protocol, client.server, client.local))
+            .copied()
+            .collect();
+        if ended.is_empty() {
+            return;
+        }
+        if let Err(error) = self.shield.remove_local_clients(&ended) {
+            warn!("{error}");
+        }
+        for client in &ended {
+            self.hidden.local_clients.remove(client);
         }
     }
 
@@ -365,8 +426,11 @@ impl Worker {
     fn obey(&mut self, command: Command) {
         // Whoever asked may have given up waiting; then nobody needs the answer.
         match command {
-            Command::Follow(reply) => {
-                let done = self.follow_control();
+            Command::Follow(change, reply) => {
+                let done = match change {
+                    Change::Service(key) => self.follow_service(&key),
+                    Change::Any => self.follow_control(),
+                };
                 let _ = reply.send(done);
             }
             Command::OwnVips(addresses, reply) => {
@@ -435,7 +499,16 @@ impl Worker {
         let own = self.choose_own(&vips);
         reached.extend(&vips);
         hidden.own_vips.clone_from(&own);
+        self.changed = None;
+        self.followed = self.shared.now();
         let shielded = self.shield.update(&hidden);
+        if shielded.is_err() {
+            // What is hidden is what was hidden before, and the packet path has to know that.
+            hidden.services.clone_from(&self.hidden.services);
+            hidden.nat_servers.clone_from(&self.hidden.nat_servers);
+            hidden.own_vips.clone_from(&self.hidden.own_vips);
+            self.changed = Some(self.followed);
+        }
         self.network.set_vips(reached, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
@@ -445,11 +518,60 @@ impl Worker {
             self.probing.entry(addr).or_insert(PROBES);
         }
         self.announce();
-        self.manage_neighbours(&next_hops);
-        shielded.map(drop).map_err(|error| Failure {
-            code: FailureCode::Internal,
-            message: error.to_string(),
-        })
+        let next_hops = self.next_hops_of(&next_hops);
+        let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
+        self.refresh_neighbours(&new);
+        self.next_hops = next_hops;
+        shielded.map(drop).map_err(|error| shield_failure(&error))
+    }
+
+    fn follow_or_warn(&mut self) {
+        if let Err(failure) = self.follow_control() {
+            warn!("{}", failure.message);
+        }
+    }
+
+    /// Takes in what one service has more than before. What it has less stays hidden until everything is gone through,
+    /// which does no harm: what the host should have seen is given back to it.
+    fn follow_service(&mut self, key: &ServiceKey) -> Result<(), Failure> {
+        self.changed = Some(self.shared.now());
+        let (more, servers);
+        {
+            let mut control = self.shared.control();
+            control.sweep(&mut self.decider.shard);
+            let few = control.services().take(FEW).count() < FEW
+                && control.endpoints().take(FEW).count() < FEW;
+            if few {
+                drop(control);
+                return self.follow_control();
+            }
+            let Some(service) = control.service(key) else {
+                return Ok(());
+            };
+            more = ShieldSpec::of_service(service);
+            servers = service
+                .servers()
+                .iter()
+                .map(|server| server.addr().ip())
+                .collect::<Vec<_>>();
+        }
+        if more
+            .services
+            .iter()
+            .any(|service| !self.network.is_vip(service.address))
+        {
+            return self.follow_control();
+        }
+        self.shield
+            .extend(&more)
+            .map_err(|error| shield_failure(&error))?;
+        self.hidden.services.extend(more.services);
+        self.hidden.nat_servers.extend(more.nat_servers);
+        let next_hops = self.next_hops_of(&servers);
+        let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
+        self.refresh_neighbours(&new);
+        self.next_hops.extend(new);
+        Ok(())
     }
 
     /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of services, without
@@ -522,26 +644,21 @@ impl Worker {
         self.flush();
     }
 
-    /// Has the kernel keep the link-layer addresses of the servers' next hops fresh.
-    fn manage_neighbours(&mut self, servers: &[IpAddr]) {
-        let wanted: HashSet<(u32, IpAddr)> = servers
-            .iter()
-            .filter_map(|&server| {
-                let hop = self.network.route(server)?;
-                Some((self.network.ifindex(hop.port)?, hop.addr))
-            })
-            .collect();
-        for &(ifindex, addr) in wanted.difference(&self.managed) {
-            if let Err(error) = self.netlink.manage(&self.network.state, ifindex, addr) {
-                warn!("{error}");
-            }
-        }
-        for &(ifindex, addr) in self.managed.difference(&wanted) {
-            if let Err(error) = self.netlink.unmanage(&self.network.state, ifindex, addr) {
+    fn next_hops_of(&self, servers: &[IpAddr]) -> HashSet<(u32, IpAddr)> {
+        let next_hop = |&server: &IpAddr| {
+            let hop = self.network.route(server)?;
+            Some((self.network.ifindex(hop.port)?, hop.addr))
+        };
+        servers.iter().filter_map(next_hop).collect()
+    }
+
+    /// Has the kernel find out, or confirm, the link-layer addresses of next hops.
+    fn refresh_neighbours(&mut self, next_hops: &HashSet<(u32, IpAddr)>) {
+        for &(ifindex, addr) in next_hops {
+            if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
                 debug!("{error}");
             }
         }
-        self.managed = wanted;
     }
 
     // --- what the kernel tells ----------------------------------------------------------------------------------------
@@ -559,11 +676,12 @@ impl Worker {
         {
             warn!("{error}");
         }
-        if changes.links || changes.addresses || changes.routes {
+        if changes.links || changes.addresses {
             self.decider.follow_addresses(&self.network.state);
-            if let Err(failure) = self.follow_control() {
-                warn!("{}", failure.message);
-            }
+            self.follow_or_warn();
+        } else if changes.routes {
+            // The packet path follows at once; the servers' next hops can wait for the end of a storm.
+            self.changed.get_or_insert(self.shared.now());
         }
         let env = Env {
             net: &self.network,
@@ -596,8 +714,12 @@ impl Worker {
             .filter_map(|(port, attached)| {
                 let attached = attached.as_ref()?;
                 let link = self.network.state.link(attached.io.ifindex());
-                link.is_none_or(|link| *link.name != *attached.name)
-                    .then_some(port)
+                // A port of a bridge or a bond is its master's, unless it was asked for by name.
+                let automatic = self.setup.interfaces.is_empty();
+                link.is_none_or(|link| {
+                    *link.name != *attached.name || (automatic && link.master.is_some())
+                })
+                .then_some(port)
             })
             .collect();
         for port in gone {
@@ -608,7 +730,9 @@ impl Worker {
             .state
             .links()
             .filter(|link| {
-                if self.setup.interfaces.is_empty() {
+                if self.network.port_of(link.index).is_some() {
+                    link.is_arp_capable()
+                } else if self.setup.interfaces.is_empty() {
                     is_usable(link)
                 } else {
                     link.is_arp_capable() && self.setup.interfaces.contains(&link.name)
@@ -713,7 +837,6 @@ impl Worker {
     /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
-        self.manage_neighbours(&[]);
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
@@ -772,5 +895,14 @@ impl Worker {
             waiting,
         ));
         all
+    }
+}
+
+fn shield_failure(error: &ShieldError) -> Failure {
+    Failure {
+        code: FailureCode::Internal,
+        message: format!(
+            "changed, but the host's own stack is not kept from it yet, which is tried again: {error}"
+        ),
     }
 }

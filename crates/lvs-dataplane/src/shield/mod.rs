@@ -30,7 +30,6 @@ mod nft;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
 
@@ -131,7 +130,7 @@ impl Shield {
                     id,
                     key_types: &set.key_types,
                     key_len: set.key_len,
-                    expiring: (set.name == LOCAL_CLIENTS).then_some(LOCAL_CLIENTS_MAX),
+                    limit: (set.name == LOCAL_CLIENTS).then_some(LOCAL_CLIENTS_MAX),
                 });
             }
         }
@@ -140,9 +139,9 @@ impl Shield {
             id: id + 1,
             key_types: &[TYPE_ICMP],
             key_len: 1,
-            expiring: None,
+            limit: None,
         });
-        batch.add_elements(ICMP_ERRORS, &[vec![3], vec![4], vec![11]], None);
+        batch.add_elements(ICMP_ERRORS, &[vec![3], vec![4], vec![11]]);
         for family in [V4, V6] {
             family.add_rules(&mut batch);
         }
@@ -246,7 +245,7 @@ impl Shield {
             let added: Vec<_> = new.difference(old).cloned().collect();
             changed += gone.len() + added.len();
             batch.delete_elements(set, &gone);
-            batch.add_elements(set, &added, None);
+            batch.add_elements(set, &added);
         }
         if batch.is_empty() {
             return Ok(0);
@@ -257,65 +256,72 @@ impl Shield {
         Ok(changed)
     }
 
-    /// Hides the answers of one connection that the host itself has made, for `timeout`; called again, it renews that.
-    /// It has to be there before the connection's first packet is forwarded.
+    /// Hides more, without looking at the rest: for a director with thousands of services, one of which has changed.
+    /// Returns how many elements were added.
+    ///
+    /// # Errors
+    /// If the kernel refuses; what was hidden before is hidden still.
+    pub fn extend(&mut self, spec: &ShieldSpec) -> Result<usize, ShieldError> {
+        let mut added = elements(spec);
+        for (set, keys) in &mut added {
+            if let Some(there) = self.applied.get(set) {
+                keys.retain(|key| !there.contains(key));
+            }
+        }
+        let table = self.table.clone();
+        let mut batch = Batch::new(&table, self.seq);
+        for (set, keys) in &added {
+            batch.add_elements(set, &keys.iter().cloned().collect::<Vec<_>>());
+        }
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        self.commit(batch)
+            .map_err(|failure| self.os("change what is hidden from the host", failure))?;
+        let mut count = 0;
+        for (set, keys) in added {
+            count += keys.len();
+            self.applied.entry(set).or_default().extend(keys);
+        }
+        Ok(count)
+    }
+
+    /// Hides the answers of connections that the host itself has made, until
+    /// [`remove_local_clients`](Self::remove_local_clients). It has to be done before their first packets are forwarded.
     ///
     /// # Errors
     /// If the kernel refuses, or if there are too many.
-    pub fn add_local_client(
-        &mut self,
-        client: &LocalClient,
-        timeout: Duration,
-    ) -> Result<(), ShieldError> {
-        let (set, key) = client.element();
-        let ms = u64::try_from(timeout.as_millis())
-            .unwrap_or(u64::MAX)
-            .max(1);
-        let table = self.table.clone();
-        // An element's time cannot be renewed in place before Linux 6.12. It may also end between two tries.
-        let mut renew = false;
-        for _ in 0..3 {
-            let mut batch = Batch::new(&table, self.seq);
-            if renew {
-                batch.delete_elements(&set, std::slice::from_ref(&key));
-            }
-            batch.add_elements(&set, std::slice::from_ref(&key), Some(ms));
-            match self.commit(batch) {
-                Err(failure) if failure.source.raw_os_error() == Some(libc::EEXIST) => renew = true,
-                Err(failure) if failure.source.raw_os_error() == Some(libc::ENOENT) => {
-                    renew = false;
-                }
-                result => {
-                    return result.map_err(|failure| {
-                        self.os("hide a connection of the host's own", failure)
-                    });
-                }
-            }
-        }
-        Err(self.os(
-            "hide a connection of the host's own",
-            Failure {
-                source: io::ErrorKind::ResourceBusy.into(),
-                words: None,
-            },
-        ))
-    }
-
-    /// Ends [`Self::add_local_client`]. One that has ended already is no error.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn remove_local_client(&mut self, client: &LocalClient) -> Result<(), ShieldError> {
-        let (set, key) = client.element();
+    pub fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
-        batch.delete_elements(&set, &[key]);
-        match self.commit(batch) {
-            Err(failure) if failure.source.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            result => {
-                result.map_err(|failure| self.os("show a connection of the host's own", failure))
-            }
+        for client in clients {
+            let (set, key) = client.element();
+            batch.add_elements(&set, &[key]);
         }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.commit(batch)
+            .map_err(|failure| self.os("hide connections of the host's own", failure))
+    }
+
+    /// Ends [`add_local_clients`](Self::add_local_clients), for all of them at once: a change costs the kernel a grace
+    /// period, whatever its size.
+    ///
+    /// # Errors
+    /// If the kernel refuses, as it does if one of them is not hidden.
+    pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
+        let table = self.table.clone();
+        let mut batch = Batch::new(&table, self.seq);
+        for client in clients {
+            let (set, key) = client.element();
+            batch.delete_elements(&set, &[key]);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.commit(batch)
+            .map_err(|failure| self.os("show connections of the host's own", failure))
     }
 
     fn os(&self, what: &str, failure: Failure) -> ShieldError {

@@ -53,7 +53,7 @@ pub(super) struct SetSpec<'a> {
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
     /// Elements end by themselves, and there are at most so many.
-    pub(super) expiring: Option<u32>,
+    pub(super) limit: Option<u32>,
 }
 
 /// Commands that the kernel applies all or none.
@@ -146,47 +146,32 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn add_set(&mut self, set: &SetSpec<'_>) {
-        const NFT_SET_TIMEOUT: u32 = 0x10;
         // Six bits for each type, as nft has it.
         let key_type = set.key_types.iter().fold(0, |all, t| all << 6 | t);
         self.command(NEWSET, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
             b.attr_str(1, table);
             b.attr_str(2, set.name);
-            b.attr_be32(
-                3,
-                if set.expiring.is_some() {
-                    NFT_SET_TIMEOUT
-                } else {
-                    0
-                },
-            );
+            b.attr_be32(3, 0);
             b.attr_be32(4, key_type);
             b.attr_be32(5, set.key_len);
-            if let Some(size) = set.expiring {
+            if let Some(size) = set.limit {
                 b.nest(9, |b| b.attr_be32(1, size));
             }
             b.attr_be32(10, set.id);
         });
     }
 
-    /// Adds elements. `timeout_ms` is for sets whose elements expire.
-    pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>], timeout_ms: Option<u64>) {
+    /// Adds elements.
+    pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
         // With NLM_F_EXCL, so that what the kernel has and what we think it has cannot drift apart unseen.
-        self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys, timeout_ms);
+        self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys);
     }
 
     pub(super) fn delete_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        self.elements(DELSETELEM, 0, set, keys, None);
+        self.elements(DELSETELEM, 0, set, keys);
     }
 
-    fn elements(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        set: &str,
-        keys: &[Vec<u8>],
-        timeout_ms: Option<u64>,
-    ) {
+    fn elements(&mut self, kind: u16, flags: u16, set: &str, keys: &[Vec<u8>]) {
         for keys in keys.chunks(ELEMENTS_MAX) {
             self.command(kind, flags, |b, table| {
                 b.attr_str(1, table);
@@ -195,9 +180,6 @@ impl<'a> Batch<'a> {
                     for key in keys {
                         b.nest(1, |b| {
                             b.nest(1, |b| b.attr(1, key));
-                            if let Some(ms) = timeout_ms {
-                                b.attr(4, &ms.to_be_bytes());
-                            }
                         });
                     }
                 });
