@@ -566,7 +566,7 @@ fn server_flags(server: &Server, conntrack: bool) -> u32 {
 ///
 /// A service of many ports has one template for all: an FTP service for control and data, one of port 0 for every port,
 /// one of a mark for every protocol and address, too.
-fn template_key(
+pub(crate) fn template_key(
     service: ServiceKey,
     netmask: u32,
     protocol: Protocol,

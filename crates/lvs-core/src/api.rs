@@ -10,8 +10,9 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::explain::{Candidate, Explanation};
 pub use crate::stats::{Counts, Stats};
-use crate::{Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
+use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
@@ -126,6 +127,24 @@ pub enum Call {
     /// Counted reasons of drops and of packets left to the host. Answer: items [`ReasonCount`], then [`ListEnd`].
     #[serde(rename = "drops")]
     Drops {},
+    /// What would become of a packet that may open a connection, and why; nothing changes. Answer: [`Explanation`].
+    #[serde(rename = "explain")]
+    Explain {
+        /// IP protocol number.
+        protocol: u8,
+        /// Source of the packet.
+        client: SocketAddr,
+        /// Destination of the packet.
+        #[serde(rename = "virtual")]
+        virt: SocketAddr,
+        /// Its firewall mark.
+        #[serde(default)]
+        mark: u32,
+    },
+    /// Packets as they arrive, each with what was decided about it, until the client closes the connection. Answer:
+    /// items [`CapturedPacket`]; one without a frame each second in which none came.
+    #[serde(rename = "capture")]
+    Capture(CaptureFilter),
     /// Rules that give packets firewall marks, in their order. Answer: items [`MarkText`], then [`ListEnd`].
     #[serde(rename = "mark.list")]
     MarkList {},
@@ -281,6 +300,17 @@ pub struct Info {
     pub interfaces: Vec<InterfaceInfo>,
     /// Virtual addresses that the engine owns.
     pub own_vips: Vec<core::net::IpAddr>,
+    /// Virtual addresses for which another host answers, too.
+    pub conflicts: Vec<Conflict>,
+}
+
+/// Another host with a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// Who answers.
+    pub mac: String,
 }
 
 /// An interface in use.
@@ -448,6 +478,41 @@ pub struct ReasonCount {
     pub help: String,
 }
 
+/// Which packets a capture takes: those that fit everything that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CaptureFilter {
+    /// IP protocol number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<core::net::IpAddr>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+    /// Only packets that are dropped or refused.
+    pub dropped: bool,
+}
+
+/// A packet in a capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CapturedPacket {
+    /// Microseconds since 1970.
+    pub time_us: u64,
+    /// Where it arrived.
+    pub interface: String,
+    /// The frame begins with an Ethernet header; else with an IP header.
+    pub ethernet: bool,
+    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine lives.
+    pub frame: String,
+    /// What was decided.
+    pub verdict: String,
+    /// Packets that this capture has lost so far, because its reader was too slow.
+    pub lost: u64,
+}
+
 /// One line of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
@@ -477,6 +542,28 @@ pub struct Failure {
     pub code: FailureCode,
     /// What, where and what to do, for people.
     pub message: String,
+}
+
+impl From<Error> for Failure {
+    /// The refusal that the kernel would give for the same reason.
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
+            Error::NoService => FailureCode::NoService,
+            Error::NoServer | Error::UnknownSysctl => FailureCode::NoServer,
+            Error::NoDevice => FailureCode::NoDevice,
+            Error::DaemonRunning => FailureCode::Running,
+            Error::DaemonNotRunning => FailureCode::NotRunning,
+            Error::UnknownScheduler | Error::UnknownEngine => FailureCode::NoScheduler,
+            Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::Unsupported(_) => FailureCode::Unsupported,
+            _ => FailureCode::Invalid,
+        };
+        Self {
+            code,
+            message: alloc::string::ToString::to_string(&error),
+        }
+    }
 }
 
 /// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give `ipvsadm`.

@@ -37,6 +37,7 @@ mod defense;
 mod director;
 mod engine;
 mod error;
+mod explain;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 pub mod mark;
@@ -57,6 +58,7 @@ pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
+pub use explain::{Candidate, Explanation};
 pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};

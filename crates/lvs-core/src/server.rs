@@ -325,6 +325,12 @@ impl HeldServer {
     }
 }
 
+impl Clone for HeldServer {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
 impl core::ops::Deref for HeldServer {
     type Target = alloc::sync::Arc<Server>;
 

@@ -4,6 +4,8 @@
 //! it takes the same command lines, and some options of its own before the command.
 #![forbid(unsafe_code)]
 
+mod atomic;
+mod operator;
 mod program;
 mod session;
 pub mod start;

@@ -12,6 +12,7 @@ use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::names::Names;
 
 use crate::session::Session;
+use crate::{atomic, operator};
 
 /// The status that a shell reports of a program whose reader has gone.
 const BROKEN_PIPE: u8 = 141;
@@ -125,6 +126,11 @@ impl Invocation<'_> {
         self.program != Program::Lvsadm
     }
 
+    /// A connection to the engine.
+    pub(crate) fn client(&mut self) -> Result<Client, String> {
+        (self.connect)(&self.address)
+    }
+
     fn ipvsadm(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {
         // ipvsadm opens its interface before it looks at the command line.
         let reason = match (self.connect)(&self.address) {
@@ -208,6 +214,14 @@ impl Invocation<'_> {
                 _ => break,
             }
         }
+        if let Some((word, rest)) = words.split_first()
+            && let Some(operator) = operator::find(word)
+        {
+            return operator.run(self, rest);
+        }
+        if let Some(rest) = atomic::restore_words(words) {
+            return atomic::restore(self, &rest);
+        }
         // What is wrong with the line itself is told without an engine.
         match parse(&self.argv0, words, &self.names) {
             Err(refusal) => {
@@ -219,6 +233,7 @@ impl Invocation<'_> {
                 self.output
                     .write_all(HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -").as_bytes())?;
                 self.output.write_all(OWN_HELP.as_bytes())?;
+                self.output.write_all(operator::overview().as_bytes())?;
                 return Ok(0);
             }
             Ok(Command::Version) => {
@@ -248,6 +263,8 @@ Options before the command:
   --socket        address             control socket of the engine: a path, or @NAME for an abstract one
                                       (default: LVS_SOCKET, or else @lvs-dataplane)
   --json                              listings as JSON
+With -R:
+  --atomic                            carry out all lines, or none if one is wrong
 Environment:
   LVS_SOCKET                          as --socket
   LVS_AUTOSTART=1                     start lvs-dataplane if no engine answers

@@ -284,11 +284,11 @@ fn error(run: &mut Invocation<'_>, text: &[u8]) -> io::Result<()> {
     run.errors.write_all(text)
 }
 
-fn json(run: &mut Invocation<'_>, value: &impl Serialize) -> io::Result<()> {
+pub(crate) fn json(run: &mut Invocation<'_>, value: &impl Serialize) -> io::Result<()> {
     Ok(serde_json::to_writer(&mut *run.output, value)?)
 }
 
-fn json_list<T: Serialize>(run: &mut Invocation<'_>, items: &[T]) -> io::Result<()> {
+pub(crate) fn json_list<T: Serialize>(run: &mut Invocation<'_>, items: &[T]) -> io::Result<()> {
     let mut count = 0;
     for item in items {
         json_item(run.output, count, item)?;

@@ -21,14 +21,14 @@ const FULL_CHECK: u32 = 30;
 /// Idle for so long, an entry goes when there are too many (`ENTRY_TIMEOUT`).
 const IDLE: Duration = Duration::from_secs(6 * 60);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry<T> {
     addr: IpAddr,
     pub(super) value: T,
     pub(super) last_use: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
     /// Each bucket has its newest entry last.
     buckets: Vec<Vec<Entry<T>>>,

@@ -1,5 +1,6 @@
 //! Destination hashing (`ip_vs_dh`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -28,6 +29,10 @@ impl DestinationHashing {
 }
 
 impl Scheduler for DestinationHashing {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
         let slot = hash_32(fold(request.virt.ip()), BITS);
         let index = *self.table.get(slot as usize)? as usize;

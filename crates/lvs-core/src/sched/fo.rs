@@ -1,5 +1,6 @@
 //! Weighted failover (`ip_vs_fo`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -10,6 +11,10 @@ use crate::Server;
 pub struct Failover;
 
 impl Scheduler for Failover {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         heaviest(servers, Server::is_usable)
     }

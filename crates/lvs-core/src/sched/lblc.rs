@@ -1,5 +1,6 @@
 //! Locality-based least connections (`ip_vs_lblc`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::{Instant, Server, Sysctls};
 
 /// Keeps a destination address on one server, for services of many addresses (caches behind a mark); a server that has
 /// too much while another is idle gives the address away to the least loaded one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,
     expiration: Duration,
@@ -27,6 +28,10 @@ impl Default for LocalityLeastConnections {
 }
 
 impl Scheduler for LocalityLeastConnections {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
         let addr = request.virt.ip();
         let mut cached = None;

@@ -1,5 +1,6 @@
 //! Locality-based least connections with replication (`ip_vs_lblcr`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,14 +15,14 @@ use crate::{Instant, Server, Sysctls};
 
 /// Keeps a destination address on a set of servers that grows while they have too much and shrinks when it has not
 /// changed for a while.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,
     expiration: Duration,
 }
 
 /// The servers of an address. The newest comes last; the kernel walks from the newest to the oldest.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Set {
     servers: Vec<HeldServer>,
     last_change: Instant,
@@ -78,6 +79,10 @@ impl Default for LocalityLeastConnectionsReplicated {
 }
 
 impl Scheduler for LocalityLeastConnectionsReplicated {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
         let (addr, now) = (request.virt.ip(), request.now);
         let least = || least_by(servers, |server| i64::from(server.overhead()));

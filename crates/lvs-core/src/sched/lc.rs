@@ -1,5 +1,6 @@
 //! Least connections (`ip_vs_lc`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -10,6 +11,10 @@ use crate::Server;
 pub struct LeastConnections;
 
 impl Scheduler for LeastConnections {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         (0..servers.len())
             .filter(|&index| !servers[index].is_overloaded() && servers[index].weight() != 0)

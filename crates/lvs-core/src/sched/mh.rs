@@ -1,5 +1,6 @@
 //! Maglev hashing (`ip_vs_mh`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -105,6 +106,10 @@ struct Walk {
 }
 
 impl Scheduler for MaglevHashing {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
         if servers.len() <= SLOTS as usize {
             self.refresh(servers);

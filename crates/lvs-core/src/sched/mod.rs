@@ -65,6 +65,11 @@ pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take it.
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
 
+    /// A copy in the same state, to ask what it would choose; `None` if it cannot be copied.
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        None
+    }
+
     /// The scheduler takes over a list that may have servers already (`init_service`).
     fn start(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
@@ -173,6 +178,10 @@ impl Default for Registry {
 struct NoScheduler;
 
 impl Scheduler for NoScheduler {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, _: &[Arc<Server>], _: &Request) -> Option<usize> {
         None
     }

@@ -1,5 +1,6 @@
 //! Never queue (`ip_vs_nq`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::wlc::least_by;
@@ -11,6 +12,10 @@ use crate::Server;
 pub struct NeverQueue;
 
 impl Scheduler for NeverQueue {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         servers
             .iter()

@@ -1,5 +1,6 @@
 //! Weighted overflow (`ip_vs_ovf`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::fo::heaviest;
@@ -13,6 +14,10 @@ use crate::Server;
 pub struct Overflow;
 
 impl Scheduler for Overflow {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         heaviest(servers, |server| {
             server.is_usable() && i64::from(server.active()) <= i64::from(server.weight())

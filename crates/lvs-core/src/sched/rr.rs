@@ -1,5 +1,6 @@
 //! Round robin (`ip_vs_rr`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -13,6 +14,10 @@ pub struct RoundRobin {
 }
 
 impl Scheduler for RoundRobin {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         // From behind the last choice to the end, then once around; the last choice itself is looked at last.
         let start = self.last.map_or(0, |last| last + 1);

@@ -1,5 +1,6 @@
 //! Shortest expected delay (`ip_vs_sed`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::wlc::least_by;
@@ -11,6 +12,10 @@ use crate::Server;
 pub struct ShortestExpectedDelay;
 
 impl Scheduler for ShortestExpectedDelay {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         least_by(servers, |server| i64::from(server.active()) + 1)
     }

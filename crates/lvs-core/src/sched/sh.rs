@@ -1,5 +1,6 @@
 //! Source hashing (`ip_vs_sh`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -39,6 +40,10 @@ impl SourceHashing {
 }
 
 impl Scheduler for SourceHashing {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
         let key = client_key(request);
         let slot = |offset: u32| {

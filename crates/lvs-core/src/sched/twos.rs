@@ -1,5 +1,6 @@
 //! Weighted random twos choice (`ip_vs_twos`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -30,6 +31,10 @@ impl RandomTwos {
 }
 
 impl Scheduler for RandomTwos {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         let usable = || (0..servers.len()).filter(|&index| servers[index].is_usable());
         let mut total = 0u32;

@@ -1,5 +1,6 @@
 //! Weighted least connections (`ip_vs_wlc`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -10,6 +11,10 @@ use crate::Server;
 pub struct WeightedLeastConnections;
 
 impl Scheduler for WeightedLeastConnections {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         least_by(servers, |server| i64::from(server.overhead()))
     }

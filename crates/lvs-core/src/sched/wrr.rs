@@ -1,5 +1,6 @@
 //! Weighted round robin (`ip_vs_wrr`).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::{Request, Scheduler};
@@ -53,6 +54,10 @@ impl WeightedRoundRobin {
 }
 
 impl Scheduler for WeightedRoundRobin {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         if self.max == 0 {
             return None;

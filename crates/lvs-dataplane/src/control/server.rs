@@ -101,6 +101,17 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
+    /// Sends what was gathered, for a list whose items come slowly.
+    ///
+    /// # Errors
+    /// The client is gone: the caller should stop.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.out.flush().map_err(|error| Failure {
+            code: FailureCode::Internal,
+            message: format!("the client does not read any more: {error}"),
+        })
+    }
+
     /// How many items went out.
     pub const fn count(&self) -> u64 {
         self.count
@@ -483,6 +494,7 @@ const fn changes(call: &Call) -> bool {
             | Call::SysctlGet { .. }
             | Call::DaemonList {}
             | Call::Drops {}
+            | Call::Explain { .. }
     )
 }
 

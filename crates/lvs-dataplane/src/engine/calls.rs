@@ -4,14 +4,15 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{
-    Call, ConnInfo, Failure, FailureCode, Info, ListEnd, MarkText, ServerInfo, ServiceId,
-    ServiceInfo, SyncDaemon, SyncRole, Sysctl, Timeouts,
+    Call, CaptureFilter, CapturedPacket, ConnInfo, Failure, FailureCode, Info, ListEnd, MarkText,
+    ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl, Timeouts,
 };
 use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Error, Service, ServiceKey, Sysctls, sync};
+use lvs_core::{Connection, Control, Error, Protocol, Service, ServiceKey, Sysctls, Tuple, sync};
 use serde_json::Value;
 
 use super::bench::{self, BenchFrame};
+use super::capture;
 use super::shared::{Change, Command, Shared};
 use crate::control::server::{Engine, Sink};
 
@@ -21,6 +22,8 @@ const LIST_PIECE: usize = 512;
 const MARK_RULES_MAX: usize = 1024;
 /// How long the worker may take to answer; it looks at its commands after every batch.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a capture without packets is silent.
+const CAPTURE_IDLE: Duration = Duration::from_secs(1);
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 
@@ -147,6 +150,20 @@ impl Engine for Shared {
                 }
                 to_value(&ListEnd { count: out.count() })
             }
+            Call::Explain {
+                protocol,
+                client,
+                virt,
+                mark,
+            } => {
+                let tuple = Tuple {
+                    protocol: Protocol(protocol),
+                    src: client,
+                    dst: virt,
+                };
+                to_value(&self.ask(|reply| Command::Explain(tuple, mark, reply))?)
+            }
+            Call::Capture(filter) => self.capture(filter, out),
             Call::MarkList {} => {
                 let rules = self.marks().clone();
                 let taken = self.ask(Command::Marked)?;
@@ -352,6 +369,33 @@ impl Shared {
         }
     }
 
+    /// Hands out packets until the client is gone.
+    fn capture(&self, filter: CaptureFilter, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let (sender, packets) = mpsc::sync_channel(capture::QUEUE);
+        self.send(Command::Capture(filter, sender));
+        while !self.is_stopping() {
+            match packets.recv_timeout(CAPTURE_IDLE) {
+                Ok(packet) => {
+                    out.item(&packet)?;
+                    for packet in packets.try_iter().take(capture::QUEUE) {
+                        out.item(&packet)?;
+                    }
+                }
+                // Shows whether the client is still there.
+                Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Failure {
+                        code: FailureCode::Unsupported,
+                        message: "no packet ever comes: the engine has no interfaces or ends"
+                            .into(),
+                    });
+                }
+            }
+            out.flush()?;
+        }
+        to_value(&ListEnd { count: out.count() })
+    }
+
     /// Starts a synchronisation daemon (`start_sync_thread`).
     fn start_daemon(&self, mut daemon: SyncDaemon) -> Result<Value, Failure> {
         let name = daemon.interface.clone();
@@ -411,29 +455,14 @@ fn conn_info(connection: &Connection) -> ConnInfo {
         expires_ms: u64::try_from(connection.expires.as_millis()).unwrap_or(u64::MAX),
         forwarding: connection.method,
         template: connection.template,
-        synced: false,
+        synced: connection.synced,
         engine: None,
     }
 }
 
 /// The refusal that the kernel would give for the same reason.
 pub(super) fn failure(error: Error) -> Failure {
-    let code = match error {
-        Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
-        Error::NoService => FailureCode::NoService,
-        Error::NoServer | Error::UnknownSysctl => FailureCode::NoServer,
-        Error::NoDevice => FailureCode::NoDevice,
-        Error::DaemonRunning => FailureCode::Running,
-        Error::DaemonNotRunning => FailureCode::NotRunning,
-        Error::UnknownScheduler | Error::UnknownEngine => FailureCode::NoScheduler,
-        Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
-        Error::Unsupported(_) => FailureCode::Unsupported,
-        _ => FailureCode::Invalid,
-    };
-    Failure {
-        code,
-        message: error.to_string(),
-    }
+    error.into()
 }
 
 fn parse_mark(text: &str) -> Result<MarkRule, Failure> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, DropReason, Family, IcmpError, Instant, PacketMeta, Shard, Tuple, Verdict,
+    AcceptReason, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Shard, Tuple,
+    Verdict,
 };
 
 use super::shared::Shared;
@@ -25,6 +26,9 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
+    /// Whether to remember the last decision for a capture.
+    pub(super) tells: bool,
+    told: Option<(Tuple, Verdict)>,
 }
 
 impl Decider {
@@ -43,6 +47,8 @@ impl Decider {
             hook,
             drops,
             accepts,
+            tells: false,
+            told: None,
         }
     }
 
@@ -117,7 +123,21 @@ impl Decider {
         self.shared.control().set_local_addresses(prefixes);
     }
 
-    fn count(&mut self, verdict: Verdict) -> Verdict {
+    /// What would become of a packet, without any of it happening.
+    pub(super) fn explain(&self, tuple: Tuple, mark: u32) -> Explanation {
+        let now = self.shared.now();
+        self.shared.control().explain(&self.shard, tuple, mark, now)
+    }
+
+    /// The last decision since this was asked, if [`tells`](Self::tells) is set.
+    pub(super) fn take_told(&mut self) -> Option<(Tuple, Verdict)> {
+        self.told.take()
+    }
+
+    fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
+        if self.tells {
+            self.told = Some((tuple, verdict));
+        }
         match verdict {
             Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
                 self.drops[reason.index()] += 1;
@@ -134,8 +154,10 @@ impl Decide for Decider {
         if let Some(hook) = &mut self.hook {
             match hook.packet(meta) {
                 HookAction::Continue => {}
-                HookAction::Host => return self.count(Verdict::Accept(AcceptReason::Hook)),
-                HookAction::Drop => return self.count(Verdict::Drop(DropReason::Hook)),
+                HookAction::Host => {
+                    return self.count(meta.tuple, Verdict::Accept(AcceptReason::Hook));
+                }
+                HookAction::Drop => return self.count(meta.tuple, Verdict::Drop(DropReason::Hook)),
             }
         }
         let marked;
@@ -145,8 +167,12 @@ impl Decide for Decider {
                 marked = PacketMeta { mark, ..*meta };
                 &marked
             }
-            Some(MarkAction::Drop) => return self.count(Verdict::Drop(DropReason::MarkRule)),
-            Some(MarkAction::Host) => return self.count(Verdict::Accept(AcceptReason::MarkRule)),
+            Some(MarkAction::Drop) => {
+                return self.count(meta.tuple, Verdict::Drop(DropReason::MarkRule));
+            }
+            Some(MarkAction::Host) => {
+                return self.count(meta.tuple, Verdict::Accept(AcceptReason::MarkRule));
+            }
         };
         let verdict = match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
@@ -155,7 +181,7 @@ impl Decide for Decider {
                 .control()
                 .admit(&mut self.shard, meta, pending, now),
         };
-        self.count(verdict)
+        self.count(meta.tuple, verdict)
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
@@ -167,7 +193,7 @@ impl Decide for Decider {
                     .admit_icmp_error(&mut self.shard, error, pending, now)
             }
         };
-        self.count(verdict)
+        self.count(error.inner, verdict)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod calls;
+mod capture;
 mod decider;
 mod network;
 mod offline;

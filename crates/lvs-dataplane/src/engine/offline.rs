@@ -136,6 +136,11 @@ impl Offline {
                 done.now = self.shared.now();
                 let _ = reply.send(done);
             }
+            Command::Explain(tuple, mark, reply) => {
+                let _ = reply.send(self.decider.explain(tuple, mark));
+            }
+            // Whoever asked is told by the closed channel: no packet ever comes.
+            Command::Capture(..) => {}
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }

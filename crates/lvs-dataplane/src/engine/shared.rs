@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{Failure, Info, ReasonCount, SyncDaemon};
+use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, Info, ReasonCount, SyncDaemon};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Instant, ServiceKey};
+use lvs_core::{Connection, Control, Explanation, Instant, ServiceKey, Tuple};
 
 use super::bench::{Test, Tested};
 
@@ -46,6 +46,10 @@ pub(super) enum Command {
     Interface(String, mpsc::SyncSender<Option<u32>>),
     /// What only an engine for tests does.
     Test(Test, mpsc::SyncSender<Tested>),
+    /// What would become of a packet.
+    Explain(Tuple, u32, mpsc::SyncSender<Explanation>),
+    /// Show packets until the receiver is gone.
+    Capture(CaptureFilter, mpsc::SyncSender<CapturedPacket>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.

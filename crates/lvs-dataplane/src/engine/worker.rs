@@ -11,11 +11,12 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
 use super::shared::{Change, Command, Shared};
@@ -115,8 +116,8 @@ pub(super) struct Worker {
     /// The servers' next hops, whose link-layer addresses are kept fresh.
     next_hops: HashSet<(u32, IpAddr)>,
     next_refresh: Instant,
-    /// When it was last said that another host claims an address.
-    conflicts: HashMap<IpAddr, Instant>,
+    /// Addresses of services that another host claims, who, and when that was last said.
+    conflicts: HashMap<IpAddr, (Mac, Instant)>,
     refused: u64,
     /// Since when something has changed that only [`follow_control`](Self::follow_control) takes in fully.
     changed: Option<Instant>,
@@ -124,6 +125,7 @@ pub(super) struct Worker {
     followed: Instant,
     /// Connections refused for a full table when that was last said, and when it may be said again.
     full: (u64, Instant),
+    captures: Vec<Capture>,
     next_housekeeping: Instant,
 }
 
@@ -174,6 +176,7 @@ impl Worker {
             changed: None,
             followed: Instant::ZERO,
             full: (0, Instant::ZERO),
+            captures: Vec::new(),
             next_housekeeping: Instant::ZERO,
         };
         let info = PortInfo {
@@ -256,6 +259,13 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            if !self.captures.is_empty() {
+                self.process_shown(port, count, now);
+                if count < BATCH {
+                    return;
+                }
+                continue;
+            }
             self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
@@ -275,6 +285,55 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// Processes a batch frame by frame, and shows each to those who want to see it.
+    fn process_shown(&mut self, port: PortId, count: usize, now: Instant) {
+        let mut captures = std::mem::take(&mut self.captures);
+        self.decider.tells = true;
+        for at in 0..count {
+            let bytes = self.frames[at].bytes().to_vec();
+            let dropped = self.pipeline.counters.dropped;
+            let env = Env {
+                net: &self.network,
+                shield: &self.hidden,
+                pmtu_disc: self.pmtu_disc,
+            };
+            self.pipeline.process(
+                port,
+                &mut self.frames[at..=at],
+                &env,
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+            let told = self.decider.take_told();
+            let lost = FrameDrop::ALL
+                .iter()
+                .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
+            let (verdict, dropped) = match (&told, lost) {
+                (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
+                    capture::describe(verdict)
+                }
+                (_, Some(drop)) => (
+                    format!("dropped ({}): {}", drop.name(), drop.describe().trim()),
+                    true,
+                ),
+                (None, None) => ("not for the director".to_owned(), false),
+            };
+            let shown = Shown {
+                interface: self.name_of(port),
+                ethernet: port != HOST_PORT,
+                frame: &bytes,
+                verdict: &verdict,
+                dropped,
+            };
+            let tuple = told.map(|(tuple, _)| tuple);
+            captures.retain_mut(|capture| capture.show(tuple, &shown));
+        }
+        self.decider.tells = !captures.is_empty();
+        self.captures = captures;
     }
 
     /// Does what the packet path asks for, and sends what it has made.
@@ -330,10 +389,10 @@ impl Worker {
             .any(|link| link.mac == Some(mac.0));
         let now = self.shared.now();
         let said = self.conflicts.get(&addr);
-        if ours || said.is_some_and(|&said| now < said + COMPLAINT_PERIOD) {
+        if ours || said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {
             return;
         }
-        self.conflicts.insert(addr, now);
+        self.conflicts.insert(addr, (mac, now));
         error!(
             "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
              Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
@@ -447,6 +506,10 @@ impl Worker {
                 let route = self.network.state.lookup(addr);
                 let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
+            Command::Explain(tuple, mark, reply) => {
+                let _ = reply.send(self.decider.explain(tuple, mark));
+            }
+            Command::Capture(filter, out) => self.captures.push(Capture::new(filter, out)),
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
@@ -858,6 +921,14 @@ impl Worker {
                 })
                 .collect(),
             own_vips: self.network.own_vips().iter().copied().collect(),
+            conflicts: self
+                .conflicts
+                .iter()
+                .map(|(&address, (mac, _))| Conflict {
+                    address,
+                    mac: mac.to_string(),
+                })
+                .collect(),
             ..Info::default()
         }
     }

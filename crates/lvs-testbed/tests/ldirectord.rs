@@ -1,0 +1,193 @@
+//! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and restored at the start.
+//!
+//! On the director `/sbin/ipvsadm` is `lvsadm`; nobody there knows.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+const NAMES: [&str; 3] = ["ipvsadm", "ipvsadm-save", "ipvsadm-restore"];
+
+/// Three servers, of which the last one is the fallback.
+fn site(label: &str, forward: Forward) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 3;
+    let mut site = Site::new(options)?;
+    site.serve("alive", 100)?;
+    site.start_engine(&[])?;
+    site.director.install(&programs::find("lvsadm")?, &NAMES)?;
+    Ok(site)
+}
+
+fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
+    let method = match site.options.forward {
+        Forward::Nat => "masq",
+        Forward::Dr => "gate",
+        Forward::Tun => "ipip",
+    };
+    let port = 80;
+    let text = format!(
+        "supervised=yes\nchecktimeout=2\nnegotiatetimeout=2\ncheckinterval=1\nautoreload=no\nlogfile=\"{log}\"\nquiescent={quiescent}\n\n\
+         virtual={vip}:{port}\n\treal={first}:{port} {method} 2\n\treal={second}:{port} {method} 1\n\
+         \tfallback={fallback}:{port} {method}\n\tservice=http\n\tscheduler=wrr\n\tprotocol=tcp\n\
+         \tchecktype=negotiate\n\trequest=\"id\"\n\treceive=\"rs\"\n",
+        log = site.testbed.dir().join("ldirectord.log").display(),
+        quiescent = if quiescent { "yes" } else { "no" },
+        vip = site.vip,
+        first = site.real_address(0),
+        second = site.real_address(1),
+        fallback = site.real_address(2),
+    );
+    let file = site.testbed.dir().join("ldirectord.cf");
+    fs::write(&file, text)?;
+    // Its pid file lies in /run, which belongs to the whole machine.
+    site.director.sh("mount -t tmpfs tmpfs /run")?;
+    site.director
+        .spawn("ldirectord", &[file.as_os_str(), "start".as_ref()])
+        .context("starting ldirectord (package ldirectord)")
+}
+
+/// Address and weight of the servers, as listed.
+fn listed(site: &Site) -> Vec<(String, u64)> {
+    let listing = site.director.sh("/sbin/ipvsadm -Ln").unwrap_or_default();
+    let mut servers: Vec<(String, u64)> = rows(&listing)
+        .iter()
+        .filter(|row| row.is_server())
+        .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
+        .collect();
+    servers.sort();
+    servers
+}
+
+/// Waits for servers with these weights, by their number.
+fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
+    let mut wanted: Vec<(String, u64)> = expected
+        .iter()
+        .map(|&(server, weight)| (format!("{}:80", site.real_address(server)), weight))
+        .collect();
+    wanted.sort();
+    wait_until(&format!("{wanted:?}"), Duration::from_secs(20), || {
+        listed(site) == wanted
+    })
+    .with_context(|| {
+        let log = fs::read_to_string(site.testbed.dir().join("ldirectord.log"));
+        format!("listed: {:?}\n{}\n{log:?}", listed(site), program.log())
+    })
+}
+
+/// Who answers, over some connections.
+fn answering(site: &Site) -> Result<Vec<String>> {
+    let text = site.client.sh(&format!(
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 5 http://{}/id; done",
+        site.vip
+    ))?;
+    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
+    let mut site = site(label, forward)?;
+    let mut program = ldirectord(&site, quiescent)?;
+    wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
+    let listing = site.director.sh("/sbin/ipvsadm -Ln")?;
+    ensure!(listing.contains(" wrr"), "{listing}");
+    ensure!(answering(&site)? == ["rs1", "rs2"]);
+
+    // One dies: quiescent it stays with weight 0, else it is taken out.
+    site.programs.remove(0).kill();
+    let dead = |server| if quiescent { vec![(server, 0)] } else { vec![] };
+    wait_listed(&site, &program, &[dead(0), vec![(1, 1)]].concat())?;
+    ensure!(answering(&site)? == ["rs2"]);
+    // Both are dead: the fallback server takes over.
+    site.programs.remove(0).kill();
+    wait_listed(&site, &program, &[dead(0), dead(1), vec![(2, 1)]].concat())?;
+    ensure!(answering(&site)? == ["rs3"]);
+    // Both are back: it has nothing more to do.
+    for server in 0..2 {
+        let revived = nginx(&site.servers[server], &NginxOptions::default())?;
+        site.programs.push(revived);
+    }
+    wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
+    ensure!(answering(&site)? == ["rs1", "rs2"]);
+
+    let status = program.stop(Signal::SIGTERM)?;
+    wait_until("its services to be gone", Duration::from_secs(10), || {
+        site.director
+            .sh("/sbin/ipvsadm -Ln")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
+    .with_context(|| format!("{status}: {}", program.log()))
+}
+
+#[test]
+fn nat_quiescent() -> Result<()> {
+    managed(Forward::Nat, "ldnatq", true)
+}
+
+#[test]
+fn nat_not_quiescent() -> Result<()> {
+    managed(Forward::Nat, "ldnat", false)
+}
+
+#[test]
+fn direct_routing_quiescent() -> Result<()> {
+    managed(Forward::Dr, "lddrq", true)
+}
+
+#[test]
+fn direct_routing_not_quiescent() -> Result<()> {
+    managed(Forward::Dr, "lddr", false)
+}
+
+/// Rules saved at the stop and restored at the start, in the way of Debian's init script, with its files.
+#[test]
+fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
+    let mut site = site("debian", Forward::Nat)?;
+    site.director.sh(
+        "D=$(mktemp -d) && cp -a /etc/. $D/ 2>/dev/null; mount --bind $D /etc && \
+         printf 'AUTO=\"true\"\\nDAEMON=\"none\"\\nIFACE=\"eth0\"\\nSYNCID=\"\"\\n' > /etc/default/ipvsadm",
+    )?;
+    let script = site.testbed.dir().join("init");
+    fs::write(
+        &script,
+        "set -e\nIPVSADM_CONFIG=/etc/ipvsadm.rules\nIPVSADM=/sbin/ipvsadm\n. /etc/default/ipvsadm\n\
+         case $1 in\n\
+         start) [ \"$AUTO\" = true ] && grep -qv '^#' $IPVSADM_CONFIG && $IPVSADM -C && $IPVSADM-restore < $IPVSADM_CONFIG ;;\n\
+         stop) $IPVSADM -C ;;\n\
+         save) echo '# ipvsadm.rules' > $IPVSADM_CONFIG; $IPVSADM-save -n >> $IPVSADM_CONFIG ;;\n\
+         esac\n",
+    )?;
+    let run =
+        |site: &Site, word: &str| site.director.sh(&format!("sh {} {word}", script.display()));
+    let service = site.service(80);
+    site.director.sh(&format!(
+        "ipvsadm -A -t {service} -s wrr -p 300 && ipvsadm -a -t {service} -r {}:80 -m -w 3 && \
+         ipvsadm -A -f 7 -s mh -b mh-fallback,mh-port && ipvsadm -a -f 7 -r {} -m && \
+         ipvsadm -A -u {}:53 -s rr -o",
+        site.real_address(0),
+        site.real_address(1),
+        site.vip
+    ))?;
+    let before = site.director.sh("ipvsadm-save -n")?;
+    ensure!(before.lines().count() == 5, "{before}");
+    run(&site, "save")?;
+    run(&site, "stop")?;
+    ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
+    // The machine starts again: a new engine knows nothing.
+    site.start_engine(&[])?;
+    ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
+    run(&site, "start")?;
+    ensure!(site.director.sh("ipvsadm-save -n")? == before);
+    ensure!(answering(&site)? == ["rs1"]);
+    // Names instead of numbers do as well.
+    site.director.sh("ipvsadm-save > /tmp/../etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules")?;
+    ensure!(site.director.sh("ipvsadm-save -n")? == before);
+    Ok(())
+}

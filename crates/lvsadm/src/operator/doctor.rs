@@ -1,0 +1,427 @@
+//! `lvsadm doctor`: what is wrong with this host and the real servers, and the cure.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::{Command, Stdio};
+
+use lvs_core::Forwarding;
+use lvs_core::api::{Call, ConnInfo, Info, ReasonCount, ServiceId, ServiceInfo};
+use serde::Serialize;
+
+use super::simple::wrap;
+use super::{Outcome, Trouble, Words, connect, service_text};
+use crate::program::Invocation;
+use crate::session::json_list;
+
+/// Half-open connections of a server without any other before it is suspected.
+const SUSPICIOUS: u32 = 3;
+
+/// Something that is wrong.
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: String,
+    cure: String,
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, what: impl Into<String>, cure: impl Into<String>) {
+        self.0.push(Finding {
+            what: what.into(),
+            cure: cure.into(),
+        });
+    }
+}
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    if let Some(word) = words.free.first() {
+        return Err(Trouble::Usage(format!("unexpected argument {word}")));
+    }
+    let mut client = connect(run)?;
+    let info: Info = client.call(&Call::Info {})?;
+    let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
+    let reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    let mut seen = Seen::default();
+    client.list(&Call::ConnList {}, |conn: ConnInfo| seen.add(&conn))?;
+    let mut findings = Findings::default();
+    engine(&info, &mut findings);
+    addresses(&services, &info, &is_local, &mut findings);
+    servers(&services, &seen, &mut findings);
+    counters(&reasons, &mut findings);
+    mtu(&services, &info, &mut findings);
+    kernel(&info, &mut findings);
+    rules(&services, &ruleset(), &mut findings);
+    let Findings(findings) = findings;
+    let status = u8::from(!findings.is_empty());
+    if run.json {
+        json_list(run, &findings)?;
+        return Ok(status);
+    }
+    for finding in &findings {
+        for (n, line) in wrap(&finding.what, 90).iter().enumerate() {
+            writeln!(run.output, "{} {line}", if n == 0 { "*" } else { " " })?;
+        }
+        for (n, line) in wrap(&finding.cure, 84).iter().enumerate() {
+            writeln!(
+                run.output,
+                "    {} {line}",
+                if n == 0 { "->" } else { "  " }
+            )?;
+        }
+    }
+    match findings.len() {
+        0 => writeln!(run.output, "nothing found")?,
+        1 => writeln!(run.output, "1 finding")?,
+        n => writeln!(run.output, "{n} findings")?,
+    }
+    Ok(status)
+}
+
+fn engine(info: &Info, findings: &mut Findings) {
+    if info.interfaces.is_empty() {
+        findings.add(
+            "the engine uses no interface: no packet reaches it",
+            "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
+        );
+    }
+    for interface in info.interfaces.iter().filter(|interface| !interface.up) {
+        findings.add(
+            format!("{} is down", interface.name),
+            format!(
+                "ip link set {} up; look at cable and switch port",
+                interface.name
+            ),
+        );
+    }
+    if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
+        findings.add(
+            format!("{} of at most {} connections are in use", info.connections, info.capacity),
+            "start lvs-dataplane with a larger --max-connections; beyond it new connections are dropped",
+        );
+    }
+    for conflict in &info.conflicts {
+        findings.add(
+            format!("{} answers ARP for {}, a virtual address", conflict.mac, conflict.address),
+            "take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+        );
+    }
+}
+
+fn is_local(addr: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(addr, 0)).is_ok()
+}
+
+fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
+    match service.service {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address)
+        }
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+fn addresses(
+    services: &[ServiceInfo],
+    info: &Info,
+    is_local: &dyn Fn(IpAddr) -> bool,
+    findings: &mut Findings,
+) {
+    let mut vips: Vec<IpAddr> = services
+        .iter()
+        .filter_map(virt)
+        .map(|addr| addr.ip())
+        .collect();
+    vips.sort_unstable();
+    vips.dedup();
+    for vip in vips {
+        if !info.own_vips.contains(&vip) && !is_local(vip) {
+            findings.add(
+                format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
+                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+            );
+        }
+    }
+}
+
+/// What the connections tell of servers: half-open ones, and others.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<SocketAddr, (u32, u32)>);
+
+impl Seen {
+    fn add(&mut self, conn: &ConnInfo) {
+        if conn.template || conn.protocol != 6 {
+            return;
+        }
+        let (half, other) = self.0.entry(conn.server).or_default();
+        if matches!(conn.state.as_str(), "SYN_RECV" | "SYNACK") {
+            *half += 1;
+        } else {
+            *other += 1;
+        }
+    }
+}
+
+fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
+    for service in services {
+        let name = service_text(service.service);
+        if service
+            .servers
+            .iter()
+            .all(|server| server.config.weight == 0)
+        {
+            findings.add(
+                if service.servers.is_empty() {
+                    format!("{name} has no server: its clients are refused")
+                } else {
+                    format!("all servers of {name} have weight 0: new clients are refused")
+                },
+                "add a server (lvsadm -a), or give one a weight (lvsadm -e ... -w 1)",
+            );
+        }
+        for server in &service.servers {
+            let address = server.server;
+            if server.overloaded {
+                findings.add(
+                    format!(
+                        "{address} of {name} has reached its upper threshold of {}",
+                        server.config.upper
+                    ),
+                    "raise it (lvsadm -e ... -x), or add servers",
+                );
+            }
+            let Some(&(half, 0)) = seen.0.get(&address) else {
+                continue;
+            };
+            if half < SUSPICIOUS || !matches!(service.service, ServiceId::Tcp { .. }) {
+                continue;
+            }
+            let cure = match server.config.forwarding {
+                Forwarding::Nat => format!(
+                    "on {0}: is something listening on port {1}, and is this director its default gateway (ip route)? Answers that take another way reach the client from the wrong address",
+                    address.ip(),
+                    address.port()
+                ),
+                Forwarding::Tunnel => format!(
+                    "on {}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is net.ipv4.conf.tunl0.rp_filter 0?",
+                    address.ip()
+                ),
+                _ => format!(
+                    "on {}: is the virtual address on lo, is something listening on it, and does its answer find the client?",
+                    address.ip()
+                ),
+            };
+            findings.add(
+                format!("{half} connections to {address} of {name} got no further than the first packet, and none did"),
+                cure,
+            );
+        }
+    }
+}
+
+fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
+    for reason in reasons {
+        if reason.action == "drop" && reason.count > 0 {
+            findings.add(
+                format!("{} packets were dropped: {}", reason.count, reason.reason),
+                reason.help.clone(),
+            );
+        }
+    }
+}
+
+fn mtu(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    let tunnels = services
+        .iter()
+        .flat_map(|service| &service.servers)
+        .any(|server| server.config.forwarding == Forwarding::Tunnel);
+    let small = info.interfaces.iter().map(|interface| interface.mtu).min();
+    if let Some(mtu) = small.filter(|&mtu| tunnels && mtu <= 1500) {
+        findings.add(
+            format!("servers are reached through tunnels, and the MTU is {mtu}: full packets of clients do not fit, and those who get no ICMP hang"),
+            format!("raise the MTU between director and servers by at least 20, or have servers announce a smaller MSS: ip route change default via GATEWAY advmss {}", mtu.saturating_sub(60)),
+        );
+    }
+}
+
+fn kernel(info: &Info, findings: &mut Findings) {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    if read("/proc/net/ip_vs").lines().count() > 3 {
+        findings.add(
+            "the kernel's own IPVS has services in this network namespace, too",
+            "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address confuse each other",
+        );
+    }
+    for interface in &info.interfaces {
+        let path = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", interface.name);
+        let strict = |path: &str| read(path).trim() == "1";
+        if strict(&path) || strict("/proc/sys/net/ipv4/conf/all/rp_filter") {
+            findings.add(
+                format!("rp_filter of {} is strict: this host discards what comes by another way than its answer would take", interface.name),
+                format!("sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{}.rp_filter=2", interface.name),
+            );
+        }
+        let features = output("ethtool", &["-k", &interface.name]);
+        if features
+            .lines()
+            .any(|line| line.trim() == "large-receive-offload: on")
+        {
+            findings.add(
+                format!("{} glues received segments together in hardware (LRO), which cannot be taken apart exactly", interface.name),
+                format!("ethtool -K {} lro off", interface.name),
+            );
+        }
+    }
+}
+
+/// What a program prints; nothing if it is not there or may not.
+fn output(program: &str, arguments: &[&str]) -> String {
+    Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default()
+}
+
+fn ruleset() -> String {
+    output("nft", &["list", "ruleset"])
+}
+
+/// Rules of the host's filters that name a service: they do not see its packets any more.
+fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
+    let mut table = "";
+    let mut chain = "";
+    for line in ruleset.lines() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("table ") {
+            table = name.trim_end_matches([' ', '{']);
+        } else if let Some(name) = line.strip_prefix("chain ") {
+            chain = name.trim_end_matches([' ', '{']);
+        }
+        // The engine's own.
+        if table.split(' ').any(|word| word.starts_with(OWN_TABLE)) {
+            continue;
+        }
+        let names = |service: &&ServiceInfo| {
+            virt(service).is_some_and(|addr| {
+                let word = |text: &str| {
+                    line.split([' ', ',', '{', '}', '/'])
+                        .any(|part| part == text)
+                };
+                word(&addr.ip().to_string())
+                    || (line.contains("dport") && word(&addr.port().to_string()))
+            })
+        };
+        let acts = [
+            "drop", "reject", "accept", "dnat", "redirect", "counter", "mark",
+        ]
+        .iter()
+        .any(|verb| line.contains(verb));
+        if acts && let Some(service) = services.iter().find(names) {
+            findings.add(
+                format!(
+                    "a rule of table {table}, chain {chain}, no longer sees packets of {}: {line}",
+                    service_text(service.service)
+                ),
+                "the engine takes them before the host's filter; filter on the servers or before the director, or in a netdev ingress chain of a lower priority",
+            );
+        }
+    }
+}
+
+/// How the names of the engine's tables of rules begin.
+const OWN_TABLE: &str = "lvs-";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn services(forwarding: &str, weight: i32) -> Vec<ServiceInfo> {
+        let text = format!(
+            r#"[{{"service": {{"protocol": "tcp", "address": "192.0.2.1:80"}},
+                "config": {{"scheduler": "rr", "flags": 0, "timeout": 0, "netmask": 4294967295}},
+                "stats": {{}},
+                "servers": [{{"server": "10.0.0.1:80", "config": {{"weight": {weight}, "forwarding": "{forwarding}"}},
+                    "active": 3, "inactive": 1, "persistent": 0, "overloaded": false, "stats": {{}}}}]}}]"#
+        );
+        serde_json::from_str(&text).expect("services")
+    }
+
+    fn conn(state: &str) -> ConnInfo {
+        ConnInfo {
+            protocol: 6,
+            client: ([198, 51, 100, 1], 4000).into(),
+            virt: ([192, 0, 2, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            state: state.into(),
+            expires_ms: 1,
+            forwarding: Forwarding::Nat,
+            template: false,
+            synced: false,
+            engine: None,
+        }
+    }
+
+    #[test]
+    fn a_server_that_never_answers() {
+        let mut seen = Seen::default();
+        (0..3).for_each(|_| seen.add(&conn("SYN_RECV")));
+        let mut findings = Findings::default();
+        servers(&services("nat", 1), &seen, &mut findings);
+        assert_eq!(findings.0.len(), 1);
+        assert!(findings.0[0].cure.contains("default gateway"));
+        seen.add(&conn("ESTABLISHED"));
+        let mut findings = Findings::default();
+        servers(&services("nat", 1), &seen, &mut findings);
+        assert!(findings.0.is_empty());
+        servers(&services("nat", 0), &seen, &mut findings);
+        assert!(findings.0[0].what.contains("weight 0"));
+    }
+
+    #[test]
+    fn an_address_of_nobody() {
+        let mut findings = Findings::default();
+        addresses(
+            &services("nat", 1),
+            &Info::default(),
+            &|_| true,
+            &mut findings,
+        );
+        assert!(findings.0.is_empty());
+        addresses(
+            &services("nat", 1),
+            &Info::default(),
+            &|_| false,
+            &mut findings,
+        );
+        assert!(findings.0[0].what.contains("192.0.2.1"));
+    }
+
+    #[test]
+    fn rules_that_see_nothing() {
+        let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
+            \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
+            table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
+        let mut findings = Findings::default();
+        rules(&services("nat", 1), ruleset, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].what.contains("chain INPUT"));
+    }
+
+    #[test]
+    fn a_tunnel_needs_room() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        mtu(&services("tunnel", 1), &info, &mut findings);
+        mtu(&services("nat", 1), &info, &mut findings);
+        engine(&info, &mut findings);
+        assert_eq!(findings.0.len(), 2, "{findings:?}");
+    }
+}

@@ -1,0 +1,70 @@
+//! `lvsadm explain`.
+
+use lvs_core::Protocol;
+use lvs_core::api::{Call, Explanation};
+
+use super::{Outcome, Trouble, Words, connect, protocol};
+use crate::program::Invocation;
+use crate::session::json;
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    let [name, client, virt] = words.free.as_slice() else {
+        return Err(Trouble::Usage(
+            "it takes a protocol and two addresses".into(),
+        ));
+    };
+    let protocol = protocol(name)
+        .filter(|&protocol| protocol != Protocol::ICMP)
+        .ok_or_else(|| Trouble::Usage(format!("{name}: tcp, udp or sctp")))?;
+    let address = |text: &String| {
+        text.parse().map_err(|_| {
+            Trouble::Usage(format!(
+                "{text}: an address with a port, as 192.0.2.1:80 or [2001:db8::1]:80"
+            ))
+        })
+    };
+    let call = Call::Explain {
+        protocol: protocol.0,
+        client: address(client)?,
+        virt: address(virt)?,
+        mark: words.number("--mark")?.unwrap_or(0),
+    };
+    let told: Explanation = connect(run)?.call(&call)?;
+    if run.json {
+        json(run, &told)?;
+        run.output.write_all(b"\n")?;
+        return Ok(0);
+    }
+    let out = &mut *run.output;
+    match &told.service {
+        Some(service) => writeln!(out, "service     {service}: {}", told.service_why)?,
+        None => writeln!(out, "service     none: {}", told.service_why)?,
+    }
+    match &told.connection {
+        Some(connection) => writeln!(out, "connection  {connection}")?,
+        None => writeln!(out, "connection  none")?,
+    }
+    if let Some(template) = &told.template {
+        writeln!(out, "template    {template}")?;
+    } else if !told.template_why.is_empty() {
+        writeln!(out, "template    none: {}", told.template_why)?;
+    }
+    if told.service.is_some() {
+        writeln!(out, "scheduler   {}", told.scheduler)?;
+        writeln!(out, "servers     {}", told.candidates.len())?;
+    }
+    for candidate in &told.candidates {
+        let mark = if told.server == Some(candidate.server) {
+            "->"
+        } else {
+            "  "
+        };
+        writeln!(
+            out,
+            " {mark} {:<28} weight {:<5} active {:<6} inactive {:<6} {}",
+            candidate.server, candidate.weight, candidate.active, candidate.inactive, candidate.why
+        )?;
+    }
+    writeln!(out, "verdict     {}", told.verdict)?;
+    Ok(0)
+}
