@@ -50,7 +50,7 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 
-    /// Answer ARP for the virtual addresses that the host does not have, and announce them.
+    /// Answer ARP and neighbour discovery for the virtual addresses that the host does not have, and announce them.
     #[arg(long)]
     own_vips: bool,
 

@@ -504,7 +504,7 @@ impl Pipeline {
         &mut self,
         port: PortId,
         info: &PortInfo,
-        frame: &mut Frame,
+        frame: &Frame,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         let Some(message) = arp::parse(frame.bytes()) else {
@@ -525,7 +525,7 @@ impl Pipeline {
         {
             return Fate::Left;
         }
-        self.answer(port, frame, &arp::reply(&message, info.mac), cx)
+        self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
     /// Neighbour solicitations for own addresses are answered, claims of others to a service's address are reported. `None`:
@@ -534,7 +534,7 @@ impl Pipeline {
         &mut self,
         port: PortId,
         info: &PortInfo,
-        frame: &mut Frame,
+        frame: &Frame,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let bytes = frame.bytes();
@@ -559,23 +559,18 @@ impl Pipeline {
             return Some(Fate::Left);
         }
         let answer = ndp::advertisement(&message, info.mac);
-        Some(self.answer(port, frame, &answer, cx))
+        Some(self.answer(port, &answer, cx))
     }
 
-    /// Sends a whole frame in the place of the one that asked for it.
-    fn answer<N: Net>(
-        &mut self,
-        port: PortId,
-        frame: &mut Frame,
-        answer: &[u8],
-        cx: &mut Cx<'_, N>,
-    ) -> Fate {
-        frame.clear();
+    /// Sends a whole frame made here.
+    fn answer<N: Net>(&mut self, port: PortId, answer: &[u8], cx: &mut Cx<'_, N>) -> Fate {
+        // Not in the frame that asked: an answer may be longer.
+        let mut frame = cx.out.spare();
         if !frame.extend(answer) {
             return Fate::Dropped(FrameDrop::NoRoom);
         }
         self.counters.emitted += 1;
-        cx.out.push(port, frame);
+        cx.out.queue(port).push(frame);
         Fate::Answered
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etherparse::PacketBuilder;
 use lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac};
-use lvs_core::{AcceptReason, Forwarding, Protocol, Verdict};
+use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_dataplane::net::PortId;
@@ -29,6 +29,7 @@ fn service(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> 
         virt: virt.parse().expect("an address"),
         server: server.parse().ok(),
         method,
+        tunnel: Tunnel::Ipip,
     }
 }
 

@@ -24,6 +24,7 @@ pub mod demo;
 pub mod listing;
 pub mod load;
 pub mod netns;
+pub mod ping;
 pub mod programs;
 pub mod servers;
 pub mod site;

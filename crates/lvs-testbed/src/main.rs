@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, load, transcripts};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, load, ping, transcripts};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -17,8 +17,10 @@ enum Command {
     Demo(demo::DemoOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
-    /// Receive IPIP where the kernel cannot (runs on a real server)
+    /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
     Decap,
+    /// Send an echo request and wait for the answer
+    Ping(ping::PingOptions),
     /// Replay recordings of the kernel through the packet path, and compare
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
@@ -33,6 +35,7 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(options) => demo::main(&options),
         Command::Load(options) => load::main(options),
         Command::Decap => decap::run(),
+        Command::Ping(options) => ping::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),
         Command::PlayTranscript => transcripts::play(),

@@ -56,7 +56,7 @@ fn counters_and_rates() {
 
 #[test]
 fn packets() {
-    check("lvs-testbed/golden/packets", "packets", 90);
+    check("lvs-testbed/golden/packets", "packets", 179);
 }
 
 #[test]

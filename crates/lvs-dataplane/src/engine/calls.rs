@@ -455,7 +455,7 @@ fn conn_info(connection: &Connection) -> ConnInfo {
         expires_ms: u64::try_from(connection.expires.as_millis()).unwrap_or(u64::MAX),
         forwarding: connection.method,
         template: connection.template,
-        synced: false,
+        synced: connection.synced,
         engine: None,
     }
 }

@@ -41,7 +41,7 @@ pub struct Config {
     pub address: Option<Address>,
     /// Group whose members may change things, besides root and the engine's own user.
     pub group: Option<u32>,
-    /// Own every virtual address that the host does not have: answer ARP for it and announce it.
+    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,

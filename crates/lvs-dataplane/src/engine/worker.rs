@@ -27,6 +27,7 @@ use crate::icmp::Limits;
 use crate::io::af_packet::AfPacket;
 use crate::io::tun::HostDevice;
 use crate::io::{BATCH, PacketIo};
+use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request};
@@ -76,6 +77,18 @@ struct Attached {
     down: bool,
 }
 
+impl Attached {
+    fn listen(&self, addr: IpAddr, member: bool) {
+        let IpAddr::V6(addr) = addr else { return };
+        let group = ndp::group_mac(ndp::solicited_node(addr));
+        if let Err(error) = self.io.set_group(group, member)
+            && member
+        {
+            warn!("{}: {addr} may not be found there: {error}", self.name);
+        }
+    }
+}
+
 /// Everything that one thread of packet processing owns.
 pub(super) struct Worker {
     shared: Arc<Shared>,
@@ -103,16 +116,16 @@ pub(super) struct Worker {
     /// The servers' next hops, whose link-layer addresses are kept fresh.
     next_hops: HashSet<(u32, IpAddr)>,
     next_refresh: Instant,
-    /// Other hosts that claim an address, and when that was last said.
+    /// Addresses of services that another host claims, who, and when that was last said.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
     refused: u64,
-    captures: Vec<Capture>,
     /// Since when something has changed that only [`follow_control`](Self::follow_control) takes in fully.
     changed: Option<Instant>,
     /// When everything was last gone through.
     followed: Instant,
     /// Connections refused for a full table when that was last said, and when it may be said again.
     full: (u64, Instant),
+    captures: Vec<Capture>,
     next_housekeeping: Instant,
 }
 
@@ -160,10 +173,10 @@ impl Worker {
             next_refresh: Instant::ZERO,
             conflicts: HashMap::new(),
             refused: 0,
-            captures: Vec::new(),
             changed: None,
             followed: Instant::ZERO,
             full: (0, Instant::ZERO),
+            captures: Vec::new(),
             next_housekeeping: Instant::ZERO,
         };
         let info = PortInfo {
@@ -383,8 +396,14 @@ impl Worker {
         error!(
             "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
              Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
-             lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
-            self.name_of(port)
+             lo there{}",
+            self.name_of(port),
+            // A host never answers neighbour discovery for what is on its lo.
+            if addr.is_ipv4() {
+                " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
+            } else {
+                ""
+            }
         );
     }
 
@@ -638,6 +657,7 @@ impl Worker {
             if let Err(error) = self.netlink.add_host_route(addr, ifindex) {
                 warn!("this host itself cannot reach {addr}: {error}");
             }
+            self.listen(addr, true);
             info!("answering for {addr}");
             self.announcing.insert(addr, ANNOUNCEMENTS);
         }
@@ -645,8 +665,16 @@ impl Worker {
             if let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
                 warn!("{error}");
             }
+            self.listen(addr, false);
             info!("no longer answering for {addr}");
             self.announcing.remove(&addr);
+        }
+    }
+
+    /// Has all interfaces take in the questions who has an own address, or no longer. Those of IPv4 are broadcast.
+    fn listen(&self, addr: IpAddr, member: bool) {
+        for attached in self.ports.iter().flatten() {
+            attached.listen(addr, member);
         }
     }
 
@@ -814,11 +842,15 @@ impl Worker {
                         link.mtu
                     );
                     let down = !link.running;
-                    self.ports[index] = Some(Attached {
+                    let attached = Attached {
                         io,
                         name: Arc::from(link.name.as_str()),
                         down,
-                    });
+                    };
+                    for &addr in self.announcing.keys() {
+                        attached.listen(addr, true);
+                    }
+                    self.ports[index] = Some(attached);
                     self.network.set_port(port, link.index, info, false);
                 }
                 Err(error) if starting => return Err(error),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::frame::Frame;
 use crate::sys::{self, MessageBatch, PacketSocket};
+use crate::wire::Mac;
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
@@ -139,6 +140,14 @@ impl AfPacket {
     /// The interface's name when it was opened.
     pub fn interface(&self) -> &str {
         &self.interface
+    }
+
+    /// Has the interface take in frames for a group, or no longer.
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub fn set_group(&self, group: Mac, member: bool) -> io::Result<()> {
+        self.socket.set_group(self.ifindex, group.0, member)
     }
 
     /// The interface's index.

@@ -62,6 +62,28 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
+    /// Has the interface receive frames for a group (`member`), or no longer. The kernel counts how often it was asked to.
+    ///
+    /// # Errors
+    /// If there is no such interface.
+    pub fn set_group(&self, ifindex: u32, group: [u8; 6], member: bool) -> io::Result<()> {
+        let mut address = [0; 8];
+        address[..6].copy_from_slice(&group);
+        let request = libc::packet_mreq {
+            mr_ifindex: i32::try_from(ifindex)
+                .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
+            mr_type: u16::try_from(libc::PACKET_MR_MULTICAST).expect("it is 0"),
+            mr_alen: 6,
+            mr_address: address,
+        };
+        let option = if member {
+            libc::PACKET_ADD_MEMBERSHIP
+        } else {
+            libc::PACKET_DROP_MEMBERSHIP
+        };
+        set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &request)
+    }
+
     /// Receives all protocols of one interface from now on.
     ///
     /// # Errors

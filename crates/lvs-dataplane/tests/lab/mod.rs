@@ -8,7 +8,7 @@
 )]
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lvs_core::{
     AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
@@ -33,7 +33,11 @@ pub const CL_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
 pub const GW_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
 pub const SV_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
 
-/// 10.1.0.0/16 is the servers' link, everything else lies behind a gateway on the clients' link.
+pub const CL_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
+pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
+pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
+
+/// 10.1.0.0/16 and fd00:1::/64 are the servers' link, everything else lies behind a gateway on the clients' link.
 #[derive(Debug)]
 pub struct Table {
     pub mtu: [u32; 2],
@@ -51,10 +55,20 @@ impl Default for Table {
         Self {
             mtu: [1500, 1500],
             offload: true,
-            local: [CL_ADDR.into(), SV_ADDR.into()].into(),
+            local: [
+                CL_ADDR.into(),
+                SV_ADDR.into(),
+                CL_ADDR6.into(),
+                SV_ADDR6.into(),
+            ]
+            .into(),
             vips: HashSet::new(),
             own: HashSet::new(),
-            neighbours: [((CLIENTS, GW_ADDR.into()), GW_MAC)].into(),
+            neighbours: [
+                ((CLIENTS, GW_ADDR.into()), GW_MAC),
+                ((CLIENTS, GW_ADDR6.into()), GW_MAC),
+            ]
+            .into(),
             all_neighbours: true,
         }
     }
@@ -98,7 +112,10 @@ impl Net for Table {
     }
 
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let IpAddr::V4(v4) = dst else { return None };
+        let v4 = match dst {
+            IpAddr::V4(v4) => v4,
+            IpAddr::V6(v6) => return self.route6(v6),
+        };
         match v4.octets() {
             [10, 1, ..] => Some(NextHop {
                 port: SERVERS,
@@ -122,7 +139,31 @@ impl Net for Table {
             (None, IpAddr::V4(v4)) if self.all_neighbours && port == SERVERS => {
                 Some(server_mac(v4))
             }
+            (None, IpAddr::V6(v6)) if self.all_neighbours && port == SERVERS => {
+                let [.., a, b, c, d] = v6.octets();
+                Some(Mac([2, 0x52, a, b, c, d]))
+            }
             _ => None,
+        }
+    }
+}
+
+impl Table {
+    fn route6(&self, dst: Ipv6Addr) -> Option<NextHop> {
+        match dst.segments() {
+            [0xfd00, 1, ..] => Some(NextHop {
+                port: SERVERS,
+                addr: dst.into(),
+                mtu: self.mtu[1],
+                source: Some(SV_ADDR6.into()),
+            }),
+            [0xfdff, ..] => None,
+            _ => Some(NextHop {
+                port: CLIENTS,
+                addr: GW_ADDR6.into(),
+                mtu: self.mtu[0],
+                source: Some(CL_ADDR6.into()),
+            }),
         }
     }
 }
@@ -142,6 +183,7 @@ pub struct Service {
     pub virt: SocketAddr,
     pub server: Option<SocketAddr>,
     pub method: Forwarding,
+    pub tunnel: Tunnel,
 }
 
 impl Service {
@@ -154,7 +196,7 @@ impl Service {
                 method: self.method,
                 target,
                 virt,
-                tunnel: Tunnel::Ipip,
+                tunnel: self.tunnel,
                 new: false,
             }),
         }

@@ -153,6 +153,8 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             icmp::echo_reply(&mut frame, packet.l4, 0);
             frame.bytes().to_vec()
         }),
+        // Too short for a header: a host with SCTP discards it as it does such TCP and UDP.
+        Protocol::SCTP if l4.len() < 12 => None,
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };
     Done {
