@@ -39,12 +39,27 @@ fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
         let report = common::ok(site.client.load(&load)?, 40)?;
         common::spread(&report, &[20, 20])?;
     }
-    // The host has nothing there and says so; what is dropped is not answered at all.
     let curl = |port: u16| {
         site.client.sh(&format!(
             "status=0; curl -s -m 1 -o /dev/null http://{vip}:{port}/ || status=$?; echo $status"
         ))
     };
+    // The same from the command line: the new rule comes first, and counts what it takes.
+    site.lvsadm(&format!(
+        "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
+    ))?;
+    assert_eq!(curl(81)?.trim(), "28", "curl's status for a timeout");
+    let listing = site.lvsadm("mark list")?;
+    let first = listing.lines().next().unwrap_or_default();
+    assert!(
+        first.contains("--ports 81 --drop") && !first.contains(" 0 packets"),
+        "{listing}"
+    );
+    site.lvsadm("mark del 1")?;
+    assert_eq!(curl(81)?.trim(), "0");
+    assert_eq!(site.lvsadm("mark list")?.lines().count(), 3);
+
+    // The host has nothing there and says so; what is dropped is not answered at all.
     assert_eq!(
         curl(82)?.trim(),
         "7",

@@ -41,6 +41,17 @@ pub enum Error {
         /// Where.
         address: Address,
     },
+    /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and this user are believed.
+    #[error(
+        "{address} is served by user {uid}, who is neither root nor this user: it may be no engine. If it is yours, have \
+         it listen at a path (--socket /run/...) and name that"
+    )]
+    Impostor {
+        /// Where.
+        address: Address,
+        /// Whose process listens.
+        uid: u32,
+    },
     /// The path is of something else.
     #[error("{address} is not a socket: name the engine's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
@@ -132,6 +143,14 @@ impl Client {
                 _ => Error::Connect { address, source },
             }
         })?;
+        if address.path().is_none()
+            && let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream)
+            && !peer.uid.is_root()
+            && peer.uid != rustix::process::geteuid()
+        {
+            let (address, uid) = (address.clone(), peer.uid.as_raw());
+            return Err(Error::Impostor { address, uid });
+        }
         let mut client = Self {
             address: address.clone(),
             stream: BufReader::with_capacity(64 << 10, stream),

@@ -28,6 +28,8 @@ const CONNECTIONS_MAX: usize = 64;
 const READERS_MAX: usize = 32;
 /// How long a client may take to make room for more of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may say nothing.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
 
@@ -385,6 +387,8 @@ struct RawRequest {
 
 fn serve_connection(stream: &UnixStream, writable: bool, engine: &dyn Engine) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+    // A client that has been forgotten gives its place back: the read ends with an error.
+    stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
     let mut reader = BufReader::new(stream);
     let mut writer = BufWriter::with_capacity(BUFFER, stream);
     let mut greeted = false;

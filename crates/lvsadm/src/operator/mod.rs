@@ -6,6 +6,7 @@ mod capture;
 mod doctor;
 mod drain;
 mod explain;
+mod mark;
 mod pcapng;
 mod shell;
 mod simple;
@@ -117,6 +118,32 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "Without a name, all of them.",
         flags: &[],
         run: simple::sysctl,
+    },
+    Operator {
+        name: "mark",
+        arguments: "list | add | del N",
+        summary: "the rules that give packets firewall marks",
+        text: "The first rule that fits a packet decides. A service with that mark (-f) then takes it, so that one service has several ports or addresses.",
+        flags: &[
+            flag("--destination", "NETWORK", "where the packets go; required"),
+            flag("--source", "NETWORK", "where they come from"),
+            flag("--interface", "NAME", "the interface that they come in on"),
+            flag(
+                "--protocol",
+                "tcp|udp|sctp",
+                "their protocol; all three if not given",
+            ),
+            flag("--ports", "LIST", "destination ports: 80,443,8000-8010"),
+            flag("--mark", "N", "they get this mark"),
+            flag("--drop", "", "they are dropped"),
+            flag("--host", "", "they are left to the host"),
+            flag(
+                "--position",
+                "N",
+                "where in the list; at its end if not given",
+            ),
+        ],
+        run: mark::run,
     },
     Operator {
         name: "capture",
