@@ -8,7 +8,7 @@ CARGO ?= cargo
 # End-to-end tests of one file share the machine with each other only as far as two cores allow.
 E2E_THREADS ?= 2
 # What the tests with namespaces are in; everything else needs no privileges.
-E2E := lvs-testbed
+E2E := lvs-testbed lvs-examples
 HOLD ?=
 METHODS ?= nat,dr,tun
 
@@ -44,12 +44,12 @@ no-std: ## lvs-core without std
 	$(CARGO) build --locked -p lvs-core --no-default-features
 
 unit: ## all tests that need no privileges
-	$(CARGO) test --locked --workspace --exclude $(E2E)
-	$(CARGO) test --locked -p $(E2E) --lib
+	$(CARGO) test --locked --workspace $(addprefix --exclude ,$(E2E))
+	$(CARGO) test --locked -p lvs-testbed --lib
 
 e2e: ## the tests in network namespaces, with the optimised programs
 	$(CARGO) build --locked --release --workspace --bins
-	RUST_BACKTRACE=0 $(CARGO) test --locked --release -p $(E2E) --tests -- --test-threads=$(E2E_THREADS)
+	RUST_BACKTRACE=0 $(CARGO) test --locked --release $(addprefix -p ,$(E2E)) --tests -- --test-threads=$(E2E_THREADS)
 
 build: ## the programs, optimised
 	$(CARGO) build --release --workspace --bins
