@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::mark::MarkRule;
-use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Sysctls};
 use toml::Spanned;
 
 use super::diagnostic::{Diagnostic, did_you_mean};
@@ -22,44 +22,8 @@ const SCHEDULERS: [&str; 15] = [
     "none",
 ];
 
-/// Sysctls under `/proc/sys/net/ipv4/vs/`.
-const SYSCTLS: [&str; 32] = [
-    "am_droprate",
-    "amemthresh",
-    "backup_only",
-    "cache_bypass",
-    "conn_reuse_mode",
-    "conntrack",
-    "drop_entry",
-    "drop_packet",
-    "est_cpulist",
-    "est_nice",
-    "expire_nodest_conn",
-    "expire_quiescent_template",
-    "ignore_tunneled",
-    "lblc_expiration",
-    "lblcr_expiration",
-    "nat_icmp_send",
-    "pmtu_disc",
-    "run_estimation",
-    "schedule_icmp",
-    "secure_tcp",
-    "sloppy_sctp",
-    "sloppy_tcp",
-    "snat_reroute",
-    "sync_persist_mode",
-    "sync_ports",
-    "sync_qlen_max",
-    "sync_refresh_period",
-    "sync_retries",
-    "sync_sock_size",
-    "sync_threshold",
-    "sync_version",
-    "debug_level",
-];
-
-/// ipvsadm's bound of a weight.
-const WEIGHT_MAX: i64 = 65_535;
+/// The kernel's bound of a weight, and ipvsadm's.
+const WEIGHT_MAX: i64 = i32::MAX as i64;
 
 /// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
 /// missing is then not complained about.
@@ -280,9 +244,9 @@ impl Checker<'_> {
         let mut all = Vec::new();
         for (name, value) in &raw.sysctl {
             let key = name.get_ref().as_str();
-            if !SYSCTLS.contains(&key) {
+            if !Sysctls::NAMES.contains(&key) {
                 let finding = Diagnostic::error(name.span(), format!("unknown sysctl `{key}`"));
-                self.report(match did_you_mean(key, SYSCTLS) {
+                self.report(match did_you_mean(key, Sysctls::NAMES.iter().copied()) {
                     Some(word) => finding.help(format!("did you mean `{word}`?")),
                     None => finding.help("the names are those in /proc/sys/net/ipv4/vs/"),
                 });

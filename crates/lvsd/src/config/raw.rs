@@ -113,7 +113,7 @@ pub(super) struct RawPersistence {
 pub(super) struct RawServer {
     /// Address and port; without a port, the service's. Required.
     pub(super) address: Option<Spanned<String>>,
-    /// 0 to 65535; 0 takes no new connections. Default: 1.
+    /// 0 to 2147483647; 0 takes no new connections. Default: 1.
     pub(super) weight: Option<Spanned<i64>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,

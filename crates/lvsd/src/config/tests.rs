@@ -312,7 +312,7 @@ fn what_does_not_fit_is_refused() {
         ("forward = \"dr\"", "address = \"192.0.2.10\"", "a loop"),
         (
             "",
-            "address = \"10.0.0.1:80\"\nweight = 65536",
+            "address = \"10.0.0.1:80\"\nweight = 2147483648",
             "weight 65536 is out of range",
         ),
         (
