@@ -313,7 +313,7 @@ fn what_does_not_fit_is_refused() {
         (
             "",
             "address = \"10.0.0.1:80\"\nweight = 2147483648",
-            "weight 65536 is out of range",
+            "weight 2147483648 is out of range",
         ),
         (
             "",
