@@ -42,6 +42,8 @@ pub enum Error {
     UnknownSysctl,
     /// A value that this sysctl does not take (EINVAL).
     SysctlValue,
+    /// No such network interface (ENODEV).
+    NoDevice,
     /// A synchronisation daemon of this role runs already (EEXIST).
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
@@ -73,6 +75,7 @@ impl fmt::Display for Error {
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not take this value",
+            Self::NoDevice => "no such network interface; `ip link` lists them",
             Self::DaemonRunning => "a synchronisation daemon of this role is running already",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),

@@ -1,7 +1,7 @@
-//! IPv4 fragments: putting them together and cutting anew (RFC 791), by the kernel's rules.
+//! Fragments: putting them together and cutting anew (RFC 791, RFC 8200 section 4.5), by the kernel's rules.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use lvs_core::Instant;
@@ -9,7 +9,7 @@ use lvs_core::Instant;
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
 use crate::parse::{Fragment, Packet};
-use crate::wire::{be16, ipv4, put16};
+use crate::wire::{be16, ipv4, ipv6, put16, put32};
 
 /// How long a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,9 +36,26 @@ pub struct History {
     pub sizes: Vec<usize>,
     /// Length of the longest fragment, IP header included.
     pub longest: usize,
+    /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
+    pub headers: usize,
 }
 
-/// Cuts the IP packet in `frame` into fragments of at most `mtu` bytes, which `emit` gets. `boundaries` are the payload
+impl History {
+    /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet that has `added` bytes
+    /// in front of it. Empty if the first piece had not even the headers.
+    pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
+        let mut sizes = self.sizes.clone();
+        if let Some(first) = sizes.first_mut() {
+            match (*first + self.headers + added).checked_sub(headers) {
+                Some(size) => *first = size,
+                None => sizes.clear(),
+            }
+        }
+        sizes
+    }
+}
+
+/// Cuts the IPv4 packet in `frame` into fragments of at most `mtu` bytes, which `emit` gets. `boundaries` are the payload
 /// sizes to keep, where they fit; else the pieces are even. `df` is what the fragments carry. Checksums must be finished.
 pub fn fragment(
     frame: &Frame,
@@ -100,6 +117,65 @@ pub fn fragment(
     Ok(count)
 }
 
+/// Cuts the IPv6 packet in `frame` into fragments of at most `mtu` bytes, which `emit` gets, all with `id`. `boundaries` are
+/// the sizes to keep of what follows the unfragmentable headers, if they all fit; else the pieces are even.
+///
+/// # Errors
+/// [`FrameDrop::MtuTooSmall`], [`FrameDrop::NoRoom`].
+pub fn fragment6(
+    frame: &Frame,
+    mtu: usize,
+    boundaries: Option<&[usize]>,
+    id: u32,
+    mut spare: impl FnMut() -> Frame,
+    mut emit: impl FnMut(Frame),
+) -> Result<usize, FrameDrop> {
+    let ip = frame.bytes();
+    let (headers, named_at) = ipv6::unfragmentable(ip);
+    let room = mtu.saturating_sub(headers + ipv6::FRAGMENT_LEN);
+    if room < 8 || headers > ip.len() {
+        return Err(FrameDrop::MtuTooSmall);
+    }
+    let data = &ip[headers..];
+    let next = ip.get(named_at).copied().unwrap_or(0);
+    let keep = boundaries.filter(|sizes| {
+        sizes.iter().sum::<usize>() == data.len()
+            && sizes.iter().all(|&size| size > 0 && size <= room)
+            && sizes.iter().rev().skip(1).all(|size| size % 8 == 0)
+    });
+    let mut at = 0;
+    let mut count = 0;
+    while at < data.len() || count == 0 {
+        let left = data.len() - at;
+        let size = match keep {
+            Some(sizes) => sizes[count],
+            None if left <= room => left,
+            None => room & !7,
+        };
+        let more = at + size < data.len();
+        let offset = u16::try_from(at).map_err(|_| FrameDrop::BadFragment)? & 0xfff8;
+        let mut header = [0; ipv6::FRAGMENT_LEN];
+        header[0] = next;
+        put16(&mut header, 2, offset | u16::from(more));
+        put32(&mut header, 4, id);
+        let mut piece = spare();
+        piece.clear();
+        if !piece.extend(&ip[..headers])
+            || !piece.extend(&header)
+            || !piece.extend(&data[at..at + size])
+        {
+            return Err(FrameDrop::NoRoom);
+        }
+        let out = piece.bytes_mut();
+        out[named_at] = ipv6::FRAGMENT;
+        ipv6::finish_len(out);
+        emit(piece);
+        at += size;
+        count += 1;
+    }
+    Ok(count)
+}
+
 /// Later fragments carry only the options whose "copied" bit is set; the others become padding (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
@@ -125,11 +201,12 @@ fn blank_options(options: &mut [u8]) {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    src: Ipv4Addr,
-    dst: Ipv4Addr,
-    id: u16,
+    src: IpAddr,
+    dst: IpAddr,
+    id: u32,
+    /// IPv4 only.
     protocol: u8,
-    /// Datagrams to this host and those passing through are put together apart.
+    /// IPv4 datagrams to this host and those passing through are put together apart.
     local: bool,
 }
 
@@ -180,24 +257,37 @@ impl Reassembler {
         local: bool,
         now: Instant,
     ) -> Result<Option<Assembled>, FrameDrop> {
+        let six = packet.is_ipv6();
         let key = Key {
             src: packet.src,
             dst: packet.dst,
             id: fragment.id,
-            protocol: packet.protocol.0,
-            local,
+            protocol: if six { 0 } else { packet.protocol.0 },
+            local: local && !six,
         };
         let Some(payload) = ip.get(packet.l4..packet.len) else {
             return Err(FrameDrop::Truncated);
         };
-        // All but the last carry a multiple of 8; what exceeds that is cut off.
-        let size = if fragment.more {
+        // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of an IPv6 sender.
+        let size = if fragment.more && six && payload.len() % 8 != 0 {
+            0
+        } else if fragment.more {
             payload.len() & !7
         } else {
             payload.len()
         };
         let end = fragment.offset + size;
-        if size == 0 || end + packet.l4 > usize::from(u16::MAX) {
+        let headers = if six {
+            packet.l4 - ipv6::FRAGMENT_LEN
+        } else {
+            packet.l4
+        };
+        let counted = if six {
+            headers - ipv6::HEADER_LEN
+        } else {
+            headers
+        };
+        if size == 0 || end + counted > usize::from(u16::MAX) {
             return Err(FrameDrop::BadFragment);
         }
         let serial = self.serial;
@@ -244,7 +334,12 @@ impl Reassembler {
             queue.end = Some(end);
         }
         if fragment.offset == 0 {
-            queue.header = Some(ip[..packet.l4].to_vec());
+            let mut header = ip[..headers].to_vec();
+            if six {
+                // The datagram has no fragment header.
+                header[fragment.named_at] = packet.protocol.0;
+            }
+            queue.header = Some(header);
         }
         queue.ecn |= 1 << (packet.tos & 3);
         queue.longest = queue.longest.max(packet.len);
@@ -303,19 +398,30 @@ impl Reassembler {
         for piece in &pieces {
             fits &= frame.extend(&piece.data);
         }
-        let total = u16::try_from(len).map_err(|_| FrameDrop::BadFragment)?;
         if !fits {
             return Err(FrameDrop::BadFragment);
         }
         let ip = frame.bytes_mut();
-        put16(ip, 2, total);
-        // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
-        put16(ip, 6, if longest_df == longest { ipv4::DF } else { 0 });
-        if ecn & CE != 0 {
-            ip[1] |= 3;
+        if key.src.is_ipv6() {
+            ipv6::finish_len(ip);
+            if ecn & CE != 0 {
+                ipv6::set_congestion(ip);
+            }
+        } else {
+            put16(
+                ip,
+                2,
+                u16::try_from(len).map_err(|_| FrameDrop::BadFragment)?,
+            );
+            // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
+            put16(ip, 6, if longest_df == longest { ipv4::DF } else { 0 });
+            if ecn & CE != 0 {
+                ip[1] |= 3;
+            }
+            ipv4::finish_header(ip);
         }
-        ipv4::finish_header(ip);
         let history = History {
+            headers: header.len(),
             sizes: pieces.iter().map(|p| p.data.len()).collect(),
             longest,
         };
@@ -389,7 +495,7 @@ mod tests {
         frame: &Frame,
         now: Instant,
     ) -> Result<Option<Assembled>, FrameDrop> {
-        let p = parse::ipv4(frame.bytes(), false).expect("valid");
+        let p = parse::ip(frame.bytes(), false).expect("valid");
         r.push(
             frame.bytes(),
             &p,
@@ -400,6 +506,48 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_cut_of_ipv6_is_put_together(len in 1300usize..9000, mtu in 100usize..1280, options: bool, atomic: bool, seed: u64) {
+            let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            let mut ip = Vec::new();
+            PacketBuilder::ipv6([1; 16], [2; 16], 64)
+                .udp(1, 2)
+                .write(&mut ip, &data)
+                .expect("a vector takes all");
+            if options {
+                // Hop-by-hop options with a router alert.
+                ip.splice(40..40, [17, 0, 5, 2, 0, 0, 1, 0]);
+                ip[6] = 0;
+                ipv6::finish_len(&mut ip);
+            }
+            let mtu = if atomic { 20_000 } else { mtu };
+            let mut pieces = Vec::new();
+            fragment6(&Frame::from_bytes(&ip), mtu, None, 99, Frame::new, |f| pieces.push(f)).expect("mtu is enough");
+            for p in &pieces {
+                prop_assert!(p.len() <= mtu);
+                prop_assert!(etherparse::SlicedPacket::from_ip(p.bytes()).is_ok());
+            }
+            let n = pieces.len();
+            for i in 0..n {
+                pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
+            }
+            let mut r = Reassembler::default();
+            let mut done = None;
+            for (i, piece) in pieces.iter().enumerate() {
+                let got = push(&mut r, piece, Instant::ZERO).expect("no contradiction");
+                prop_assert_eq!(got.is_some(), i + 1 == n);
+                done = got;
+            }
+            let done = done.expect("complete");
+            prop_assert_eq!(done.frame.bytes(), &ip[..]);
+            prop_assert_eq!(r.memory(), 0);
+            // And again along the old boundaries.
+            let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
+            let mut again = Vec::new();
+            fragment6(&done.frame, mtu, Some(&sizes), 1, Frame::new, |f| again.push(f.len())).expect("fits");
+            prop_assert_eq!(again.len(), n);
+        }
+
         #[test]
         fn what_is_cut_is_put_together(len in 600usize..5000, mtu in 68usize..600, seed: u64) {
             let ip = datagram(len);

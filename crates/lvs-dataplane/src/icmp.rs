@@ -1,6 +1,6 @@
 //! When the director may send an ICMP error, and how many.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use lvs_core::{Instant, Protocol};
@@ -45,7 +45,7 @@ impl Limits {
 
 #[derive(Clone, Copy, Debug)]
 struct Peer {
-    addr: Ipv4Addr,
+    addr: IpAddr,
     /// Saved time in nanoseconds.
     saved: u64,
     last: Instant,
@@ -75,7 +75,7 @@ impl RateLimit {
     }
 
     /// Whether an error may go to `receiver` now.
-    pub fn allow(&mut self, kind: ErrorKind, receiver: Ipv4Addr, now: Instant) -> bool {
+    pub fn allow(&mut self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
         // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
         if matches!(
             kind,
@@ -105,11 +105,18 @@ impl RateLimit {
         take(&mut self.saved, cost)
     }
 
-    fn peer(&mut self, receiver: Ipv4Addr, now: Instant) -> bool {
+    fn peer(&mut self, receiver: IpAddr, now: Instant) -> bool {
         let cost = u64::try_from(self.limits.per_receiver.as_nanos()).unwrap_or(u64::MAX);
         let full = cost.saturating_mul(PEER_BURST);
         // Fibonacci hashing spreads neighbouring addresses.
-        let slot = (receiver.to_bits().wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS;
+        let bits = match receiver {
+            IpAddr::V4(addr) => addr.to_bits(),
+            IpAddr::V6(addr) => addr.segments().chunks(2).fold(0, |bits: u32, pair| {
+                (bits.rotate_left(5) ^ (u32::from(pair[0]) << 16 | u32::from(pair[1])))
+                    .wrapping_mul(0x85eb_ca6b)
+            }),
+        };
+        let slot = (bits.wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS;
         let peer = &mut self.peers[slot];
         let mut current = match *peer {
             // A slot taken over keeps its debt while it is fresh, so that many addresses cannot refill it.
@@ -146,15 +153,20 @@ fn take(saved: &mut u64, cost: u64) -> bool {
 
 /// Whether an error about `packet` may be sent at all (RFC 1122 section 3.2.2).
 pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
-    let group = packet.dst.is_multicast() || packet.dst.is_broadcast();
+    let broadcast = |addr| matches!(addr, IpAddr::V4(addr) if addr.is_broadcast());
+    let group = packet.dst.is_multicast() || broadcast(packet.dst);
     let nobody = packet.src.is_unspecified()
         || packet.src.is_multicast()
-        || packet.src.is_broadcast()
+        || broadcast(packet.src)
         || packet.src.is_loopback();
     let later_fragment = packet.fragment.is_some_and(|f| f.offset > 0);
     // Never an error about an error; queries (echo and the like) may be answered.
-    let error = packet.protocol == Protocol::ICMP
-        && !matches!(ip.get(packet.l4).copied(), Some(0 | 8 | 9 | 10 | 13..=18));
+    let kind = ip.get(packet.l4).copied();
+    let error = if packet.is_ipv6() {
+        packet.protocol == Protocol::ICMPV6 && !matches!(kind, Some(128..=136 | 138..))
+    } else {
+        packet.protocol == Protocol::ICMP && !matches!(kind, Some(0 | 8 | 9 | 10 | 13..=18))
+    };
     !(group || nobody || later_fragment || error)
 }
 
@@ -165,7 +177,7 @@ mod tests {
     #[test]
     fn a_receiver_gets_six_and_then_one_a_second() {
         let mut limit = RateLimit::new(Limits::default());
-        let a = Ipv4Addr::new(192, 0, 2, 1);
+        let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
         let now = Instant::from_secs(100);
         assert_eq!((0..20).filter(|_| limit.allow(kind, a, now)).count(), 6);
@@ -180,7 +192,13 @@ mod tests {
         let mut limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)
-            .filter(|i| limit.allow(ErrorKind::TtlExceeded, Ipv4Addr::from_bits(i * 7919), now))
+            .filter(|i| {
+                limit.allow(
+                    ErrorKind::TtlExceeded,
+                    IpAddr::from((i * 7919).to_be_bytes()),
+                    now,
+                )
+            })
             .count();
         assert!(sent <= 50, "{sent}");
     }

@@ -19,6 +19,8 @@ pub mod io;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]
+pub mod ndp;
+#[cfg(feature = "engine")]
 pub mod neighbour;
 #[cfg(feature = "engine")]
 pub mod net;

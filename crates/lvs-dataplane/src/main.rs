@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
-use lvs_dataplane::engine::{Config, Engine};
+use lvs_dataplane::engine::{self, Config, Engine};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -71,6 +71,15 @@ struct Args {
     #[arg(long, conflicts_with = "interface")]
     no_interfaces: bool,
 
+    /// Have the schedulers of this kernel; twos is newer than 6.1 as Debian builds it.
+    #[arg(long, value_enum, default_value_t = Compat::Newest, value_name = "KERNEL")]
+    compat: Compat,
+
+    /// With --no-interfaces: time stands still until the control method test.advance moves it, test.inject hands in
+    /// frames, and test.reset forgets everything. For tests.
+    #[arg(long, requires = "no_interfaces")]
+    virtual_time: bool,
+
     /// What to do with a new connection when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -88,6 +97,15 @@ enum Backend {
     AfXdp,
     /// A TUN device (not built yet).
     Tun,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Compat {
+    /// Linux 6.1 of Debian 12.
+    #[value(name = "6.1")]
+    Linux6_1,
+    /// All schedulers there are.
+    Newest,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -185,6 +203,11 @@ fn run(args: Args) -> anyhow::Result<()> {
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
         no_interfaces: args.no_interfaces,
+        virtual_time: args.virtual_time,
+        compat: match args.compat {
+            Compat::Linux6_1 => Some(engine::Compat::Linux6_1),
+            Compat::Newest => None,
+        },
         max_connections: Some(args.max_connections as usize),
         sysctls: args.sysctl,
         rules,

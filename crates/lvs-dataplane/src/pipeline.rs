@@ -1,18 +1,20 @@
 //! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what the engine calls.
 //!
 //! ```text
-//!  frame ── link intake ── IPv4 header ── (fragments) ── decide ─┬─ Forward ── rewrite ── route ── neighbour ── out
+//!  frame ── link intake ── IP header ──── (fragments) ── decide ─┬─ Forward ── rewrite ── route ── neighbour ── out
 //!              │                                                 ├─ Reply ──── rewrite ── route ── neighbour ── out
-//!              └─ ARP, not for us                                └─ Accept ─── host has it │ give it back │ answer
+//!              └─ ARP, NDP, not for us                                └─ Accept ─── host has it │ give it back │ answer
 //! ```
 //!
 //! Each frame has exactly one [`Fate`], and [`Counters`] account for all of them.
 
+use std::hash::{BuildHasher, RandomState};
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::{
-    Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Reply, TcpFlags, Verdict,
+    Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Reply, TcpFlags, Tunnel,
+    Verdict,
 };
 
 use crate::arp;
@@ -20,17 +22,21 @@ use crate::drop::FrameDrop;
 use crate::fragment::{self, History, Reassembler};
 use crate::frame::{Frame, MAX_FRAME, Offload};
 use crate::icmp::{Limits, RateLimit, may_be_answered};
+use crate::ndp;
 use crate::neighbour::Waiting;
 use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
 use crate::rewrite::mac;
 use crate::rewrite::nat::{self, End};
-use crate::rewrite::tunnel::{self, GRE, IPIP, Outer};
+use crate::rewrite::tunnel::{self, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::wire::{ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, Mac, be16, ipv4, tcp};
+use crate::wire::{
+    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst,
+    ip_src, ipv4, ipv6, is_ipv6, tcp,
+};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -63,7 +69,7 @@ pub enum Fate {
     Left,
     /// Given to the host through its TUN device.
     GivenBack,
-    /// Answered here: ARP, echo and resets for addresses that the engine owns.
+    /// Answered here: ARP, NDP, echo and resets for addresses that the engine owns.
     Answered,
     /// A fragment that was put aside; its datagram gets a fate of its own.
     Fragment,
@@ -148,7 +154,7 @@ pub enum Request {
         /// Where it was heard.
         port: PortId,
         /// The address.
-        addr: Ipv4Addr,
+        addr: IpAddr,
         /// Who claims it.
         mac: Mac,
     },
@@ -228,16 +234,43 @@ fn keep(pool: &mut Vec<Frame>, mut frame: Frame) {
 
 /// Numbers for the packets that the director makes, counted by receiver as a host does.
 #[derive(Debug)]
-struct Idents([u16; 256]);
+struct Idents {
+    by_receiver: [u16; 256],
+    /// Of the next IPv6 fragments, before they are scrambled.
+    fragments: u32,
+}
 
 impl Idents {
-    fn next(&mut self, src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, count: usize) -> u16 {
+    fn new() -> Self {
+        let random = RandomState::new().hash_one(0);
+        Self {
+            by_receiver: [0; 256],
+            fragments: u32::try_from(random >> 32).unwrap_or(0),
+        }
+    }
+
+    /// The first of `count` numbers of IPv4; IPv6 has none.
+    fn next(&mut self, src: IpAddr, dst: IpAddr, protocol: u8, count: usize) -> u16 {
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else {
+            return 0;
+        };
         let mixed = (src.to_bits() ^ dst.to_bits().rotate_left(7) ^ u32::from(protocol))
             .wrapping_mul(0x9e37_79b9);
-        let counter = &mut self.0[(mixed >> 24) as usize];
+        let counter = &mut self.by_receiver[(mixed >> 24) as usize];
         let id = counter.wrapping_add(1);
         *counter = counter.wrapping_add(u16::try_from(count).unwrap_or(1));
         id
+    }
+
+    /// A number for the fragments of an IPv6 datagram: none comes twice in 2^32, and the next is not the next higher (RFC
+    /// 7739).
+    fn next_fragments(&mut self) -> u32 {
+        self.fragments = self.fragments.wrapping_add(1);
+        let mut id = self.fragments;
+        for factor in [0x7feb_352d_u32, 0x846c_a68b] {
+            id = (id ^ id >> 16).wrapping_mul(factor);
+        }
+        id ^ id >> 15
     }
 }
 
@@ -272,14 +305,18 @@ enum Pieces<'a> {
     Relayed,
     /// It came in fragments, of which this was the longest: cut evenly, and never longer than that.
     Even(usize),
-    /// It came in fragments and passes through: cut where it had been, if that fits.
+    /// It came in fragments and passes through, or is IPv6: cut where it had been, if that fits.
     Along(&'a History),
+    /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so many bytes of the tunnel,
+    /// if it does not fit.
+    Around(&'a History, usize),
 }
 
 impl Job<'_> {
     /// How the packet leaves on its way to a server.
     fn pieces(&self) -> Pieces<'_> {
         match self.history {
+            Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
             Some(history) => Pieces::Even(history.longest),
             None if self.inner.is_some() => Pieces::Relayed,
             None => Pieces::Whole,
@@ -310,7 +347,7 @@ impl Pipeline {
             reassembler: Reassembler::default(),
             waiting: Waiting::default(),
             rate_limit: RateLimit::new(limits),
-            idents: Idents([0; 256]),
+            idents: Idents::new(),
             tunnels: TunnelPaths::default(),
         }
     }
@@ -374,21 +411,27 @@ impl Pipeline {
     }
 
     /// Announces an own address on a port.
-    pub fn announce<N: Net>(&mut self, port: PortId, addr: Ipv4Addr, net: &N, out: &mut Output) {
-        self.broadcast(port, net, out, |mac| arp::gratuitous(mac, addr));
+    pub fn announce<N: Net>(&mut self, port: PortId, addr: IpAddr, net: &N, out: &mut Output) {
+        match addr {
+            IpAddr::V4(addr) => self.broadcast(port, net, out, |mac| arp::gratuitous(mac, addr)),
+            IpAddr::V6(addr) => self.broadcast(port, net, out, |mac| ndp::unsolicited(mac, addr)),
+        }
     }
 
     /// Asks on a port who has an address. Answers come as [`Request::AddressConflict`].
-    pub fn probe<N: Net>(&mut self, port: PortId, addr: Ipv4Addr, net: &N, out: &mut Output) {
-        self.broadcast(port, net, out, |mac| arp::probe(mac, addr));
+    pub fn probe<N: Net>(&mut self, port: PortId, addr: IpAddr, net: &N, out: &mut Output) {
+        match addr {
+            IpAddr::V4(addr) => self.broadcast(port, net, out, |mac| arp::probe(mac, addr)),
+            IpAddr::V6(addr) => self.broadcast(port, net, out, |mac| ndp::probe(mac, addr)),
+        }
     }
 
-    fn broadcast<N: Net>(
+    fn broadcast<N: Net, const LEN: usize>(
         &mut self,
         port: PortId,
         net: &N,
         out: &mut Output,
-        message: impl FnOnce(Mac) -> [u8; arp::FRAME_LEN],
+        message: impl FnOnce(Mac) -> [u8; LEN],
     ) {
         if let Some(info) = net.port(port).filter(|info| info.ethernet) {
             let mut frame = out.spare();
@@ -410,8 +453,8 @@ impl Pipeline {
     ) -> Fate {
         if !info.ethernet {
             let from_host = cx.env.net.host_port() == Some(port);
-            // The host talks IPv6 (router solicitations, say) to every device.
-            if frame.bytes().first().is_none_or(|b| b >> 4 != 4) {
+            // The host talks to every device: router solicitations, multicast listener reports.
+            if is_ipv6(frame.bytes()) && ipv6::dst(frame.bytes()).is_multicast() {
                 return Fate::Dropped(FrameDrop::HostStray);
             }
             return self.ip(from_host, frame, decide, cx);
@@ -429,13 +472,29 @@ impl Pipeline {
         };
         let for_us = dst == info.mac.0;
         match ethertype {
-            ETHERTYPE_IPV4 if for_us => {
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if for_us => {
+                if ethertype == ETHERTYPE_IPV6
+                    && let Some(fate) = self.neighbour_discovery(port, info, frame, cx)
+                {
+                    return fate;
+                }
+                let version = if ethertype == ETHERTYPE_IPV4 { 4 } else { 6 };
+                if frame
+                    .bytes()
+                    .get(ETHERNET_LEN)
+                    .is_some_and(|b| b >> 4 != version)
+                {
+                    return Fate::Dropped(FrameDrop::IpVersion);
+                }
                 if !frame.pull_front(ETHERNET_LEN) {
                     return Fate::Dropped(FrameDrop::Truncated);
                 }
                 self.ip(false, frame, decide, cx)
             }
             ETHERTYPE_ARP if for_us || Mac(dst).is_multicast() => self.arp(port, info, frame, cx),
+            ETHERTYPE_IPV6 if Mac(dst).is_multicast() => self
+                .neighbour_discovery(port, info, frame, cx)
+                .unwrap_or(Fate::Left),
             // Other hosts' frames, and protocols that are not balanced: the host has its copy.
             _ => Fate::Left,
         }
@@ -456,7 +515,7 @@ impl Pipeline {
         if message.sender_mac != info.mac && (net.is_own_vip(claimed) || net.is_vip(claimed)) {
             cx.out.requests.push(Request::AddressConflict {
                 port,
-                addr: message.sender,
+                addr: claimed,
                 mac: message.sender_mac,
             });
         }
@@ -466,8 +525,53 @@ impl Pipeline {
         {
             return Fate::Left;
         }
+        self.answer(port, frame, &arp::reply(&message, info.mac), cx)
+    }
+
+    /// Neighbour solicitations for own addresses are answered, claims of others to a service's address are reported. `None`:
+    /// it is something else.
+    fn neighbour_discovery<N: Net>(
+        &mut self,
+        port: PortId,
+        info: &PortInfo,
+        frame: &mut Frame,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let bytes = frame.bytes();
+        // Most packets are not ICMPv6.
+        if bytes.get(ETHERNET_LEN + 6) != Some(&Protocol::ICMPV6.0) {
+            return None;
+        }
+        let message = ndp::parse(bytes)?;
+        let net = cx.env.net;
+        let target = IpAddr::V6(message.target);
+        if !message.solicitation {
+            if message.mac != info.mac && (net.is_own_vip(target) || net.is_vip(target)) {
+                cx.out.requests.push(Request::AddressConflict {
+                    port,
+                    addr: target,
+                    mac: message.mac,
+                });
+            }
+            return Some(Fate::Left);
+        }
+        if message.mac == info.mac || !net.answers_arp(port, target) {
+            return Some(Fate::Left);
+        }
+        let answer = ndp::advertisement(&message, info.mac);
+        Some(self.answer(port, frame, &answer, cx))
+    }
+
+    /// Sends a whole frame in the place of the one that asked for it.
+    fn answer<N: Net>(
+        &mut self,
+        port: PortId,
+        frame: &mut Frame,
+        answer: &[u8],
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
         frame.clear();
-        if !frame.extend(&arp::reply(&message, info.mac)) {
+        if !frame.extend(answer) {
             return Fate::Dropped(FrameDrop::NoRoom);
         }
         self.counters.emitted += 1;
@@ -485,16 +589,12 @@ impl Pipeline {
     ) -> Fate {
         let net = cx.env.net;
         let aggregate = frame.offload.segments.is_some();
-        let packet = match parse::ipv4(frame.bytes(), aggregate) {
+        let packet = match parse::ip(frame.bytes(), aggregate) {
             Ok(packet) => packet,
             Err(reason) => {
                 // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
-                let dst = frame
-                    .bytes()
-                    .get(16..20)
-                    .map(|_| IpAddr::V4(ipv4::dst(frame.bytes())));
-                let ours =
-                    from_host || dst.is_some_and(|dst| net.is_vip(dst) || net.is_own_vip(dst));
+                let dst = ip_dst(frame.bytes());
+                let ours = from_host || net.is_vip(dst) || net.is_own_vip(dst);
                 return if ours {
                     Fate::Dropped(reason)
                 } else {
@@ -509,10 +609,10 @@ impl Pipeline {
         {
             return Fate::Dropped(FrameDrop::BadOffload);
         }
-        if aggregate && be16(frame.bytes(), 2) == 0 {
+        if aggregate && !packet.is_ipv6() && be16(frame.bytes(), 2) == 0 {
             ipv4::set_total_len(frame.bytes_mut(), u16::try_from(packet.len).unwrap_or(0));
         }
-        let dst = IpAddr::V4(packet.dst);
+        let dst = packet.dst;
         let to_host = net.is_local(dst);
         let virtual_dst = net.is_vip(dst) || net.is_own_vip(dst);
         let hook = match (from_host, to_host || virtual_dst) {
@@ -549,7 +649,10 @@ impl Pipeline {
             Ok(None) => Fate::Fragment,
             Ok(Some(mut whole)) => {
                 self.counters.reassembled += 1;
-                let fate = match parse::ipv4(whole.frame.bytes(), false) {
+                let fate = match parse::ip(whole.frame.bytes(), false) {
+                    Ok(packet) if packet.fragment.is_some() => {
+                        Fate::Dropped(FrameDrop::BadFragment)
+                    }
                     Ok(packet) => {
                         let job = Job {
                             packet,
@@ -577,6 +680,7 @@ impl Pipeline {
                 id: 0,
                 offset: 0,
                 more: true,
+                named_at: 0,
             });
         }
         job.from_host || cx.env.shield.hides(&packet, job.inner, job.to_host)
@@ -591,12 +695,12 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         let packet = &job.packet;
-        let icmp =
-            (packet.protocol == Protocol::ICMP).then(|| packet.icmp(frame.bytes(), job.hook, 0));
+        let icmp = packet
+            .is_icmp()
+            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
-            let tunnelled = matches!(error.inner.protocol, IPIP | GRE | Protocol::UDP);
-            if tunnelled && job.to_host && error.checksum_ok {
+            if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
                 self.tunnel_complaint(frame, &job, cx);
             }
         }
@@ -639,12 +743,15 @@ impl Pipeline {
     fn tunnel_complaint<N: Net>(&mut self, frame: &Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) {
         let net = cx.env.net;
         let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
-        let route = |server| net.route(IpAddr::V4(server)).map(|hop| hop.mtu as usize);
+        let route = |server| net.route(server).map(|hop| hop.mtu as usize);
+        if job.packet.is_ipv6() {
+            return self.tunnels.too_big(message, route, cx.now);
+        }
         let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
             return;
         };
-        let (client, virt) = (ipv4::src(complaint.original), ipv4::dst(complaint.original));
-        if !net.is_vip(IpAddr::V4(virt)) || !self.rate_limit.allow(complaint.kind, client, cx.now) {
+        let (client, virt) = (ip_src(complaint.original), ip_dst(complaint.original));
+        if !net.is_vip(virt) || !self.rate_limit.allow(complaint.kind, client, cx.now) {
             return;
         }
         let id = self.idents.next(virt, client, Protocol::ICMP.0, 1);
@@ -675,7 +782,7 @@ impl Pipeline {
 
     /// Not for the director.
     fn accept<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
-        if cx.env.net.is_own_vip(IpAddr::V4(job.packet.dst)) && !job.to_host {
+        if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
             return self.own_host(frame, job, cx);
         }
         if job.from_host {
@@ -699,17 +806,27 @@ impl Pipeline {
         };
         if let Some(history) = job.history {
             // As it came: the host puts it together, or forwards it, as it would have.
-            let df = dont_fragment(frame);
             let Cx { out, .. } = cx;
             let mut pieces = Vec::new();
-            let cut = fragment::fragment(
-                frame,
-                history.longest,
-                Some(&history.sizes),
-                df,
-                Frame::new,
-                |piece| pieces.push(piece),
-            );
+            let cut = if job.packet.is_ipv6() {
+                let (headers, _) = ipv6::unfragmentable(frame.bytes());
+                let sizes = history.behind(headers, 0);
+                let limit = history.longest.max(ipv6::MTU_MIN);
+                let id = self.idents.next_fragments();
+                fragment::fragment6(frame, limit, Some(&sizes), id, Frame::new, |piece| {
+                    pieces.push(piece);
+                })
+            } else {
+                let df = dont_fragment(frame);
+                fragment::fragment(
+                    frame,
+                    history.longest,
+                    Some(&history.sizes),
+                    df,
+                    Frame::new,
+                    |piece| pieces.push(piece),
+                )
+            };
             if let Err(reason) = cut {
                 return Fate::Dropped(reason);
             }
@@ -729,22 +846,19 @@ impl Pipeline {
 
     /// What the host's own stack would do, for an address that the engine owns.
     fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
-        const ECHO_REQUEST: u8 = 8;
         let packet = job.packet;
         let ip = frame.bytes();
         let l4 = &ip[packet.l4.min(ip.len())..];
         let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
         match packet.protocol {
-            Protocol::ICMP => {
-                let request = l4.len() >= 8 && l4[0] == ECHO_REQUEST && l4[1] == 0;
-                let right = crate::wire::checksum::Sum::ZERO.bytes(l4).finish() == 0;
-                if !request || !right {
+            _ if packet.is_icmp() => {
+                if !wire_icmp::is_echo_request(ip, packet.l4) {
                     return Fate::Dropped(FrameDrop::OwnAddress);
                 }
                 let id = self
                     .idents
                     .next(packet.dst, packet.src, Protocol::ICMP.0, 1);
-                wire_icmp::echo_reply(frame, id);
+                wire_icmp::echo_reply(frame, packet.l4, id);
                 self.send_own(frame, cx)
             }
             Protocol::TCP => {
@@ -764,7 +878,7 @@ impl Pipeline {
             Protocol::UDP => {
                 let right = l4.len() >= 8
                     && (trusted
-                        || be16(l4, 6) == 0
+                        || (be16(l4, 6) == 0 && !packet.is_ipv6())
                         || tcp::checksum_ok(ip, packet.l4, Protocol::UDP.0));
                 if right {
                     self.icmp_error(ErrorKind::PortUnreachable, frame, job, cx);
@@ -781,12 +895,12 @@ impl Pipeline {
     /// Sends an answer made here; it counts as [`Fate::Answered`] unless it cannot leave.
     fn send_own<N: Net>(&mut self, frame: &mut Frame, cx: &mut Cx<'_, N>) -> Fate {
         frame.offload = Offload::default();
-        let packet = match parse::ipv4(frame.bytes(), false) {
+        let packet = match parse::ip(frame.bytes(), false) {
             Ok(packet) => packet,
             Err(reason) => return Fate::Dropped(reason),
         };
         let net = cx.env.net;
-        let dst = IpAddr::V4(packet.dst);
+        let dst = packet.dst;
         if net.is_local(dst) {
             let Some(port) = net.host_port() else {
                 return Fate::Dropped(FrameDrop::NoHostPort);
@@ -819,13 +933,12 @@ impl Pipeline {
         {
             return;
         }
-        let dst = IpAddr::V4(packet.dst);
-        let src = if job.to_host || net.is_own_vip(dst) {
+        let src = if job.to_host || net.is_own_vip(packet.dst) {
             packet.dst
         } else {
             // A router's error comes from its address on the link towards the receiver.
-            match net.route(IpAddr::V4(packet.src)).and_then(|hop| hop.source) {
-                Some(IpAddr::V4(addr)) => addr,
+            match net.route(packet.src).and_then(|hop| hop.source) {
+                Some(addr) => addr,
                 // The host of a VIP that is only routed here: nothing is better than the address that was asked.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,
@@ -852,13 +965,13 @@ impl Pipeline {
         let net = cx.env.net;
         let bypass = forward.method == Forwarding::Bypass;
         let target = if bypass {
-            IpAddr::V4(job.packet.dst)
+            job.packet.dst
         } else {
             forward.target.ip()
         };
-        let IpAddr::V4(target4) = target else {
+        if target.is_ipv6() != job.packet.is_ipv6() && forward.method != Forwarding::Tunnel {
             return Fate::Dropped(FrameDrop::Unsupported);
-        };
+        }
         if bypass && net.is_local(target) {
             return Fate::Dropped(FrameDrop::Loop);
         }
@@ -880,14 +993,13 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
-        ipv4::decrement_ttl(frame.bytes_mut());
+        decrement_ttl(frame.bytes_mut());
         match forward.method {
             Forwarding::Nat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
-                let to = SocketAddrV4::new(target4, forward.target.port());
-                if let Err(reason) = rewrite(frame, job, End::Destination, to, ports) {
+                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
                     return Fate::Dropped(reason);
                 }
                 if job.from_host && job.inner.is_none() {
@@ -895,7 +1007,7 @@ impl Pipeline {
                         protocol: job.packet.protocol,
                         server: forward.target,
                         local: SocketAddr::new(
-                            IpAddr::V4(job.packet.src),
+                            job.packet.src,
                             job.packet.ports.unwrap_or_default().0,
                         ),
                     };
@@ -914,7 +1026,7 @@ impl Pipeline {
                 }
                 self.leave(frame, &job.packet, &hop, job.pieces(), cx)
             }
-            Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target4, cx),
+            Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
             Forwarding::Local => Fate::Dropped(FrameDrop::Unsupported),
         }
     }
@@ -929,18 +1041,15 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         if forward.method == Forwarding::Nat {
-            let SocketAddr::V4(to) = forward.target else {
-                return Fate::Dropped(FrameDrop::Unsupported);
-            };
-            if to.ip().is_loopback() && !job.from_host {
+            if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, to, ports) {
+            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
         }
-        if cx.env.net.is_own_vip(IpAddr::V4(job.packet.dst)) && !job.to_host {
+        if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
             // The host does not have the address: it would route the packet straight back.
             return Fate::Dropped(FrameDrop::Loop);
         }
@@ -963,8 +1072,13 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let packet = &job.packet;
-        // An ICMP error that is being relayed is rather fragmented.
-        if !packet.df || packet.len <= mtu || job.inner.is_some() {
+        // What came in fragments of IPv6 fits as it fitted before.
+        let longest = match job.history {
+            Some(history) if packet.is_ipv6() => history.longest,
+            _ => packet.len,
+        };
+        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
             return None;
         }
         match Cut::new(frame, packet) {
@@ -983,30 +1097,32 @@ impl Pipeline {
         job: &Job<'_>,
         forward: &Forward,
         hop: &NextHop,
-        target: Ipv4Addr,
+        target: IpAddr,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        const MTU_MIN: usize = 68;
-        let Some(IpAddr::V4(src)) = hop.source else {
+        let Some(src) = hop.source else {
             return Fate::Dropped(FrameDrop::NoSource);
         };
-        let kind = forward.tunnel;
-        let path = self.tunnels.mtu(target, kind, hop.mtu as usize, cx.now);
-        // The outer packet, too, is cut for what is known of the way.
+        let path = self
+            .tunnels
+            .mtu(target, forward.tunnel, hop.mtu as usize, cx.now);
+        let mtu = path.saturating_sub(tunnel::overhead(forward.tunnel, target));
+        // What the inner packet does not forbid is cut to what was learned.
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
             ..*hop
         };
-        let mtu = path.saturating_sub(tunnel::overhead(kind));
-        if mtu < MTU_MIN {
+        // The least that a link of the outer version has to take.
+        let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
+        if mtu < least {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         }
-        if cx.env.pmtu_disc
+        if (cx.env.pmtu_disc || job.packet.is_ipv6())
             && let Some(fate) = self.too_big(frame, job, mtu, cx)
         {
             return fate;
         }
-        let df = cx.env.pmtu_disc && job.packet.df;
+        let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let cut = match Cut::new(frame, &job.packet) {
             Ok(cut) => cut,
             Err(reason) => return Fate::Dropped(reason),
@@ -1016,13 +1132,16 @@ impl Pipeline {
         let id = if df {
             0
         } else {
-            let protocol = tunnel::protocol(kind).0;
-            self.idents.next(src, target, protocol, count)
+            self.idents.next(src, target, tunnel::IPV4, count)
         };
         let mut outer = Outer {
-            tunnel: kind,
             src,
             dst: target,
+            tunnel: forward.tunnel,
+            source_port: match forward.tunnel {
+                Tunnel::Gue { .. } => tunnel::source_port(&job.packet),
+                _ => 0,
+            },
             id,
             df,
         };
@@ -1031,15 +1150,14 @@ impl Pipeline {
                 return Fate::Dropped(reason);
             }
             frame.offload.segments = None;
-            return self.tunnelled(
-                frame,
-                &job.packet,
-                &outer,
-                hop,
-                job.history
-                    .map_or(Pieces::Relayed, |history| Pieces::Even(history.longest)),
-                cx,
-            );
+            let pieces = match job.history {
+                Some(history) if job.packet.is_ipv6() => {
+                    Pieces::Around(history, tunnel::header_len(forward.tunnel))
+                }
+                Some(history) => Pieces::Even(history.longest),
+                None => Pieces::Relayed,
+            };
+            return self.tunnelled(frame, &outer, hop, pieces, cx);
         };
         let mut segments = Vec::with_capacity(count);
         cut.segments(
@@ -1050,7 +1168,7 @@ impl Pipeline {
         );
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
         for mut segment in segments {
-            fate = self.tunnelled(&mut segment, &job.packet, &outer, hop, Pieces::Relayed, cx);
+            fate = self.tunnelled(&mut segment, &outer, hop, Pieces::Relayed, cx);
             outer.id = outer.id.wrapping_add(1);
             keep(&mut cx.out.pool, segment);
         }
@@ -1061,16 +1179,15 @@ impl Pipeline {
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,
-        inner: &Packet,
         outer: &Outer,
         hop: &NextHop,
         pieces: Pieces<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        if let Err(reason) = tunnel::encapsulate(frame, inner, outer) {
+        if let Err(reason) = tunnel::encapsulate(frame, outer) {
             return Fate::Dropped(reason);
         }
-        match parse::ipv4(frame.bytes(), false) {
+        match parse::ip(frame.bytes(), false) {
             Ok(packet) => self.leave(frame, &packet, hop, pieces, cx),
             Err(reason) => Fate::Dropped(reason),
         }
@@ -1089,7 +1206,7 @@ impl Pipeline {
         if reply.source.is_none() && !self.hidden(job, cx) {
             return Fate::Left;
         }
-        let dst = IpAddr::V4(job.packet.dst);
+        let dst = job.packet.dst;
         let hop = if job.to_host {
             None
         } else {
@@ -1102,21 +1219,17 @@ impl Pipeline {
                 return Fate::Dropped(FrameDrop::TtlExceeded);
             }
             // The server has to be told in terms of the packet that it sent, so this comes before the translation.
-            if job.history.is_none()
+            if (job.history.is_none() || job.packet.is_ipv6())
                 && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx)
             {
                 return fate;
             }
             Some(hop)
         };
-        match reply.source {
-            Some(SocketAddr::V4(source)) => {
-                if let Err(reason) = rewrite(frame, job, End::Source, source, ports) {
-                    return Fate::Dropped(reason);
-                }
-            }
-            Some(SocketAddr::V6(_)) => return Fate::Dropped(FrameDrop::Unsupported),
-            None => {}
+        if let Some(source) = reply.source
+            && let Err(reason) = rewrite(frame, job, End::Source, source, ports)
+        {
+            return Fate::Dropped(reason);
         }
         let Some(hop) = hop else {
             // The client is the director itself.
@@ -1124,7 +1237,7 @@ impl Pipeline {
         };
         // What the host has made itself starts its way here.
         if !job.from_host {
-            ipv4::decrement_ttl(frame.bytes_mut());
+            decrement_ttl(frame.bytes_mut());
         }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
@@ -1194,9 +1307,17 @@ impl Pipeline {
             return Fate::Dropped(reason);
         }
         frame.offload.segments = None;
-        let df = dont_fragment(frame);
         let fits = frame.len() <= mtu;
+        if packet.is_ipv6() {
+            return self.leave_cut6(frame, hop, info, pieces, cx);
+        }
+        let df = dont_fragment(frame);
         match pieces {
+            Pieces::Around(..) if fits => self.emit(frame, hop, info, cx),
+            Pieces::Around(history, added) => {
+                let sizes = history.behind(0, added);
+                self.fragments(frame, mtu, Some(&sizes), false, hop, info, cx)
+            }
             Pieces::Whole | Pieces::Relayed if fits => self.emit(frame, hop, info, cx),
             Pieces::Whole if df => Fate::Dropped(FrameDrop::TooBig),
             Pieces::Whole | Pieces::Relayed => {
@@ -1214,6 +1335,39 @@ impl Pipeline {
         }
     }
 
+    /// As [`Self::leave_cut`], for IPv6 that is no aggregate (`ip6_fragment`).
+    fn leave_cut6<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        hop: &NextHop,
+        info: &PortInfo,
+        pieces: Pieces<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let mtu = hop.mtu as usize;
+        let (headers, _) = ipv6::unfragmentable(frame.bytes());
+        let whole = match pieces {
+            Pieces::Along(history) => mtu.min(history.longest),
+            _ => mtu,
+        };
+        if frame.len() <= whole {
+            return self.emit(frame, hop, info, cx);
+        }
+        let sizes = match pieces {
+            Pieces::Along(history) => history.behind(headers, 0),
+            // The headers of the outer packet are all that there is in front.
+            Pieces::Around(history, added) => history.behind(0, added),
+            // Only its sender fragments it.
+            Pieces::Whole => return Fate::Dropped(FrameDrop::TooBig),
+            Pieces::Relayed | Pieces::Even(_) => Vec::new(),
+        };
+        let limit = match pieces {
+            Pieces::Along(_) => whole.max(ipv6::MTU_MIN),
+            _ => mtu,
+        };
+        self.fragments(frame, limit, Some(&sizes), false, hop, info, cx)
+    }
+
     #[expect(clippy::too_many_arguments, reason = "an inner step")]
     fn fragments<N: Net>(
         &mut self,
@@ -1226,14 +1380,26 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         let mut pieces = Vec::new();
-        let cut = fragment::fragment(
-            frame,
-            limit,
-            sizes,
-            df,
-            || cx.out.spare(),
-            |piece| pieces.push(piece),
-        );
+        let cut = if is_ipv6(frame.bytes()) {
+            let id = self.idents.next_fragments();
+            fragment::fragment6(
+                frame,
+                limit,
+                sizes,
+                id,
+                || cx.out.spare(),
+                |piece| pieces.push(piece),
+            )
+        } else {
+            fragment::fragment(
+                frame,
+                limit,
+                sizes,
+                df,
+                || cx.out.spare(),
+                |piece| pieces.push(piece),
+            )
+        };
         if let Err(reason) = cut {
             return Fate::Dropped(reason);
         }
@@ -1282,7 +1448,7 @@ fn rewrite(
     frame: &mut Frame,
     job: &Job<'_>,
     end: End,
-    to: SocketAddrV4,
+    to: SocketAddr,
     ports: bool,
 ) -> Result<(), FrameDrop> {
     if job.inner.is_some() {

@@ -1,12 +1,10 @@
 //! What a network device does for others, in software: finishing checksums and cutting aggregates into segments.
 
-use std::net::IpAddr;
-
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload, SegmentKind};
 use crate::parse::Packet;
 use crate::wire::checksum::Sum;
-use crate::wire::{be16, be32, ipv4, put16, put32};
+use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32};
 
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
@@ -54,7 +52,7 @@ impl Cut {
         };
         let ip = frame.bytes();
         let header = match (segments.kind, packet.protocol.0) {
-            (SegmentKind::Tcp4, 6) => ip
+            (SegmentKind::Tcp4 | SegmentKind::Tcp6, 6) => ip
                 .get(packet.l4 + 12)
                 .map_or(0, |b| usize::from(b >> 4) * 4),
             (SegmentKind::Udp, 17) => 8,
@@ -120,11 +118,15 @@ impl Cut {
             segment.offload = Offload::default();
             let len = segment.len();
             let out = segment.bytes_mut();
-            put16(out, 2, u16::try_from(len).unwrap_or(u16::MAX));
-            // The segments of one aggregate count up, as a sender's would.
-            put16(out, 4, id.wrapping_add(u16::try_from(index).unwrap_or(0)));
-            ipv4::finish_header(out);
-            let (src, dst) = (IpAddr::V4(ipv4::src(out)), IpAddr::V4(ipv4::dst(out)));
+            if packet.is_ipv6() {
+                ipv6::finish_len(out);
+            } else {
+                put16(out, 2, u16::try_from(len).unwrap_or(u16::MAX));
+                // The segments of one aggregate count up, as a sender's would.
+                put16(out, 4, id.wrapping_add(u16::try_from(index).unwrap_or(0)));
+                ipv4::finish_header(out);
+            }
+            let (src, dst) = (ip_src(out), ip_dst(out));
             let l4 = &mut out[packet.l4..];
             let field = if self.kind == SegmentKind::Udp {
                 put16(l4, 4, u16::try_from(len - packet.l4).unwrap_or(u16::MAX));
@@ -163,33 +165,42 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 1u16..1500, udp: bool) {
+        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 1u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
-            let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+            let builder = if six {
+                PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            } else {
+                PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            };
+            let l4 = if six { 40 } else { 20 };
             if udp {
                 builder.udp(1, 2).write(&mut ip, &data).expect("a vector takes all");
             } else {
                 builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("a vector takes all");
             }
             let mut frame = Frame::from_bytes(&ip);
-            let kind = if udp { SegmentKind::Udp } else { SegmentKind::Tcp4 };
+            let kind = match (udp, six) {
+                (true, _) => SegmentKind::Udp,
+                (false, false) => SegmentKind::Tcp4,
+                (false, true) => SegmentKind::Tcp6,
+            };
             frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
-            let packet = parse::ipv4(frame.bytes(), true).expect("valid");
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             let mut parts = Vec::new();
             cut.segments(&frame, &packet, Frame::new, |segment| parts.push(segment));
             prop_assert_eq!(parts.len(), cut.count(ip.len()));
             let mut joined = Vec::new();
             for (i, part) in parts.iter().enumerate() {
-                let p = parse::ipv4(part.bytes(), false).expect("valid");
+                let p = parse::ip(part.bytes(), false).expect("valid");
                 prop_assert!(checksum_ok(part.bytes(), p.l4, p.protocol.0));
                 prop_assert!(p.len <= cut.longest(ip.len()));
                 if !udp {
                     let want = (u32::MAX - 10).wrapping_add(joined.len() as u32);
-                    prop_assert_eq!(be32(part.bytes(), 24), want);
+                    prop_assert_eq!(be32(part.bytes(), l4 + 4), want);
                     let last = i + 1 == parts.len();
-                    prop_assert_eq!(part.bytes()[33] & FIN_PSH, if last { FIN_PSH } else { 0 });
-                    prop_assert_eq!(part.bytes()[33] & CWR, if i == 0 { CWR } else { 0 });
+                    prop_assert_eq!(part.bytes()[l4 + 13] & FIN_PSH, if last { FIN_PSH } else { 0 });
+                    prop_assert_eq!(part.bytes()[l4 + 13] & CWR, if i == 0 { CWR } else { 0 });
                 }
                 joined.extend_from_slice(&part.bytes()[cut.headers..]);
             }

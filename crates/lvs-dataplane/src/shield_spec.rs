@@ -188,7 +188,7 @@ impl ShieldSpec {
         inner: Option<(Protocol, SocketAddr)>,
         to_host: bool,
     ) -> bool {
-        let (src, dst) = (IpAddr::V4(packet.src), IpAddr::V4(packet.dst));
+        let (src, dst) = (packet.src, packet.dst);
         if self.own_vips.contains(&dst) {
             return true;
         }

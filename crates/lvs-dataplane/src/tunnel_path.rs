@@ -2,34 +2,43 @@
 //! packets): the path MTU is learned, and the client is told in terms of the packet that it sent.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use lvs_core::{Instant, Protocol, Tunnel};
+use lvs_core::{Instant, Tunnel};
 
-use crate::rewrite::tunnel::{self, GRE, GRE_CHECKSUM, GRE_IPV4, IPIP};
+use crate::rewrite::tunnel;
 use crate::wire::icmp::ErrorKind;
-use crate::wire::{be16, ipv4};
+use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6};
 
-/// How long a learned MTU holds (`net.ipv4.route.mtu_expires`).
+/// How long a learned MTU holds (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
 /// No smaller MTU is believed (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 4096;
-/// Kinds of tunnels to one server at most.
-const KINDS_MAX: usize = 16;
+
+/// What a server takes its tunnel packets by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Ipip,
+    Gre,
+    Gue(u16),
+}
+
+impl From<Tunnel> for Kind {
+    fn from(tunnel: Tunnel) -> Self {
+        match tunnel {
+            Tunnel::Ipip => Self::Ipip,
+            Tunnel::Gre { .. } => Self::Gre,
+            Tunnel::Gue { port, .. } => Self::Gue(port),
+        }
+    }
+}
 
 /// Servers that packets were tunnelled to, and what was learned of the way.
 #[derive(Debug, Default)]
-pub struct TunnelPaths(HashMap<Ipv4Addr, Path>);
-
-#[derive(Debug, Default)]
-struct Path {
-    /// The tunnels in use.
-    kinds: Vec<Tunnel>,
-    learned: Option<Learned>,
-}
+pub struct TunnelPaths(HashMap<(IpAddr, Kind), Option<Learned>>);
 
 #[derive(Debug)]
 struct Learned {
@@ -49,22 +58,24 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server and the tunnel.
-    pub fn mtu(&mut self, server: Ipv4Addr, kind: Tunnel, mtu: usize, now: Instant) -> usize {
-        if !self.0.contains_key(&server) && self.0.len() >= SERVERS_MAX {
-            return mtu;
-        }
-        let path = self.0.entry(server).or_default();
-        if !path.kinds.contains(&kind) && path.kinds.len() < KINDS_MAX {
-            path.kinds.push(kind);
-        }
-        match &mut path.learned {
-            Some(learned) if now < learned.until => {
-                learned.used = true;
-                mtu.min(learned.mtu)
-            }
-            learned => {
-                *learned = None;
+    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
+    pub fn mtu(&mut self, server: IpAddr, tunnel: Tunnel, mtu: usize, now: Instant) -> usize {
+        let key = (server, tunnel.into());
+        match self.0.get_mut(&key) {
+            Some(path) => match path {
+                Some(learned) if now < learned.until => {
+                    learned.used = true;
+                    mtu.min(learned.mtu)
+                }
+                _ => {
+                    *path = None;
+                    mtu
+                }
+            },
+            None => {
+                if self.0.len() < SERVERS_MAX {
+                    self.0.insert(key, None);
+                }
                 mtu
             }
         }
@@ -75,7 +86,7 @@ impl TunnelPaths {
     pub fn complaint<'a>(
         &mut self,
         message: &'a [u8],
-        mtu: impl FnOnce(Ipv4Addr) -> Option<usize>,
+        mtu: impl FnOnce(IpAddr) -> Option<usize>,
         now: Instant,
     ) -> Option<Complaint<'a>> {
         let (kind, code) = (*message.first()?, *message.get(1)?);
@@ -84,15 +95,10 @@ impl TunnelPaths {
         if outer.len() < header || header < ipv4::HEADER_LEN {
             return None;
         }
-        let server = ipv4::dst(outer);
-        let path = self.0.get_mut(&server)?;
-        let learned = &mut path.learned;
-        let (between, is_used) = tunnel_header(Protocol(outer[9]), &outer[header..])?;
-        if !path.kinds.iter().any(|&kind| is_used(kind)) {
-            return None;
-        }
-        let overhead = header + between;
-        let original = outer.get(overhead..)?;
+        let server = IpAddr::V4(ipv4::dst(outer));
+        let (tunnel, between) = read_tunnel(outer[9], &outer[header..])?;
+        let learned = self.0.get_mut(&(server, tunnel))?;
+        let original = &outer[header + between..];
         let inner = ipv4::header_len(original);
         if inner < ipv4::HEADER_LEN || original.len() < inner || original[0] >> 4 != 4 {
             return None;
@@ -103,18 +109,13 @@ impl TunnelPaths {
             let reported = usize::from(be16(message, 6));
             let known = learned.as_ref().is_some_and(|learned| learned.used);
             let new = reported.max(MTU_MIN);
-            if new < route {
-                *learned = Some(Learned {
-                    mtu: new,
-                    until: now + MTU_EXPIRES,
-                    used: known,
-                });
-            }
+            learn(learned, new, route, known, now);
             if be16(original, 6) & ipv4::DF == 0 {
                 return None;
             }
             // The kernel's first complaint still speaks of the old route.
             let base = if known { new.min(route) } else { route };
+            let overhead = ipv4::HEADER_LEN + between;
             let told = if base > 68 + overhead {
                 base - overhead
             } else {
@@ -128,34 +129,70 @@ impl TunnelPaths {
             original,
         })
     }
+
+    /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director: what is too big for the way
+    /// to a server is learned. The next packet that does not fit is answered.
+    pub fn too_big(
+        &mut self,
+        message: &[u8],
+        mtu: impl FnOnce(IpAddr) -> Option<usize>,
+        now: Instant,
+    ) {
+        const PACKET_TOO_BIG: u8 = 2;
+        let Some(outer) = message
+            .get(8..)
+            .filter(|outer| message[0] == PACKET_TOO_BIG && outer.len() >= ipv6::HEADER_LEN)
+        else {
+            return;
+        };
+        let server = IpAddr::V6(ipv6::dst(outer));
+        let Some(chain) = ipv6::walk(outer) else {
+            return;
+        };
+        let inner = outer.get(chain.l4..).unwrap_or_default();
+        let kind = match chain.protocol {
+            tunnel::IPV4 | tunnel::IPV6 => Kind::Ipip,
+            tunnel::GRE => Kind::Gre,
+            tunnel::UDP => Kind::Gue(be16(inner, 2)),
+            _ => return,
+        };
+        if let (Some(learned), Some(route)) = (self.0.get_mut(&(server, kind)), mtu(server)) {
+            let reported = usize::try_from(be32(message, 4)).unwrap_or(usize::MAX);
+            learn(learned, reported.max(ipv6::MTU_MIN), route, true, now);
+        }
+    }
 }
 
-/// Reads what is between an outer IP header and an IPv4 packet inside; its length, and which tunnels it can be from.
-fn tunnel_header(protocol: Protocol, bytes: &[u8]) -> Option<(usize, impl Fn(Tunnel) -> bool)> {
-    const UDP_LEN: usize = 8;
-    let (len, port) = match protocol {
-        IPIP => (0, 0),
-        Protocol::UDP => {
-            // Version 0, data; options, whose length is in words; an IPv4 packet.
-            let [first, inner] = [*bytes.get(UDP_LEN)?, *bytes.get(UDP_LEN + 1)?];
-            if first & 0xe0 != 0 || inner != IPIP.0 {
-                return None;
-            }
-            let options = usize::from(first & 0x1f) * 4;
-            (UDP_LEN + 4 + options, be16(bytes, 2))
+fn learn(learned: &mut Option<Learned>, new: usize, route: usize, used: bool, now: Instant) {
+    if new < route {
+        *learned = Some(Learned {
+            mtu: new,
+            until: now + MTU_EXPIRES,
+            used,
+        });
+    }
+}
+
+/// What tunnel the packet behind an outer IPv4 header of `protocol` came by, and the length of what comes before the inner
+/// packet of IPv4. `None` for all that IPVS does not send (`ipvs_gre_decap`, `ipvs_udp_decap`).
+fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
+    const GRE_CHECKSUM: u16 = 0x8000;
+    match protocol {
+        tunnel::IPV4 => Some((Kind::Ipip, 0)),
+        tunnel::GRE => {
+            let flags = be16(payload, 0);
+            let known = payload.len() >= 4 && flags & !GRE_CHECKSUM == 0;
+            let len = if flags & GRE_CHECKSUM != 0 { 8 } else { 4 };
+            (known && be16(payload, 2) == ETHERTYPE_IPV4 && payload.len() >= len)
+                .then_some((Kind::Gre, len))
         }
-        GRE => {
-            let flags = be16(bytes, 0);
-            if bytes.len() < 4 || flags & !GRE_CHECKSUM != 0 || be16(bytes, 2) != GRE_IPV4 {
-                return None;
-            }
-            (if flags == 0 { 4 } else { 8 }, 0)
+        tunnel::UDP => {
+            // Version 0 and no control message, then the length of the options in words.
+            let first = *payload.get(8)?;
+            let len = 12 + usize::from(first & 0x1f) * 4;
+            let data = first & 0xe0 == 0 && payload.len() >= len && payload[9] == tunnel::IPV4;
+            data.then(|| (Kind::Gue(be16(payload, 2)), len))
         }
-        _ => return None,
-    };
-    let is_used = move |kind: Tunnel| {
-        tunnel::protocol(kind) == protocol
-            && !matches!(kind, Tunnel::Gue { port: other, .. } if other != port)
-    };
-    Some((len, is_used))
+        _ => None,
+    }
 }

@@ -335,7 +335,7 @@ fn a_client_on_the_director() {
     let packet = parse::ipv4(&got[0].1, false).expect("a packet");
     assert_eq!(
         (got[0].0, packet.src, packet.ports),
-        (HOST, VIP, Some((80, 40_000)))
+        (HOST, VIP.into(), Some((80, 40_000)))
     );
     // The host's own noise goes nowhere.
     assert!(lab.send(HOST, &tcp(local, (CLIENT, 80), b"")).is_empty());
@@ -423,7 +423,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
         let outer = parse::ipv4(&frame.bytes()[14..], false).expect("an outer header");
         assert_eq!(
             (*port, outer.protocol, outer.dst),
-            (SERVERS, Protocol(4), SERVER)
+            (SERVERS, Protocol(4), SERVER.into())
         );
         assert!(outer.len <= 1500 && frame.len() == outer.len + 14);
         let inner = &frame.bytes()[34..];
@@ -446,7 +446,7 @@ fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
             &mut frame,
             kind,
             &tunnelled[0].1[14..],
-            router,
+            router.into(),
             1
         ));
         ethernet(SV_MAC, server_mac(router), frame.bytes())
@@ -566,7 +566,7 @@ fn arp_for_own_addresses() {
         lab.requests,
         [Request::AddressConflict {
             port: CLIENTS,
-            addr: VIP,
+            addr: VIP.into(),
             mac: GW_MAC
         }]
     );

@@ -27,6 +27,7 @@ pub mod netns;
 pub mod programs;
 pub mod servers;
 pub mod site;
+pub mod transcripts;
 
 pub use load::{LoadOptions, LoadReport};
 pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};

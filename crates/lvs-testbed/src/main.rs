@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, load};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, load, transcripts};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -21,6 +21,11 @@ enum Command {
     Decap,
     /// Replay recordings of the kernel through the packet path, and compare
     Conformance(conformance::ConformanceOptions),
+    /// Play recorded sessions of ipvsadm with the real programs, and compare
+    Transcripts(transcripts::TranscriptOptions),
+    /// Play one session (for `transcripts`, in a process of its own)
+    #[command(hide = true)]
+    PlayTranscript,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -29,5 +34,7 @@ fn main() -> anyhow::Result<()> {
         Command::Load(options) => load::main(options),
         Command::Decap => decap::run(),
         Command::Conformance(options) => conformance::run(&options),
+        Command::Transcripts(options) => transcripts::run(&options),
+        Command::PlayTranscript => transcripts::play(),
     }
 }

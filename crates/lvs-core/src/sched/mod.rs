@@ -146,6 +146,11 @@ impl Registry {
         self.factories.insert(name, factory);
     }
 
+    /// Takes a scheduler away: services can no longer ask for it.
+    pub fn remove(&mut self, name: &str) {
+        self.factories.remove(name);
+    }
+
     /// A new scheduler of this name.
     pub fn create(&self, name: &str) -> Option<Box<dyn Scheduler>> {
         self.factories.get(name).map(|factory| factory())

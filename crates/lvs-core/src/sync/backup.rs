@@ -97,7 +97,11 @@ impl Control {
         }
     }
 
-    fn check_families(&self) -> Result<(), Error> {
+    /// A message about a connection has room for one family only.
+    ///
+    /// # Errors
+    /// [`Error::FamilyMismatch`] if a server is of another family than its service.
+    pub fn check_families(&self) -> Result<(), Error> {
         let mixed = self.services().any(|service| {
             let v4 = service.key().family() == crate::Family::V4;
             service

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 
 use lvs_core::api::{Call, Failure, Hello, ListEnd, Request, VERSION};
-use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 
 use super::Address;
 
@@ -223,14 +223,44 @@ impl Client {
     fn exchange<I: DeserializeOwned, R: DeserializeOwned>(
         &mut self,
         call: &Call,
-        mut each: impl FnMut(I) -> bool,
+        each: impl FnMut(I) -> bool,
     ) -> Result<R, Error> {
         let id = self.next_id;
-        self.next_id += 1;
         self.send(&Request {
             id,
             call: call.clone(),
         })?;
+        self.answer(each)
+    }
+
+    /// Makes a call that [`Call`] does not have (`test.advance` of an engine for tests), with `each` of its items.
+    ///
+    /// # Errors
+    /// As [`list_while`](Self::list_while).
+    pub fn other<I: DeserializeOwned, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: &impl Serialize,
+        each: impl FnMut(I) -> bool,
+    ) -> Result<R, Error> {
+        #[derive(Serialize)]
+        struct Other<'a, P> {
+            id: u64,
+            method: &'a str,
+            params: &'a P,
+        }
+        let id = self.next_id;
+        self.send(&Other { id, method, params })?;
+        self.answer(each)
+    }
+
+    /// Reads the answer to the request that was sent last.
+    fn answer<I: DeserializeOwned, R: DeserializeOwned>(
+        &mut self,
+        mut each: impl FnMut(I) -> bool,
+    ) -> Result<R, Error> {
+        let id = self.next_id;
+        self.next_id += 1;
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
@@ -253,7 +283,7 @@ impl Client {
         }
     }
 
-    fn send(&mut self, request: &Request) -> Result<(), Error> {
+    fn send(&mut self, request: &impl Serialize) -> Result<(), Error> {
         let mut line = serde_json::to_vec(request).map_err(|e| self.garbled(e.to_string()))?;
         line.push(b'\n');
         match self.stream.get_mut().write_all(&line) {

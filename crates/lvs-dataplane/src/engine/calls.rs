@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use lvs_core::api::{
     Call, ConnInfo, Failure, FailureCode, Info, ListEnd, MarkText, ServerInfo, ServiceId,
-    ServiceInfo, Sysctl, Timeouts,
+    ServiceInfo, SyncDaemon, SyncRole, Sysctl, Timeouts,
 };
 use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Error, Service, ServiceKey, Sysctls};
+use lvs_core::{Connection, Control, Error, Service, ServiceKey, Sysctls, sync};
 use serde_json::Value;
 
+use super::bench::{self, BenchFrame};
 use super::shared::{Command, Shared};
 use crate::control::server::{Engine, Sink};
 
@@ -70,11 +71,20 @@ impl Engine for Shared {
 
             Call::ServerAdd(spec) => {
                 let addr = spec.server.ip();
-                if self.ask(|reply| Command::IsBroadcast(addr, reply))? {
-                    return Err(failure(Error::NotUnicast));
-                }
+                let broadcast = self.ask(|reply| Command::IsBroadcast(addr, reply))?;
                 self.change(|control| {
-                    control.add_server(&spec.service.into(), spec.server, &spec.config, now)
+                    let key = spec.service.into();
+                    if broadcast {
+                        // The kernel looks at the address last.
+                        let service = control.service(&key).ok_or(Error::NoService)?;
+                        lvs_core::Server::check(&spec.config)?;
+                        let mut servers = service.servers().iter();
+                        return Err(match servers.any(|server| server.addr() == spec.server) {
+                            true => Error::ServerExists,
+                            false => Error::NotUnicast,
+                        });
+                    }
+                    control.add_server(&key, spec.server, &spec.config, now)
                 })
             }
             Call::ServerEdit(spec) => self.change(|control| {
@@ -113,15 +123,22 @@ impl Engine for Shared {
             Call::SysctlSet(Sysctl { name, value }) => {
                 self.change(|control| control.set_sysctl(&name, &value))
             }
-            Call::DaemonList {} => to_value(&ListEnd { count: 0 }),
-            Call::DaemonStart(_) => Err(Failure {
-                code: FailureCode::Unsupported,
-                message: "synchronisation daemons are not supported yet".into(),
-            }),
-            Call::DaemonStop { .. } => Err(Failure {
-                code: FailureCode::NotRunning,
-                message: "no synchronisation daemon is running".into(),
-            }),
+            Call::DaemonList {} => {
+                let daemons = self.daemons().clone();
+                for daemon in &daemons {
+                    out.item(daemon)?;
+                }
+                to_value(&ListEnd { count: out.count() })
+            }
+            Call::DaemonStart(daemon) => self.start_daemon(daemon),
+            Call::DaemonStop { role, .. } => {
+                self.change(|control| match role {
+                    SyncRole::Master => control.stop_master(),
+                    SyncRole::Backup => control.stop_backup(),
+                })?;
+                self.daemons().retain(|daemon| daemon.role != role);
+                Ok(done())
+            }
             Call::Drops {} => {
                 for reason in self.ask(Command::Reasons)? {
                     out.item(&reason)?;
@@ -183,6 +200,32 @@ impl Engine for Shared {
                 Ok(done())
             }
         }
+    }
+
+    fn test(&self, method: &str, params: Value, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        if !self.has_virtual_time() {
+            return Err(Failure {
+                code: FailureCode::Malformed,
+                message: format!(
+                    "{method}: only an engine started with --no-interfaces --virtual-time has it"
+                ),
+            });
+        }
+        let ports = self.bench_ports().clone();
+        let test = bench::read(method, params, &ports)?;
+        let tested = self.ask(|reply| Command::Test(test, reply))?;
+        for (port, frame) in &tested.sent {
+            let place = port.index().checked_sub(1);
+            let name = place.and_then(|place| ports.get(place));
+            out.item(&BenchFrame {
+                dev: name.cloned().unwrap_or_default(),
+                frame: bench::hex(frame),
+            })?;
+        }
+        to_value(&serde_json::json!({
+            "now_ms": tested.now.as_nanos() / 1_000_000,
+            "to_host": tested.to_host,
+        }))
     }
 }
 
@@ -262,13 +305,68 @@ impl Shared {
                 reply,
             })?;
             let Some(last) = piece.last() else {
-                return Ok(());
+                break;
             };
             start = last.id.index() + 1;
             for connection in &piece {
                 out.item(&conn_info(connection))?;
             }
         }
+        start = 0;
+        loop {
+            let now = self.now();
+            let piece: Vec<ConnInfo> = {
+                let control = self.control();
+                let templates = control.templates_from(start, now).take(LIST_PIECE);
+                let mut piece = Vec::new();
+                for template in templates {
+                    start = template.id.index() + 1;
+                    let engine = control.template_engine(template.id);
+                    piece.push(ConnInfo {
+                        engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
+                        ..conn_info(&template)
+                    });
+                }
+                piece
+            };
+            if piece.is_empty() {
+                return Ok(());
+            }
+            for template in &piece {
+                out.item(template)?;
+            }
+        }
+    }
+
+    /// Starts a synchronisation daemon (`start_sync_thread`).
+    fn start_daemon(&self, mut daemon: SyncDaemon) -> Result<Value, Failure> {
+        let name = daemon.interface.clone();
+        let mtu = self.ask(|reply| Command::Interface(name, reply))?;
+        let ipv6 = daemon.group.is_some_and(|group| group.is_ipv6());
+        let mut maxlen = 0;
+        self.change(|control| {
+            // The kernel looks for mixed families before it looks for the interface, and for another daemon after it.
+            control.check_families()?;
+            let mtu = mtu.ok_or(Error::NoDevice)?;
+            match daemon.role {
+                SyncRole::Master => {
+                    let master = sync::Master::new(daemon.syncid, daemon.maxlen, ipv6);
+                    maxlen = master.maxlen;
+                    control.start_master(master)
+                }
+                SyncRole::Backup => {
+                    let backup = sync::Backup::new(daemon.syncid, daemon.maxlen, mtu, ipv6);
+                    maxlen = backup.maxlen;
+                    control.start_backup(backup)
+                }
+            }
+        })?;
+        daemon.maxlen = Some(maxlen);
+        daemon.group.get_or_insert(sync::GROUP.into());
+        daemon.port.get_or_insert(sync::PORT);
+        daemon.ttl.get_or_insert(1);
+        self.daemons().push(daemon);
+        Ok(done())
     }
 
     fn info(&self) -> Result<Info, Failure> {
@@ -310,6 +408,9 @@ pub(super) fn failure(error: Error) -> Failure {
         Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
         Error::NoService => FailureCode::NoService,
         Error::NoServer | Error::UnknownSysctl => FailureCode::NoServer,
+        Error::NoDevice => FailureCode::NoDevice,
+        Error::DaemonRunning => FailureCode::Running,
+        Error::DaemonNotRunning => FailureCode::NotRunning,
         Error::UnknownScheduler | Error::UnknownEngine => FailureCode::NoScheduler,
         Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
         Error::Unsupported(_) => FailureCode::Unsupported,

@@ -1,5 +1,6 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 
+pub mod bench;
 mod calls;
 mod decider;
 mod network;
@@ -51,8 +52,19 @@ pub struct Config {
     pub marks: Vec<MarkRule>,
     /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
     pub no_interfaces: bool,
+    /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
+    pub virtual_time: bool,
+    /// The kernel whose set of schedulers to have; `None` for the newest.
+    pub compat: Option<Compat>,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
+}
+
+/// A kernel version to be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compat {
+    /// As Debian 12 builds it: without the scheduler `twos`.
+    Linux6_1,
 }
 
 /// What an embedding program does with a packet before the director sees it.
@@ -124,6 +136,9 @@ pub enum StartError {
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
+    /// Virtual time and real interfaces.
+    #[error("--virtual-time is for engines without interfaces: add --no-interfaces")]
+    VirtualTime,
     /// The random numbers that key the connection table.
     #[error("cannot read random numbers from /dev/urandom: {0}")]
     Random(#[source] std::io::Error),
@@ -144,6 +159,9 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
+        if config.virtual_time && !config.no_interfaces {
+            return Err(StartError::VirtualTime);
+        }
         let address = config.address.unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let server = Server::bind(
@@ -159,7 +177,10 @@ impl Engine {
         if let Some(max) = config.max_connections {
             options.max_connections = max;
         }
-        let mut control = Control::new(options);
+        if config.compat == Some(Compat::Linux6_1) {
+            options.schedulers.remove("twos");
+        }
+        let mut control = Control::new(options.clone());
         for (name, value) in config.sysctls {
             control
                 .set_sysctl(&name, &value)
@@ -167,7 +188,7 @@ impl Engine {
         }
         let shard = control.shard(0);
         let wake = EventFd::new().map_err(StartError::Thread)?;
-        let (shared, commands) = Shared::new(control, wake);
+        let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);
         let setup = Setup {
             interfaces: config.interfaces,
@@ -179,7 +200,7 @@ impl Engine {
             builder.spawn(run).map_err(StartError::Thread)
         };
         let worker = if config.no_interfaces {
-            let worker = Offline::new(shared.clone(), commands, shard);
+            let worker = Offline::new(shared.clone(), commands, shard, options);
             spawn(Box::new(move || worker.run()))?
         } else {
             let worker = Worker::new(shared.clone(), commands, shard, setup)?;

@@ -1,25 +1,39 @@
-//! A worker without packets: the director and its clock only.
+//! A worker without interfaces: the director and its clock, and for tests a network in memory.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lvs_core::Shard;
 use lvs_core::api::{Failure, FailureCode, Info};
+use lvs_core::{Control, Instant, Options, Shard};
 use tracing::error;
 
+use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
 use super::shared::{Command, Shared};
+use crate::frame::Frame;
+use crate::icmp::Limits;
+use crate::net::PortId;
+use crate::netlink::Netlink;
+use crate::pipeline::{Env, Output, Pipeline};
+use crate::shield_spec::ShieldSpec;
 use crate::sys::Poller;
 
 /// Between two looks at the timers.
 const TICK: Duration = Duration::from_millis(500);
+/// Frames that an answer carries at most; what a test wants to see is little.
+const SENT_MAX: usize = 4096;
 
 /// What [`Worker`](super::worker::Worker) is for an engine with interfaces.
 pub(super) struct Offline {
     shared: Arc<Shared>,
     commands: mpsc::Receiver<Command>,
     decider: Decider,
+    options: Options,
+    net: BenchNet,
+    pipeline: Pipeline,
+    hidden: ShieldSpec,
+    output: Output,
 }
 
 impl Offline {
@@ -27,12 +41,20 @@ impl Offline {
         shared: Arc<Shared>,
         commands: mpsc::Receiver<Command>,
         shard: Shard,
+        options: Options,
     ) -> Self {
-        Self {
+        let mut worker = Self {
             decider: Decider::new(shared.clone(), shard, None),
             shared,
             commands,
-        }
+            options,
+            net: BenchNet::default(),
+            pipeline: Pipeline::new(Limits::NONE),
+            hidden: ShieldSpec::default(),
+            output: Output::new(),
+        };
+        worker.advance();
+        worker
     }
 
     pub(super) fn run(mut self) {
@@ -47,17 +69,27 @@ impl Offline {
             while let Ok(command) = self.commands.try_recv() {
                 self.obey(command);
             }
-            let now = self.shared.now();
-            self.decider.shard.advance(now, usize::MAX);
-            self.shared.control().advance(now);
+            if !self.shared.has_virtual_time() {
+                self.advance();
+            }
         }
+    }
+
+    /// Does what is due.
+    fn advance(&mut self) {
+        let now = self.shared.now();
+        let shard = &mut self.decider.shard;
+        self.shared.control().advance_with(shard, now);
+        // Nobody is there to send them to.
+        while shard.take_sync_message(now).is_some() {}
+        self.pipeline.expire(now);
     }
 
     fn obey(&mut self, command: Command) {
         // Whoever asked may have given up waiting; then nobody needs the answer.
         match command {
             Command::Follow(reply) => {
-                self.shared.control().sweep(&mut self.decider.shard);
+                self.follow();
                 self.decider.follow_marks();
                 let _ = reply.send(Ok(()));
             }
@@ -78,8 +110,31 @@ impl Offline {
                 let connections = self.decider.shard.connections_from(start, now);
                 let _ = reply.send(connections.take(max).collect());
             }
-            Command::IsBroadcast(_, reply) => {
-                let _ = reply.send(false);
+            Command::IsBroadcast(addr, reply) => {
+                let _ = reply.send(self.net.is_broadcast(addr));
+            }
+            Command::Interface(name, reply) => {
+                let mtu = if self.shared.has_virtual_time() {
+                    self.net.mtu(&name)
+                } else {
+                    let state = Netlink::open().ok().map(|(_, state)| state);
+                    state.and_then(|state| Some(state.link_by_name(&name)?.mtu))
+                };
+                let _ = reply.send(mtu);
+            }
+            Command::Test(test, reply) => {
+                let mut done = match test {
+                    Test::Reset(net) => self.reset(*net),
+                    Test::Advance(advance) => {
+                        self.shared.set_now(advance.target(self.shared.now()));
+                        self.advance();
+                        self.follow();
+                        Tested::default()
+                    }
+                    Test::Inject { frames, repeat } => self.inject(&frames, repeat),
+                };
+                done.now = self.shared.now();
+                let _ = reply.send(done);
             }
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
@@ -95,5 +150,66 @@ impl Offline {
                 let _ = reply.send(self.decider.reasons().collect());
             }
         }
+    }
+
+    /// Brings the packet path in line with the director.
+    fn follow(&mut self) {
+        let mut control = self.shared.control();
+        control.sweep(&mut self.decider.shard);
+        self.hidden = ShieldSpec::of(&control, &self.hidden);
+        self.net.vips = self.hidden.vips();
+    }
+
+    /// Forgets everything.
+    fn reset(&mut self, net: BenchNet) -> Tested {
+        *self.shared.bench_ports() = net.names();
+        {
+            let mut control = self.shared.control();
+            *control = Control::new(self.options.clone());
+            control.set_local_addresses(net.local());
+            self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
+            self.shared.daemons().clear();
+        }
+        self.net = net;
+        self.pipeline = Pipeline::new(Limits::NONE);
+        self.shared.set_now(Instant::ZERO);
+        self.advance();
+        self.follow();
+        Tested::default()
+    }
+
+    /// Passes frames through the packet path, one at a time.
+    fn inject(&mut self, frames: &[(PortId, Vec<u8>)], repeat: u64) -> Tested {
+        let now = self.shared.now();
+        let pmtu_disc = self.shared.control().sysctls().pmtu_disc;
+        let mut done = Tested::default();
+        for _ in 0..repeat {
+            for (port, bytes) in frames {
+                let env = Env {
+                    net: &self.net,
+                    shield: &self.hidden,
+                    pmtu_disc,
+                };
+                let mut decide = Marking {
+                    decider: &mut self.decider,
+                    net: &self.net,
+                };
+                let mut batch = [Frame::from_bytes(bytes)];
+                self.pipeline
+                    .process(*port, &mut batch, &env, &mut decide, now, &mut self.output);
+                for (to, frames) in self.output.queues() {
+                    if to == HOST_PORT {
+                        done.to_host += frames.len() as u64;
+                        continue;
+                    }
+                    let room = SENT_MAX.saturating_sub(done.sent.len());
+                    let kept = frames.iter().take(room);
+                    done.sent
+                        .extend(kept.map(|frame| (to, frame.bytes().to_vec())));
+                }
+                self.output.recycle();
+            }
+        }
+        done
     }
 }

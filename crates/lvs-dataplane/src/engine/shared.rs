@@ -1,13 +1,15 @@
 //! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{Failure, Info, ReasonCount};
+use lvs_core::api::{Failure, Info, ReasonCount, SyncDaemon};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Instant};
+
+use super::bench::{Test, Tested};
 
 use crate::sys::EventFd;
 
@@ -31,6 +33,10 @@ pub(super) enum Command {
     IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
     /// Packets that each rule for marks has taken.
     Marked(mpsc::SyncSender<Vec<u64>>),
+    /// The MTU of a network interface; `None` if there is none of this name.
+    Interface(String, mpsc::SyncSender<Option<u32>>),
+    /// What only an engine for tests does.
+    Test(Test, mpsc::SyncSender<Tested>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.
@@ -43,18 +49,31 @@ pub struct Shared {
     control: Mutex<Control>,
     marks: Mutex<Arc<[MarkRule]>>,
     started: SystemInstant,
+    /// The time in nanoseconds, where only a caller moves it.
+    virtual_time: Option<AtomicU64>,
+    /// Synchronisation daemons, in the order in which they were started.
+    daemons: Mutex<Vec<SyncDaemon>>,
+    /// Interfaces of the described network that take frames, by port.
+    bench_ports: Mutex<Vec<String>>,
     commands: Mutex<mpsc::Sender<Command>>,
     wake: EventFd,
     stop: AtomicBool,
 }
 
 impl Shared {
-    pub(super) fn new(control: Control, wake: EventFd) -> (Self, mpsc::Receiver<Command>) {
+    pub(super) fn new(
+        control: Control,
+        wake: EventFd,
+        virtual_time: bool,
+    ) -> (Self, mpsc::Receiver<Command>) {
         let (commands, receiver) = mpsc::channel();
         let shared = Self {
             control: Mutex::new(control),
             marks: Mutex::new(Arc::from([])),
             started: SystemInstant::now(),
+            virtual_time: virtual_time.then(AtomicU64::default),
+            daemons: Mutex::default(),
+            bench_ports: Mutex::default(),
             commands: Mutex::new(commands),
             wake,
             stop: AtomicBool::new(false),
@@ -75,7 +94,32 @@ impl Shared {
 
     /// Time since the engine started, as the core counts it.
     pub(super) fn now(&self) -> Instant {
-        Instant::ZERO + self.started.elapsed()
+        match &self.virtual_time {
+            Some(nanos) => Instant::ZERO + Duration::from_nanos(nanos.load(Ordering::Acquire)),
+            None => Instant::ZERO + self.started.elapsed(),
+        }
+    }
+
+    pub(super) const fn has_virtual_time(&self) -> bool {
+        self.virtual_time.is_some()
+    }
+
+    /// Moves the virtual clock.
+    pub(super) fn set_now(&self, now: Instant) {
+        if let Some(nanos) = &self.virtual_time {
+            nanos.store(now.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// The synchronisation daemons. Taken after the control half where both are needed.
+    pub(super) fn daemons(&self) -> MutexGuard<'_, Vec<SyncDaemon>> {
+        self.daemons.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn bench_ports(&self) -> MutexGuard<'_, Vec<String>> {
+        self.bench_ports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn uptime(&self) -> Duration {

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -278,7 +278,7 @@ impl Worker {
                 self.hidden.local_clients.insert(client);
             }
             Request::AddressConflict { port, addr, mac } => {
-                self.report_conflict(port, addr.into(), mac);
+                self.report_conflict(port, addr, mac);
             }
         }
     }
@@ -367,6 +367,12 @@ impl Worker {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Interface(name, reply) => {
+                let link = self.network.state.link_by_name(&name);
+                let _ = reply.send(link.map(|link| link.mtu));
+            }
+            // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
+            Command::Test(..) => {}
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
@@ -461,15 +467,12 @@ impl Worker {
 
     /// Asks who else has the services' addresses, and announces own ones, as often as is still to be done.
     fn announce(&mut self) {
-        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<Ipv4Addr> {
+        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<IpAddr> {
             left.iter_mut()
                 .filter(|(_, left)| **left > 0)
-                .filter_map(|(addr, left)| {
+                .map(|(addr, left)| {
                     *left -= 1;
-                    match addr {
-                        IpAddr::V4(addr) => Some(*addr),
-                        IpAddr::V6(_) => None,
-                    }
+                    *addr
                 })
                 .collect()
         };

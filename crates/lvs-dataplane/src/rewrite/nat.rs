@@ -1,7 +1,7 @@
-//! Network address translation of IPv4 packets and of the packets inside ICMP errors (`ip_vs_nat_xmit`,
+//! Network address translation of packets and of the packets inside ICMP errors (`ip_vs_nat_xmit`,
 //! `handle_response`, `ip_vs_nat_icmp`).
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
 
@@ -9,7 +9,7 @@ use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::parse::Packet;
 use crate::wire::checksum::{self, Delta, Sum};
-use crate::wire::{be16, ipv4, put16};
+use crate::wire::{be16, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16};
 
 /// Which end of a packet is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +20,17 @@ pub enum End {
     Destination,
 }
 
-/// Translates one end of the IPv4 packet in `frame`, which `packet` describes, to `to`. Changes nothing if it fails.
+/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing if it fails.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the transport header is cut short.
+/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if `to` is of another IP
+/// version.
 #[inline]
 pub fn translate(
     frame: &mut Frame,
     packet: &Packet,
     end: End,
-    to: SocketAddrV4,
+    to: SocketAddr,
 ) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
     let (header, field) = match packet.protocol {
@@ -47,22 +48,37 @@ pub fn translate(
     if ip.len() < l4 + header {
         return Err(FrameDrop::ShortHeader);
     }
-    let old = match end {
-        End::Source => ipv4::src(ip),
-        End::Destination => ipv4::dst(ip),
+    let addresses = match (packet.src, to.ip()) {
+        (IpAddr::V4(_), IpAddr::V4(new)) => {
+            let old = match end {
+                End::Source => ipv4::src(ip),
+                End::Destination => ipv4::dst(ip),
+            };
+            match end {
+                End::Source => ipv4::set_src(ip, new),
+                End::Destination => ipv4::set_dst(ip, new),
+            }
+            Delta::NONE.addr(old, new)
+        }
+        (IpAddr::V6(_), IpAddr::V6(new)) => {
+            let old = match end {
+                End::Source => ipv6::src(ip),
+                End::Destination => ipv6::dst(ip),
+            };
+            match end {
+                End::Source => ipv6::set_src(ip, new),
+                End::Destination => ipv6::set_dst(ip, new),
+            }
+            Delta::NONE.addr6(old, new)
+        }
+        _ => return Err(FrameDrop::Unsupported),
     };
-    let new = *to.ip();
-    match end {
-        End::Source => ipv4::set_src(ip, new),
-        End::Destination => ipv4::set_dst(ip, new),
-    }
     if header == 0 {
         return Ok(());
     }
     let port_at = l4 + if end == End::Source { 0 } else { 2 };
     let old_port = be16(ip, port_at);
     put16(ip, port_at, to.port());
-    let addresses = Delta::NONE.addr(old, new);
     let all = addresses.word(old_port, to.port());
     let at = l4 + field;
     let stored = be16(ip, at);
@@ -91,12 +107,7 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + 6, 0);
     let datagram = &ip[l4..];
     let sum = Sum::ZERO
-        .pseudo(
-            IpAddr::V4(ipv4::src(ip)),
-            IpAddr::V4(ipv4::dst(ip)),
-            Protocol::UDP.0,
-            datagram.len(),
-        )
+        .pseudo(ip_src(ip), ip_dst(ip), Protocol::UDP.0, datagram.len())
         .bytes(datagram)
         .finish();
     put16(ip, l4 + 6, nonzero(sum));
@@ -106,48 +117,70 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
 /// inside to `to`, so that its sender recognises it. The checksum inside the inner transport header is left as it is.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out).
+/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out), [`FrameDrop::Unsupported`]
+/// if `to` is of another IP version.
 pub fn translate_icmp(
     ip: &mut [u8],
     l4: usize,
     outer: End,
-    to: SocketAddrV4,
+    to: SocketAddr,
     ports: bool,
 ) -> Result<(), FrameDrop> {
-    let addr: Ipv4Addr = *to.ip();
-    let at = l4 + 8;
-    let inner = ip.get_mut(at..).ok_or(FrameDrop::ShortHeader)?;
-    let header = ipv4::header_len(inner);
-    if header < ipv4::HEADER_LEN || inner.len() < header {
-        return Err(FrameDrop::ShortHeader);
-    }
-    let has_ports = matches!(
-        Protocol(inner[9]),
-        Protocol::TCP | Protocol::UDP | Protocol::SCTP
-    );
-    // The message comes from (or goes to) one end; the packet inside went the other way.
-    let port_at = match outer {
-        End::Source => {
-            inner[16..20].copy_from_slice(&addr.octets());
-            header + 2
+    match to.ip() {
+        IpAddr::V4(addr) if !is_ipv6(ip) => {
+            let inner = ip.get_mut(l4 + 8..).ok_or(FrameDrop::ShortHeader)?;
+            let header = ipv4::header_len(inner);
+            if header < ipv4::HEADER_LEN || inner.len() < header {
+                return Err(FrameDrop::ShortHeader);
+            }
+            // The message comes from (or goes to) one end; the packet inside went the other way.
+            let at = if outer == End::Source { 16 } else { 12 };
+            inner[at..at + 4].copy_from_slice(&addr.octets());
+            if ports && has_ports(inner[9]) {
+                set_port(inner, header, outer, to.port());
+            }
+            ipv4::finish_header(inner);
+            match outer {
+                End::Source => ipv4::set_src(ip, addr),
+                End::Destination => ipv4::set_dst(ip, addr),
+            }
         }
-        End::Destination => {
-            inner[12..16].copy_from_slice(&addr.octets());
-            header
+        IpAddr::V6(addr) if is_ipv6(ip) => {
+            let inner = ip.get_mut(l4 + 8..).ok_or(FrameDrop::ShortHeader)?;
+            let chain = ipv6::walk(inner).ok_or(FrameDrop::ShortHeader)?;
+            match outer {
+                End::Source => ipv6::set_dst(inner, addr),
+                End::Destination => ipv6::set_src(inner, addr),
+            }
+            if ports && has_ports(chain.protocol) {
+                set_port(inner, chain.l4, outer, to.port());
+            }
+            match outer {
+                End::Source => ipv6::set_src(ip, addr),
+                End::Destination => ipv6::set_dst(ip, addr),
+            }
+            icmpv6::finish_checksum(ip, l4);
+            return Ok(());
         }
-    };
-    if ports && has_ports {
-        put16(inner, port_at, to.port());
-    }
-    ipv4::finish_header(inner);
-    match outer {
-        End::Source => ipv4::set_src(ip, addr),
-        End::Destination => ipv4::set_dst(ip, addr),
+        _ => return Err(FrameDrop::Unsupported),
     }
     put16(ip, l4 + 2, 0);
     let sum = Sum::ZERO.bytes(&ip[l4..]).finish();
     put16(ip, l4 + 2, sum);
     Ok(())
+}
+
+const fn has_ports(protocol: u8) -> bool {
+    matches!(
+        Protocol(protocol),
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP
+    )
+}
+
+/// Stores the port of the packet inside an error: of the end that `outer` is on the other side of.
+fn set_port(inner: &mut [u8], l4: usize, outer: End, port: u16) {
+    let at = if outer == End::Source { l4 + 2 } else { l4 };
+    put16(inner, at, port);
 }
 
 #[cfg(test)]
@@ -161,66 +194,107 @@ mod tests {
 
     fn check(ip: &[u8]) {
         let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
-        let Some(etherparse::NetSlice::Ipv4(net)) = &sliced.net else {
-            panic!("not IPv4")
-        };
-        let header = net.header().to_header();
-        assert_eq!(header.calc_header_checksum(), header.header_checksum);
+        if let Some(etherparse::NetSlice::Ipv4(net)) = &sliced.net {
+            let header = net.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum);
+        }
+        let (src, dst) = (ip_src(ip), ip_dst(ip));
         match sliced.transport.expect("a transport header") {
             TransportSlice::Tcp(tcp) => {
-                let sum = tcp.to_header().calc_checksum_ipv4_raw(
-                    header.source,
-                    header.destination,
-                    tcp.payload(),
-                );
+                let header = tcp.to_header();
+                let sum = match (src, dst) {
+                    (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                        header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), tcp.payload())
+                    }
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                        header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), tcp.payload())
+                    }
+                    _ => panic!("two versions"),
+                };
                 assert_eq!(sum.expect("short"), tcp.checksum());
             }
             TransportSlice::Udp(udp) => {
-                let sum = udp.to_header().calc_checksum_ipv4_raw(
-                    header.source,
-                    header.destination,
-                    udp.payload(),
-                );
+                let header = udp.to_header();
+                let sum = match (src, dst) {
+                    (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                        header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), udp.payload())
+                    }
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                        header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), udp.payload())
+                    }
+                    _ => panic!("two versions"),
+                };
                 assert_eq!(sum.expect("short"), udp.checksum());
             }
             other => panic!("unexpected {other:?}"),
         }
     }
 
+    fn shorten(addr: [u8; 16]) -> [u8; 4] {
+        [addr[0], addr[1], addr[2], addr[3]]
+    }
+
     proptest! {
         #[test]
-        fn checksums_stay_right(src: [u8; 4], dst: [u8; 4], sport: u16, dport: u16, to: [u8; 4], port: u16, source: bool, udp: bool,
-                                absent: bool, partial: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn checksums_stay_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
+                                absent: bool, partial: bool, six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+            src[0] &= 0x7f; // Not a group.
             let mut ip = Vec::new();
-            let builder = PacketBuilder::ipv4(src, dst, 64);
+            let builder = if six {
+                PacketBuilder::ipv6(src, dst, 64)
+            } else {
+                PacketBuilder::ipv4(shorten(src), shorten(dst), 64)
+            };
+            let to: IpAddr = if six { to.into() } else { shorten(to).into() };
             if udp {
                 builder.udp(sport, dport).write(&mut ip, &payload).expect("a vector takes all");
             } else {
                 builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("a vector takes all");
             }
-            let field = if udp { 26 } else { 36 };
+            let l4 = if six { 40 } else { 20 };
+            let field = l4 + if udp { 6 } else { 16 };
             let partial = partial && !(udp && absent);
             if partial {
-                let sum = Sum::ZERO.pseudo(src.into(), dst.into(), ip[9], ip.len() - 20).fold();
+                let protocol = if udp { 17 } else { 6 };
+                let sum = Sum::ZERO.pseudo(ip_src(&ip), ip_dst(&ip), protocol, ip.len() - l4).fold();
                 put16(&mut ip, field, sum);
             } else if udp && absent {
                 put16(&mut ip, field, 0);
             }
             let mut frame = Frame::from_bytes(&ip);
             if partial {
-                frame.offload.checksum = Some(PartialChecksum { start: 20, offset: field as u16 - 20 });
+                frame.offload.checksum = Some(PartialChecksum { start: l4 as u16, offset: (field - l4) as u16 });
             }
-            let packet = parse::ipv4(frame.bytes(), false).expect("valid");
+            let packet = parse::ip(frame.bytes(), false).expect("valid");
             let end = if source { End::Source } else { End::Destination };
-            translate(&mut frame, &packet, end, SocketAddrV4::new(to.into(), port)).expect("long enough");
+            translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
             crate::segment::finish_checksum(&mut frame).expect("in bounds");
             check(frame.bytes());
-            let after = parse::ipv4(frame.bytes(), false).expect("valid");
+            // Whatever the new source is: a group is not read any more.
+            let bytes = frame.bytes();
+            let ports = (be16(bytes, l4), be16(bytes, l4 + 2));
             if source {
-                prop_assert_eq!((after.src, after.ports), (to.into(), Some((port, dport))));
+                prop_assert_eq!((ip_src(bytes), ports), (to, (port, dport)));
             } else {
-                prop_assert_eq!((after.dst, after.ports), (to.into(), Some((sport, port))));
+                prop_assert_eq!((ip_dst(bytes), ports), (to, (sport, port)));
             }
+        }
+
+        #[test]
+        fn a_translated_error_is_right(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+            // The server complains about a packet of the client's that was translated to it.
+            let mut inner = Vec::new();
+            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");
+            inner.truncate(inner.len() - cut.min(len));
+            let mut ip = Vec::new();
+            let kind = etherparse::Icmpv6Type::DestinationUnreachable(etherparse::icmpv6::DestUnreachableCode::Port);
+            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("a vector takes all");
+            translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("whole headers");
+            let sliced = SlicedPacket::from_ip(&ip).expect("it is a packet");
+            let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("not ICMPv6") };
+            prop_assert!(message.is_checksum_valid(vip, client));
+            prop_assert_eq!(ip_dst(message.payload()), IpAddr::from(vip));
+            prop_assert_eq!(be16(message.payload(), 42), port);
         }
     }
 }

@@ -1,7 +1,13 @@
-//! IP in IP (RFC 2003), generic UDP encapsulation (draft-ietf-intarea-gue, variant 0) and GRE (RFC 2784) by the rules of
+//! Encapsulation: IP in IP (RFC 2003, RFC 2473), GRE (RFC 2784) and GUE (draft-ietf-intarea-gue), by the rules of
 //! `ip_vs_tunnel_xmit`.
+//!
+//! ```text
+//!  IPIP  outer IP │ inner packet
+//!  GRE   outer IP │ flags, type (│ checksum, 0) │ inner packet
+//!  GUE   outer IP │ UDP │ version, length, protocol, flags │ inner packet
+//! ```
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use lvs_core::{Protocol, Tunnel, TunnelChecksum};
 
@@ -9,236 +15,303 @@ use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::parse::Packet;
 use crate::wire::checksum::Sum;
-use crate::wire::{ipv4, put16};
+use crate::wire::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ipv4, ipv6, is_ipv6, put16};
 
-/// The protocol number of IPv4 in IP, and of an IPv4 packet in GUE.
-pub const IPIP: Protocol = Protocol(4);
+/// The protocol number of IPv4 in IP.
+pub const IPV4: u8 = 4;
+/// The protocol number of IPv6 in IP.
+pub const IPV6: u8 = 41;
 /// The protocol number of GRE.
-pub const GRE: Protocol = Protocol(47);
-/// The EtherType by which GRE names an IPv4 packet.
-pub const GRE_IPV4: u16 = 0x0800;
-/// The bit of GRE's first word that announces a checksum.
-pub const GRE_CHECKSUM: u16 = 0x8000;
+pub const GRE: u8 = 47;
+/// The protocol number of UDP, which carries GUE.
+pub const UDP: u8 = 17;
 
 const UDP_LEN: usize = 8;
 const GUE_LEN: usize = 4;
+const GRE_LEN: usize = 4;
+const GRE_CHECKSUM_LEN: usize = 4;
+/// GRE: a checksum is present.
+const GRE_CHECKSUM: u16 = 0x8000;
+
 /// Source ports of GUE (`net.ipv4.ip_local_port_range`).
-const PORTS: (u16, u16) = (32_768, 60_999);
+const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 
 /// The fields of an outer header that do not follow from the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
-    /// The encapsulation.
-    pub tunnel: Tunnel,
     /// The director's address on the way to the server.
-    pub src: Ipv4Addr,
+    pub src: IpAddr,
     /// The server.
-    pub dst: Ipv4Addr,
-    /// Identification, where `df` is clear.
+    pub dst: IpAddr,
+    /// What comes between the two IP headers.
+    pub tunnel: Tunnel,
+    /// GUE: the source port, which tells flows apart.
+    pub source_port: u16,
+    /// IPv4: identification, where `df` is clear.
     pub id: u16,
-    /// "Don't fragment": the inner one, if path MTU discovery is on.
+    /// IPv4: "don't fragment", the inner one if path MTU discovery is on.
     pub df: bool,
 }
 
-/// The IP protocol of the outer packet.
-pub const fn protocol(tunnel: Tunnel) -> Protocol {
-    match tunnel {
-        Tunnel::Ipip => IPIP,
-        Tunnel::Gue { .. } => Protocol::UDP,
-        Tunnel::Gre { .. } => GRE,
-    }
+/// Whether a packet of this protocol may be one that the director has encapsulated.
+pub const fn is_outer(protocol: Protocol) -> bool {
+    matches!(protocol.0, IPV4 | IPV6 | GRE | UDP)
 }
 
-/// Bytes between the outer IP header and the inner packet. Remote checksum offload is for packets whose checksum is not
-/// computed yet; here all are, and it does what a full checksum does.
+/// Bytes between the outer and the inner IP header.
 pub const fn header_len(tunnel: Tunnel) -> usize {
     match tunnel {
         Tunnel::Ipip => 0,
         Tunnel::Gue { .. } => UDP_LEN + GUE_LEN,
-        Tunnel::Gre {
-            checksum: TunnelChecksum::None,
-        } => 4,
-        Tunnel::Gre { .. } => 8,
+        Tunnel::Gre { checksum } => match checksum {
+            // Remote checksum offload is GUE's alone.
+            TunnelChecksum::None | TunnelChecksum::Remote => GRE_LEN,
+            TunnelChecksum::Full => GRE_LEN + GRE_CHECKSUM_LEN,
+        },
     }
 }
 
-/// Bytes that the encapsulation adds.
-pub const fn overhead(tunnel: Tunnel) -> usize {
-    ipv4::HEADER_LEN + header_len(tunnel)
+/// Bytes that the encapsulation adds, with an outer header of the version of `server`.
+pub const fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
+    header_len(tunnel)
+        + match server {
+            IpAddr::V4(_) => ipv4::HEADER_LEN,
+            IpAddr::V6(_) => ipv6::HEADER_LEN,
+        }
 }
 
-/// A source port for a flow, the same for all its packets: what is random in it lets routers spread flows
-/// (`udp_flow_src_port`).
-fn flow_port(inner: &Packet) -> u16 {
-    let (sport, dport) = inner.ports.unwrap_or_default();
-    let ports = u32::from(sport) << 16 | u32::from(dport);
-    let mixed = [
-        inner.src.to_bits(),
-        inner.dst.to_bits(),
-        ports,
-        u32::from(inner.protocol.0),
-    ]
-    .into_iter()
-    .fold(0x9e37_79b9_u32, |hash, word| {
-        let hash = (hash ^ word).wrapping_mul(0x85eb_ca6b);
-        hash ^ (hash >> 15)
-    });
-    let range = u64::from(PORTS.1 - PORTS.0);
-    let offset = (u64::from(mixed ^ mixed << 16) * range) >> 32;
-    PORTS.0 + u16::try_from(offset).unwrap_or(0)
-}
-
-/// Encapsulates the IPv4 packet in `frame`, which `inner` describes; its TTL has been decremented, its checksums are
-/// finished.
-///
-/// # Errors
-/// [`FrameDrop::NoRoom`] without headroom or beyond 64 KiB.
-pub fn encapsulate(frame: &mut Frame, inner: &Packet, outer: &Outer) -> Result<(), FrameDrop> {
-    let total = frame.len() + overhead(outer.tunnel);
-    let len = u16::try_from(total).map_err(|_| FrameDrop::NoRoom)?;
-    let (tos, ttl) = match frame.bytes() {
-        [_, tos, _, _, _, _, _, _, ttl, ..] => (*tos, *ttl),
-        _ => return Err(FrameDrop::Truncated),
+/// The source port for the flow of a packet (`udp_flow_src_port`): the same for all its packets.
+pub fn source_port(packet: &Packet) -> u16 {
+    let (sport, dport) = packet.ports.unwrap_or_default();
+    let mut hash = u32::from(packet.protocol.0) ^ (u32::from(sport) << 16 | u32::from(dport));
+    let mut mix = |word: u32| {
+        hash = (hash ^ word).wrapping_mul(0x9e37_79b1);
+        hash ^= hash >> 15;
     };
-    let between = header_len(outer.tunnel);
-    if between > 0 {
-        let header = frame.push_front(between).ok_or(FrameDrop::NoRoom)?;
-        header.fill(0);
-        match outer.tunnel {
-            Tunnel::Ipip => {}
-            Tunnel::Gue { port, .. } => {
-                put16(header, 0, flow_port(inner));
-                put16(header, 2, port);
-                let ip_header = u16::try_from(ipv4::HEADER_LEN).unwrap_or(0);
-                put16(header, 4, len - ip_header);
-                // Version 0, data, no options; then what is inside.
-                header[UDP_LEN + 1] = IPIP.0;
-            }
-            Tunnel::Gre { checksum } => {
-                if checksum != TunnelChecksum::None {
-                    put16(header, 0, GRE_CHECKSUM);
+    for addr in [packet.src, packet.dst] {
+        match addr {
+            IpAddr::V4(addr) => mix(addr.to_bits()),
+            IpAddr::V6(addr) => {
+                for pair in addr.segments().chunks(2) {
+                    mix(u32::from(pair[0]) << 16 | u32::from(pair[1]));
                 }
-                put16(header, 2, GRE_IPV4);
             }
         }
-        finish(frame.bytes_mut(), outer);
     }
-    let header = frame
-        .push_front(ipv4::HEADER_LEN)
-        .ok_or(FrameDrop::NoRoom)?;
-    header.fill(0);
-    header[0] = 0x45;
+    let (min, max) = (u64::from(SOURCE_PORTS.0), u64::from(SOURCE_PORTS.1));
+    let scaled = ((u64::from(hash) * (max - min)) >> 32) + min;
+    u16::try_from(scaled).unwrap_or(SOURCE_PORTS.0)
+}
+
+/// Encapsulates the IP packet in `frame`, whose TTL has been decremented and whose checksums are finished.
+///
+/// # Errors
+/// [`FrameDrop::NoRoom`] without headroom or beyond 64 KiB, [`FrameDrop::Unsupported`] if the outer addresses are of
+/// different IP versions.
+pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
+    let inner = frame.bytes();
+    if inner.len() < ipv4::HEADER_LEN {
+        return Err(FrameDrop::Truncated);
+    }
+    let six = is_ipv6(inner);
+    let (class, ttl) = if six {
+        (ipv6::traffic_class(inner), inner[7])
+    } else {
+        (inner[1], inner[8])
+    };
     // ECN is copied, but CE leaves as ECT(0) (RFC 3168 section 9.1.1, as INET_ECN_encapsulate does).
-    header[1] = if tos & 3 == 3 { tos & 0xfc | 2 } else { tos };
-    put16(header, 2, len);
-    put16(header, 4, if outer.df { 0 } else { outer.id });
-    put16(header, 6, if outer.df { ipv4::DF } else { 0 });
-    header[8] = ttl;
-    header[9] = protocol(outer.tunnel).0;
-    header[12..16].copy_from_slice(&outer.src.octets());
-    header[16..20].copy_from_slice(&outer.dst.octets());
-    ipv4::finish_header(header);
+    let class = if class & 3 == 3 {
+        class & 0xfc | 2
+    } else {
+        class
+    };
+    let inner_protocol = if six { IPV6 } else { IPV4 };
+    let protocol = match outer.tunnel {
+        Tunnel::Ipip => inner_protocol,
+        Tunnel::Gre { checksum } => {
+            let ethertype = if six { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
+            gre(frame, ethertype, checksum == TunnelChecksum::Full)?;
+            GRE
+        }
+        Tunnel::Gue { port, checksum } => {
+            let with = checksum != TunnelChecksum::None;
+            gue(frame, inner_protocol, outer, port, with)?;
+            UDP
+        }
+    };
+    match (outer.src, outer.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);
+            let len = len.map_err(|_| FrameDrop::NoRoom)?;
+            let header = frame
+                .push_front(ipv4::HEADER_LEN)
+                .ok_or(FrameDrop::NoRoom)?;
+            header.fill(0);
+            header[0] = 0x45;
+            header[1] = class;
+            put16(header, 2, len);
+            put16(header, 4, if outer.df { 0 } else { outer.id });
+            put16(header, 6, if outer.df { ipv4::DF } else { 0 });
+            header[8] = ttl;
+            header[9] = protocol;
+            header[12..16].copy_from_slice(&src.octets());
+            header[16..20].copy_from_slice(&dst.octets());
+            ipv4::finish_header(header);
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let len = u16::try_from(frame.len()).map_err(|_| FrameDrop::NoRoom)?;
+            let header = frame
+                .push_front(ipv6::HEADER_LEN)
+                .ok_or(FrameDrop::NoRoom)?;
+            ipv6::write_header(header, protocol, ttl, src, dst, len);
+            put16(header, 0, 0x6000 | u16::from(class) << 4);
+        }
+        _ => return Err(FrameDrop::Unsupported),
+    }
     Ok(())
 }
 
-/// Computes the checksum of a tunnel header and what is behind it, where the tunnel has one.
-fn finish(payload: &mut [u8], outer: &Outer) {
-    match outer.tunnel {
-        Tunnel::Gue {
-            checksum: TunnelChecksum::Full | TunnelChecksum::Remote,
-            ..
-        } => {
-            let (src, dst) = (IpAddr::V4(outer.src), IpAddr::V4(outer.dst));
-            let sum = Sum::ZERO
-                .pseudo(src, dst, Protocol::UDP.0, payload.len())
-                .bytes(payload)
-                .finish();
-            put16(payload, 6, if sum == 0 { 0xffff } else { sum });
-        }
-        Tunnel::Gre {
-            checksum: TunnelChecksum::Full | TunnelChecksum::Remote,
-        } => {
-            let sum = Sum::ZERO.bytes(payload).finish();
-            put16(payload, 4, sum);
-        }
-        _ => {}
+fn gre(frame: &mut Frame, ethertype: u16, checksum: bool) -> Result<(), FrameDrop> {
+    let len = GRE_LEN + if checksum { GRE_CHECKSUM_LEN } else { 0 };
+    let header = frame.push_front(len).ok_or(FrameDrop::NoRoom)?;
+    header.fill(0);
+    put16(header, 0, if checksum { GRE_CHECKSUM } else { 0 });
+    put16(header, 2, ethertype);
+    if checksum {
+        let sum = Sum::ZERO.bytes(frame.bytes()).finish();
+        put16(frame.bytes_mut(), 4, sum);
     }
+    Ok(())
+}
+
+fn gue(
+    frame: &mut Frame,
+    inner_protocol: u8,
+    outer: &Outer,
+    port: u16,
+    checksum: bool,
+) -> Result<(), FrameDrop> {
+    let len = u16::try_from(frame.len() + UDP_LEN + GUE_LEN).map_err(|_| FrameDrop::NoRoom)?;
+    let header = frame
+        .push_front(UDP_LEN + GUE_LEN)
+        .ok_or(FrameDrop::NoRoom)?;
+    header.fill(0);
+    put16(header, 0, outer.source_port);
+    put16(header, 2, port);
+    put16(header, 4, len);
+    // Version 0, no control message, no options; the checksums inside are complete, so none is left to the receiver.
+    header[UDP_LEN + 1] = inner_protocol;
+    if checksum {
+        let sum = Sum::ZERO
+            .pseudo(outer.src, outer.dst, UDP, usize::from(len))
+            .bytes(frame.bytes())
+            .finish();
+        put16(frame.bytes_mut(), 6, if sum == 0 { 0xffff } else { sum });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::parse;
-    use etherparse::{Ipv4Slice, PacketBuilder, UdpSlice};
+    use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
     use proptest::prelude::*;
 
-    fn kinds() -> impl Strategy<Value = Tunnel> {
-        let checksum = prop_oneof![
-            Just(TunnelChecksum::None),
-            Just(TunnelChecksum::Full),
-            Just(TunnelChecksum::Remote)
-        ];
-        let gue = (any::<u16>(), checksum.clone());
-        prop_oneof![
-            Just(Tunnel::Ipip),
-            gue.prop_map(|(port, checksum)| Tunnel::Gue { port, checksum }),
-            checksum.prop_map(|checksum| Tunnel::Gre { checksum }),
-        ]
+    fn tunnels() -> impl Strategy<Value = Tunnel> {
+        prop::sample::select(vec![
+            Tunnel::Ipip,
+            Tunnel::Gre {
+                checksum: TunnelChecksum::None,
+            },
+            Tunnel::Gre {
+                checksum: TunnelChecksum::Full,
+            },
+            Tunnel::Gue {
+                port: 6080,
+                checksum: TunnelChecksum::None,
+            },
+            Tunnel::Gue {
+                port: 6080,
+                checksum: TunnelChecksum::Full,
+            },
+            Tunnel::Gue {
+                port: 6080,
+                checksum: TunnelChecksum::Remote,
+            },
+        ])
     }
 
     proptest! {
         #[test]
-        fn what_is_inside_comes_out_as_it_was(kind in kinds(), src: [u8; 4], dst: [u8; 4], sport: u16, tos: u8, ttl in 1u8..,
-                                              df: bool, payload in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let mut inner = Vec::new();
-            let builder = PacketBuilder::ipv4(src, dst, ttl).udp(sport, 53);
-            builder.write(&mut inner, &payload).expect("a vector takes all");
-            inner[1] = tos;
-            ipv4::finish_header(&mut inner);
-            let mut frame = Frame::from_bytes(&inner);
-            let packet = parse::ipv4(frame.bytes(), false).expect("valid");
-            let outer = Outer {
-                tunnel: kind,
-                src: Ipv4Addr::new(10, 1, 255, 254),
-                dst: Ipv4Addr::new(10, 1, 0, 11),
-                id: 7,
-                df,
+        fn the_outer_headers_agree_with_the_twin(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
+            let mut ip = Vec::new();
+            let builder = if six {
+                PacketBuilder::ipv6([1; 16], [2; 16], ttl)
+            } else {
+                PacketBuilder::ipv4([1; 4], [2; 4], ttl)
             };
-            encapsulate(&mut frame, &packet, &outer).expect("there is room");
-            prop_assert_eq!(frame.len(), inner.len() + overhead(kind));
-            let ip = Ipv4Slice::from_slice(frame.bytes()).expect("a packet");
-            let header = ip.header().to_header();
-            prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
-            prop_assert_eq!(header.protocol.0, protocol(kind).0);
-            prop_assert_eq!((header.dont_fragment, header.time_to_live), (df, ttl));
-            prop_assert_eq!(header.identification, if df { 0 } else { 7 });
-            let body = ip.payload().payload;
-            let inside = match kind {
-                Tunnel::Ipip => body,
-                Tunnel::Gue { port, checksum } => {
-                    let udp = UdpSlice::from_slice(body).expect("a datagram");
-                    prop_assert_eq!(udp.destination_port(), port);
-                    prop_assert!((32_768..=60_999).contains(&udp.source_port()));
+            builder.udp(1, 2).write(&mut ip, &vec![9; len]).expect("a vector takes all");
+            if six {
+                put16(&mut ip, 0, 0x6000 | u16::from(class) << 4);
+            } else {
+                ip[1] = class;
+                ipv4::finish_header(&mut ip);
+            }
+            let (src, dst): (IpAddr, IpAddr) = if over6 {
+                ([3; 16].into(), [4; 16].into())
+            } else {
+                ([3; 4].into(), [4; 4].into())
+            };
+            let packet = parse::ip(&ip, false).expect("valid");
+            let outer = Outer { src, dst, tunnel, source_port: source_port(&packet), id: 7, df };
+            let mut frame = Frame::from_bytes(&ip);
+            encapsulate(&mut frame, &outer).expect("room");
+            let bytes = frame.bytes();
+            prop_assert_eq!(bytes.len(), ip.len() + overhead(tunnel, dst));
+            let headers = bytes.len() - ip.len();
+            prop_assert_eq!(&bytes[headers..], &ip[..]);
+
+            let want_class = if class & 3 == 3 { class & !1 } else { class };
+            let sliced = SlicedPacket::from_ip(bytes).expect("it is a packet");
+            let protocol = match sliced.net.as_ref().expect("an IP header") {
+                NetSlice::Ipv4(net) => {
+                    let header = net.header().to_header();
+                    prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
+                    prop_assert_eq!((header.dont_fragment, header.identification), (df, if df { 0 } else { 7 }));
+                    prop_assert_eq!(header.time_to_live, ttl);
+                    prop_assert_eq!(header.dscp.value() << 2 | header.ecn.value(), want_class);
+                    header.protocol.0
+                }
+                NetSlice::Ipv6(net) => {
+                    let header = net.header().to_header();
+                    prop_assert_eq!((header.hop_limit, header.traffic_class, header.flow_label.value()), (ttl, want_class, 0));
+                    header.next_header.0
+                }
+                NetSlice::Arp(_) => panic!("ARP"),
+            };
+            let outer_ip = if over6 { 40 } else { 20 };
+            let inner = if six { IPV6 } else { IPV4 };
+            match tunnel {
+                Tunnel::Ipip => prop_assert_eq!(protocol, inner),
+                Tunnel::Gre { checksum } => {
+                    prop_assert_eq!(protocol, GRE);
+                    if checksum == TunnelChecksum::Full {
+                        prop_assert_eq!(pnet::packet::util::checksum(&bytes[outer_ip..], usize::MAX / 2), 0);
+                    }
+                }
+                Tunnel::Gue { checksum, .. } => {
+                    let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("not UDP") };
+                    prop_assert_eq!(udp.destination_port(), 6080);
+                    prop_assert!((32768..=60999).contains(&udp.source_port()));
+                    prop_assert_eq!(&udp.payload()[..4], &[0, inner, 0, 0][..]);
                     if checksum == TunnelChecksum::None {
                         prop_assert_eq!(udp.checksum(), 0);
                     } else {
-                        let right = udp.to_header().calc_checksum_ipv4_raw(header.source, header.destination, udp.payload());
-                        prop_assert_eq!(right.expect("short"), udp.checksum());
+                        prop_assert!(udp.checksum() != 0 && crate::wire::tcp::checksum_ok(bytes, outer_ip, UDP));
                     }
-                    prop_assert_eq!(&udp.payload()[..4], &[0, 4, 0, 0]);
-                    &udp.payload()[4..]
                 }
-                Tunnel::Gre { checksum: TunnelChecksum::None } => {
-                    prop_assert_eq!(&body[..4], &[0, 0, 8, 0]);
-                    &body[4..]
-                }
-                Tunnel::Gre { .. } => {
-                    prop_assert_eq!(&body[..4], &[0x80, 0, 8, 0]);
-                    prop_assert_eq!(Sum::ZERO.bytes(body).finish(), 0);
-                    &body[8..]
-                }
-            };
-            prop_assert_eq!(inside, &inner[..]);
+            }
         }
     }
 }

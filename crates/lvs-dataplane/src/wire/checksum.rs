@@ -3,7 +3,7 @@
 //! Three numbers that look alike are kept apart: a [`Sum`] that is being added up, the *complemented* sum that finished
 //! headers store, and the *uncomplemented* sum of the pseudo-header that an unfinished (offloaded) checksum field holds.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A one's complement sum in the making.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,6 +108,14 @@ impl Delta {
     pub fn addr(self, old: Ipv4Addr, new: Ipv4Addr) -> Self {
         let (old, new) = (old.to_bits(), new.to_bits());
         Self(self.0 + u64::from(!old) + u64::from(new))
+    }
+
+    /// An IPv6 address changes.
+    #[inline]
+    #[must_use]
+    pub fn addr6(self, old: Ipv6Addr, new: Ipv6Addr) -> Self {
+        let words = old.segments().into_iter().zip(new.segments());
+        words.fold(self, |delta, (old, new)| delta.word(old, new))
     }
 
     /// The finished checksum `stored` after the change.

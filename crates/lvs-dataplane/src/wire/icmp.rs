@@ -1,11 +1,11 @@
-//! ICMP messages that the director makes (RFC 792).
+//! ICMP messages that the director makes (RFC 792), and the kinds of errors of both versions.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use etherparse::{IpNumber, Ipv4Header};
 
 use super::checksum::Sum;
-use super::{ipv4, put16};
+use super::{icmpv6, ipv4, is_ipv6, put16};
 use crate::frame::Frame;
 
 /// Errors that the director sends.
@@ -53,8 +53,16 @@ impl ErrorKind {
 pub const ERROR_LEN_MAX: usize = 576;
 
 /// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the source of `offending`.
-/// `false` if the frame has no room, which a frame of 576 bytes always has.
-pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, id: u16) -> bool {
+/// `false` if the frame has no room, which a frame of 1280 bytes always has, or if `src` is of the other IP version.
+pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
+    match (src, is_ipv6(offending)) {
+        (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),
+        (IpAddr::V6(src), true) => icmpv6::error(frame, kind, offending, src),
+        _ => false,
+    }
+}
+
+fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, id: u16) -> bool {
     let quoted = &offending[..offending.len().min(ERROR_LEN_MAX - ipv4::HEADER_LEN - 8)];
     let (kind, code, rest) = kind.header();
     // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section 4.3.2.5).
@@ -75,10 +83,23 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr
         && frame.extend(quoted)
 }
 
-/// Turns an echo request (a whole IP packet in `frame`) into its reply.
-pub fn echo_reply(frame: &mut Frame, id: u16) {
+/// Whether the message at `l4` of a whole packet is an echo request with a right checksum.
+pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
+    let message = ip.get(l4..).unwrap_or_default();
+    let (request, sum) = if is_ipv6(ip) {
+        (128, icmpv6::sum(ip, l4))
+    } else {
+        (8, Sum::ZERO.bytes(message).finish())
+    };
+    message.len() >= 8 && message[0] == request && message[1] == 0 && sum == 0
+}
+
+/// Turns an echo request (a whole IP packet in `frame`, with the message at `l4`) into its reply.
+pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
+    if is_ipv6(frame.bytes()) {
+        return icmpv6::echo_reply(frame, l4);
+    }
     let ip = frame.bytes_mut();
-    let l4 = ipv4::header_len(ip);
     let (src, dst) = (ipv4::src(ip), ipv4::dst(ip));
     ip[12..16].copy_from_slice(&dst.octets());
     ip[16..20].copy_from_slice(&src.octets());

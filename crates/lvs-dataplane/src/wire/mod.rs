@@ -5,8 +5,12 @@
 
 pub mod checksum;
 pub mod icmp;
+pub mod icmpv6;
 pub mod ipv4;
+pub mod ipv6;
 pub mod tcp;
+
+use std::net::IpAddr;
 
 /// A link-layer address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +44,8 @@ impl std::fmt::Debug for Mac {
 pub const ETHERNET_LEN: usize = 14;
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// EtherType of IPv6.
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 
@@ -74,6 +80,42 @@ pub fn put16(bytes: &mut [u8], at: usize, value: u16) {
 pub fn put32(bytes: &mut [u8], at: usize, value: u32) {
     if let Some(b) = bytes.get_mut(at..at + 4) {
         b.copy_from_slice(&value.to_be_bytes());
+    }
+}
+
+/// Whether an IP packet is one of IPv6.
+#[inline]
+pub fn is_ipv6(ip: &[u8]) -> bool {
+    ip.first().is_some_and(|b| b >> 4 == 6)
+}
+
+/// The source address of an IP packet.
+#[inline]
+pub fn ip_src(ip: &[u8]) -> IpAddr {
+    if is_ipv6(ip) {
+        IpAddr::V6(ipv6::src(ip))
+    } else {
+        IpAddr::V4(ipv4::src(ip))
+    }
+}
+
+/// The destination address of an IP packet.
+#[inline]
+pub fn ip_dst(ip: &[u8]) -> IpAddr {
+    if is_ipv6(ip) {
+        IpAddr::V6(ipv6::dst(ip))
+    } else {
+        IpAddr::V4(ipv4::dst(ip))
+    }
+}
+
+/// Decrements the TTL or hop limit of an IP packet.
+#[inline]
+pub fn decrement_ttl(ip: &mut [u8]) {
+    if is_ipv6(ip) {
+        ipv6::decrement_hop_limit(ip);
+    } else {
+        ipv4::decrement_ttl(ip);
     }
 }
 

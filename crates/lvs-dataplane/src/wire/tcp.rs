@@ -5,16 +5,15 @@ use std::net::IpAddr;
 use etherparse::TcpHeader;
 use lvs_core::TcpFlags;
 
-use super::{be16, be32, icmp, ipv4};
+use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv6, put16};
 use crate::frame::Frame;
 
-/// Writes the reset for the stray segment `packet` (an IPv4 packet with at least 20 bytes of TCP at `l4`) into `frame`.
+/// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at `l4`) into `frame`.
 pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= 20) else {
         return false;
     };
     let flags = TcpFlags(tcp[13]);
-    let (src, dst) = (ipv4::dst(packet), ipv4::src(packet));
     let mut header = TcpHeader::new(be16(tcp, 2), be16(tcp, 0), 0, 0);
     header.rst = true;
     if flags.has(TcpFlags::ACK) {
@@ -27,28 +26,38 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
         header.ack = true;
         header.acknowledgment_number = be32(tcp, 4).wrapping_add(len);
     }
-    let Ok(sum) = header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), &[]) else {
-        return false;
-    };
-    header.checksum = sum;
     // The packet's DSCP, without its ECN.
-    icmp::header(frame, 6, src, dst, packet[1] & 0xfc, 0, true, 20)
-        && frame.extend(&header.to_bytes())
+    let started = match (ip_dst(packet), ip_src(packet)) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            icmp::header(frame, 6, src, dst, packet[1] & 0xfc, 0, true, 20)
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let class = ipv6::traffic_class(packet) & 0xfc;
+            let started = icmpv6::start(frame, 6, 64, src, dst, 20);
+            put16(frame.bytes_mut(), 0, 0x6000 | u16::from(class) << 4);
+            started
+        }
+        _ => false,
+    };
+    let at = frame.len();
+    if !started || !frame.extend(&header.to_bytes()) {
+        return false;
+    }
+    let sum = checksum(frame.bytes(), at, 6);
+    put16(frame.bytes_mut(), at + 16, sum);
+    true
 }
 
 /// Whether the transport checksum of TCP, UDP or the like at `l4` is right.
 pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
-    let Some(segment) = packet.get(l4..) else {
-        return false;
-    };
+    l4 <= packet.len() && checksum(packet, l4, protocol) == 0
+}
+
+/// The checksum over the segment at `l4` and its pseudo-header: what its field stores if it holds 0.
+fn checksum(packet: &[u8], l4: usize, protocol: u8) -> u16 {
+    let segment = packet.get(l4..).unwrap_or_default();
     super::checksum::Sum::ZERO
-        .pseudo(
-            IpAddr::V4(ipv4::src(packet)),
-            IpAddr::V4(ipv4::dst(packet)),
-            protocol,
-            segment.len(),
-        )
+        .pseudo(ip_src(packet), ip_dst(packet), protocol, segment.len())
         .bytes(segment)
         .finish()
-        == 0
 }

@@ -2,7 +2,7 @@
 //! fake clock, and the host around it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use lvs_core::mark::{MarkAction, MarkRule};
@@ -42,6 +42,9 @@ pub(super) const SERVER_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0x51]);
 const CLIENT_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
 const GATEWAY_ADDR: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
 const SERVER_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
+const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
+const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
+const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
 /// How often a packet may come back from the host before something goes round in circles.
 const ROUNDS: usize = 8;
@@ -137,18 +140,31 @@ impl Net for Table {
     }
 
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let IpAddr::V4(addr) = dst else { return None };
-        let (port, gateway, source) = match addr.octets() {
-            [10, 1, ..] => (SERVERS, None, SERVER_SIDE_ADDR),
-            [10, 255, 0, _] => (CLIENTS, None, CLIENT_SIDE_ADDR),
-            [224..=255, ..] => return None,
-            _ => (CLIENTS, Some(GATEWAY_ADDR), CLIENT_SIDE_ADDR),
+        let (port, gateway) = match dst {
+            IpAddr::V4(addr) => match addr.octets() {
+                [10, 1, ..] => (SERVERS, None),
+                [10, 255, 0, _] => (CLIENTS, None),
+                [224..=255, ..] => return None,
+                _ => (CLIENTS, Some(IpAddr::V4(GATEWAY_ADDR))),
+            },
+            IpAddr::V6(addr) => match addr.segments() {
+                [0xfd00, 1, 0, 0, ..] => (SERVERS, None),
+                [0xfd00, 0xff, 0, 0, ..] => (CLIENTS, None),
+                [0xff00..=0xffff, ..] => return None,
+                _ => (CLIENTS, Some(IpAddr::V6(GATEWAY_ADDR6))),
+            },
+        };
+        let source = match (port, dst.is_ipv6()) {
+            (SERVERS, false) => IpAddr::V4(SERVER_SIDE_ADDR),
+            (_, false) => IpAddr::V4(CLIENT_SIDE_ADDR),
+            (SERVERS, true) => IpAddr::V6(SERVER_SIDE_ADDR6),
+            (_, true) => IpAddr::V6(CLIENT_SIDE_ADDR6),
         };
         Some(NextHop {
             port,
-            addr: gateway.map_or(dst, IpAddr::V4),
+            addr: gateway.unwrap_or(dst),
             mtu: self.mtu[port.index()],
-            source: Some(IpAddr::V4(source)),
+            source: Some(source),
         })
     }
 
@@ -239,6 +255,9 @@ impl Bed {
             IpAddr::V4(CLIENT_SIDE_ADDR),
             IpAddr::V4(SERVER_SIDE_ADDR),
             IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(CLIENT_SIDE_ADDR6),
+            IpAddr::V6(SERVER_SIDE_ADDR6),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
         ];
         let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
         ports[HOST.index()].bare = true;
@@ -247,10 +266,15 @@ impl Bed {
             now,
             net: Table {
                 mtu: [1500; 2],
-                local: local.map(|addr| (addr, 32)).to_vec(),
+                local: local
+                    .map(|addr| (addr, lvs_core::Family::of(&addr).bits()))
+                    .to_vec(),
                 routed: Vec::new(),
                 vips: std::collections::HashSet::new(),
-                neighbours: HashMap::from([(IpAddr::V4(GATEWAY_ADDR), GATEWAY)]),
+                neighbours: HashMap::from([
+                    (IpAddr::V4(GATEWAY_ADDR), GATEWAY),
+                    (IpAddr::V6(GATEWAY_ADDR6), GATEWAY),
+                ]),
             },
             pipeline: Pipeline::new(Limits::NONE),
             shield: ShieldSpec::default(),
@@ -407,7 +431,8 @@ impl Bed {
     pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
         let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
         // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
-        let martian = frames::read(ip).is_some_and(|read| self.net.is_local(read.src.ip()));
+        let martian = frames::read(ip)
+            .is_some_and(|read| read.src.is_ipv4() && self.net.is_local(read.src.ip()));
         if martian && !self.accept_local {
             return Vec::new();
         }
@@ -477,7 +502,7 @@ impl Bed {
 
     /// Whether the host does not get its copy of a packet that came on a link.
     fn is_hidden(&self, ip: &[u8]) -> bool {
-        let Ok(packet) = parse::ipv4(ip, false) else {
+        let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
         // What has a mark is hidden by the rules that mark it.
@@ -485,13 +510,12 @@ impl Bed {
         if self.marks.iter().any(|rule| rule.matches("", &tuple)) {
             return true;
         }
-        let icmp =
-            (packet.protocol == lvs_core::Protocol::ICMP).then(|| packet.icmp(ip, Hook::Local, 0));
+        let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
             Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
             _ => None,
         };
-        let to_host = self.net.is_local(IpAddr::V4(packet.dst));
+        let to_host = self.net.is_local(packet.dst);
         self.shield.hides(&packet, inner, to_host)
     }
 
@@ -510,10 +534,10 @@ impl Bed {
 
     /// Sends an IP packet of the host by its route.
     fn transmit(&mut self, ip: &[u8]) {
-        let Ok(packet) = parse::ipv4(ip, false) else {
+        let Ok(packet) = parse::ip(ip, false) else {
             return;
         };
-        let Some(hop) = self.net.route(IpAddr::V4(packet.dst)) else {
+        let Some(hop) = self.net.route(packet.dst) else {
             return;
         };
         let (Some(info), Some(mac)) = (

@@ -300,27 +300,3 @@ pub(super) fn contains((net, length): (IpAddr, u8), addr: IpAddr) -> bool {
         _ => false,
     }
 }
-
-/// Whether anything in the case is about IPv6: its configuration, a client, a frame.
-pub(super) fn has_ipv6(value: &Value) -> bool {
-    match value {
-        Value::String(text) => {
-            text.parse::<SocketAddr>().is_ok_and(|addr| addr.is_ipv6())
-                || text
-                    .split('/')
-                    .next()
-                    .is_some_and(|addr| addr.parse::<std::net::Ipv6Addr>().is_ok())
-                || text == "ipv6"
-        }
-        Value::Array(items) => items.iter().any(has_ipv6),
-        Value::Object(fields) => fields.iter().any(|(key, value)| {
-            if key == "frame" {
-                // The EtherType behind the two link-layer addresses.
-                value.as_str().and_then(|frame| frame.get(24..28)) == Some("86dd")
-            } else {
-                !matches!(key.as_str(), "note" | "name" | "payload" | "text") && has_ipv6(value)
-            }
-        }),
-        _ => false,
-    }
-}

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::bail;
 use lvs_core::Protocol;
 use lvs_dataplane::wire::checksum::{self, Sum};
-use lvs_dataplane::wire::{Mac, be16, put16};
+use lvs_dataplane::wire::{Mac, be16, ipv6, put16};
 
 /// Hop count of every packet that starts here.
 const TTL: u8 = 64;
@@ -158,7 +158,14 @@ pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
             addr4(16)?,
             usize::from(packet[0] & 15) * 4,
         ),
-        6 => (*packet.get(6)?, addr6(8)?, addr6(24)?, 40),
+        6 => {
+            // The recordings' tunnels have no extension headers but the one of a fragment.
+            let (protocol, header) = match *packet.get(6)? {
+                ipv6::FRAGMENT => (*packet.get(40)?, 48),
+                protocol => (protocol, 40),
+            };
+            (protocol, addr6(8)?, addr6(24)?, header)
+        }
         _ => return None,
     };
     let l4 = packet.get(header..)?;

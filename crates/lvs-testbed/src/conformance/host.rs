@@ -3,13 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Instant, Protocol};
-use lvs_dataplane::fragment::{Reassembler, fragment};
+use lvs_dataplane::fragment::{History, Reassembler, fragment, fragment6};
 use lvs_dataplane::frame::Frame;
 use lvs_dataplane::net::Net;
 use lvs_dataplane::parse::{self, Packet};
-use lvs_dataplane::wire::checksum::Sum;
 use lvs_dataplane::wire::icmp::{self, ErrorKind};
-use lvs_dataplane::wire::{be16, ipv4, put16, tcp};
+use lvs_dataplane::wire::{be16, decrement_ttl, ipv4, ipv6, is_ipv6, put16, tcp};
 
 use super::bed::Table;
 
@@ -31,10 +30,12 @@ pub(super) struct Host {
 /// Fills in the options that a host fills in on packets for itself, before anything else sees them
 /// (`ip_options_compile`): record route and time stamps.
 pub(super) fn fill_local_options(ip: &mut [u8], net: &Table) {
-    if let Ok(packet) = parse::ipv4(ip, false)
-        && net.is_local(IpAddr::V4(packet.dst))
+    if !is_ipv6(ip)
+        && let Ok(packet) = parse::ipv4(ip, false)
+        && net.is_local(packet.dst)
+        && let IpAddr::V4(dst) = packet.dst
     {
-        fill_options(ip, packet.l4, packet.dst);
+        fill_options(ip, packet.l4, dst);
     }
 }
 
@@ -87,8 +88,8 @@ fn fill_options(ip: &mut [u8], header: usize, addr: Ipv4Addr) {
 impl Host {
     /// A packet that has come to the host; what it does about it.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
-        let packet = parse::ipv4(ip, false).ok()?;
-        let local = net.is_local(IpAddr::V4(packet.dst));
+        let packet = parse::ip(ip, false).ok()?;
+        let local = net.is_local(packet.dst);
         let ip = &ip[..packet.len];
         let Some(part) = packet.fragment else {
             return Some(if local {
@@ -103,11 +104,11 @@ impl Host {
             .push(ip, &packet, part, local, now)
             .ok()??;
         let ip = whole.frame.bytes();
-        let packet = parse::ipv4(ip, false).ok()?;
+        let packet = parse::ip(ip, false).ok()?;
         Some(if local {
             deliver(ip, &packet)
         } else {
-            forward(ip, &packet, Some(&whole.history.sizes), net)
+            forward(ip, &packet, Some(&whole.history), net)
         })
     }
 }
@@ -116,7 +117,7 @@ fn sum_ok(ip: &[u8], packet: &Packet) -> bool {
     tcp::checksum_ok(&ip[..packet.len], packet.l4, packet.protocol.0)
 }
 
-fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: Ipv4Addr) -> Option<Vec<u8>> {
+fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec<u8>> {
     if !lvs_dataplane::icmp::may_be_answered(packet, ip) {
         return None;
     }
@@ -127,7 +128,6 @@ fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: Ipv4Addr) -> Option<V
 /// Local delivery: nobody listens.
 fn deliver(ip: &[u8], packet: &Packet) -> Done {
     const RST: u8 = 4;
-    const ECHO_REQUEST: u8 = 8;
     let l4 = &ip[packet.l4..packet.len];
     let answer = match packet.protocol {
         Protocol::TCP => {
@@ -142,19 +142,17 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             }
         }
         Protocol::UDP => {
-            let right = l4.len() >= 8 && (be16(l4, 6) == 0 || sum_ok(ip, packet));
+            let right =
+                l4.len() >= 8 && ((be16(l4, 6) == 0 && !packet.is_ipv6()) || sum_ok(ip, packet));
             right
                 .then(|| error(ErrorKind::PortUnreachable, ip, packet, packet.dst))
                 .flatten()
         }
-        Protocol::ICMP => {
-            let request = l4.len() >= 8 && l4[0] == ECHO_REQUEST && l4[1] == 0;
-            (request && Sum::ZERO.bytes(l4).finish() == 0).then(|| {
-                let mut frame = Frame::from_bytes(ip);
-                icmp::echo_reply(&mut frame, 0);
-                frame.bytes().to_vec()
-            })
-        }
+        _ if packet.is_icmp() => icmp::is_echo_request(ip, packet.l4).then(|| {
+            let mut frame = Frame::from_bytes(ip);
+            icmp::echo_reply(&mut frame, packet.l4, 0);
+            frame.bytes().to_vec()
+        }),
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };
     Done {
@@ -163,17 +161,14 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
     }
 }
 
-/// Plain forwarding. `sizes`: how the packet had been cut when it came.
-fn forward(ip: &[u8], packet: &Packet, sizes: Option<&[usize]>, net: &Table) -> Done {
+/// Plain forwarding. `history`: how the packet had been cut when it came.
+fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -> Done {
     let mut done = Done::default();
     let complain = |kind| {
-        let hop = net.route(IpAddr::V4(packet.src))?;
-        let Some(IpAddr::V4(source)) = hop.source else {
-            return None;
-        };
+        let source = net.route(packet.src)?.source?;
         error(kind, ip, packet, source)
     };
-    let Some(hop) = net.route(IpAddr::V4(packet.dst)) else {
+    let Some(hop) = net.route(packet.dst) else {
         return done;
     };
     let mtu = hop.mtu as usize;
@@ -181,27 +176,50 @@ fn forward(ip: &[u8], packet: &Packet, sizes: Option<&[usize]>, net: &Table) -> 
         done.sent.extend(complain(ErrorKind::TtlExceeded));
         return done;
     }
-    if packet.df && packet.len > mtu {
+    let longest = match history {
+        Some(history) if packet.is_ipv6() => history.longest,
+        _ => packet.len,
+    };
+    if packet.df && longest > mtu {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         done.sent
             .extend(complain(ErrorKind::FragmentationNeeded(mtu)));
         return done;
     }
     let mut frame = Frame::from_bytes(ip);
-    ipv4::decrement_ttl(frame.bytes_mut());
+    decrement_ttl(frame.bytes_mut());
+    if packet.is_ipv6() {
+        forward6(&frame, history, mtu, &mut done);
+        return done;
+    }
     // A router records the address that it sends from (`ip_forward_options`).
     if let Some(IpAddr::V4(source)) = hop.source {
         fill_options(frame.bytes_mut(), packet.l4, source);
     }
-    if packet.len <= mtu && sizes.is_none() {
+    if packet.len <= mtu && history.is_none() {
         done.forwarded.push(frame.bytes().to_vec());
         return done;
     }
     let flags = be16(frame.bytes(), 6);
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
     // An error means an MTU too small for anything: the packet is lost.
+    let sizes = history.map(|history| &history.sizes[..]);
     let _ = fragment(&frame, mtu, sizes, packet.df, Frame::new, |piece| {
         done.forwarded.push(piece.bytes().to_vec());
     });
     done
+}
+
+/// The output of IPv6 that is passed on.
+fn forward6(frame: &Frame, history: Option<&History>, mtu: usize, done: &mut Done) {
+    let whole = history.map_or(mtu, |history| mtu.min(history.longest));
+    if frame.len() <= whole {
+        return done.forwarded.push(frame.bytes().to_vec());
+    }
+    let (headers, _) = ipv6::unfragmentable(frame.bytes());
+    let sizes = history.map(|history| history.behind(headers, 0));
+    let limit = whole.max(ipv6::MTU_MIN);
+    let _ = fragment6(frame, limit, sizes.as_deref(), 0, Frame::new, |piece| {
+        done.forwarded.push(piece.bytes().to_vec());
+    });
 }

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context;
 use serde_json::Value;
 
-use self::case::{Halt, Json, Replayed, has_ipv6};
+use self::case::{Halt, Json, Replayed};
 use self::report::{Log, Mismatch};
 
 /// Options of `lvs-testbed conformance`.
@@ -124,9 +124,6 @@ fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     }
     if kind == "ftp" || (kind == "sync" && has_ftp(case)) {
         return unsupported("helper ftp");
-    }
-    if has_ipv6(case) {
-        return unsupported("pipeline: IPv6");
     }
     match kind {
         "sync" => sync::replay_master(case, log),

@@ -1,0 +1,282 @@
+//! Editors of an IPv6 header in place, and the walk over its extension headers. The packet begins with its IP header.
+
+use std::net::Ipv6Addr;
+
+use super::{be16, be32, put16};
+
+/// Length of the fixed header.
+pub const HEADER_LEN: usize = 40;
+/// Length of a fragment header.
+pub const FRAGMENT_LEN: usize = 8;
+/// Every link takes packets of this length (RFC 8200 section 5).
+pub const MTU_MIN: usize = 1280;
+/// The next header is a fragment header.
+pub const FRAGMENT: u8 = 44;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const AUTHENTICATION: u8 = 51;
+const NO_NEXT: u8 = 59;
+const DESTINATION: u8 = 60;
+/// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a handful.
+const HEADERS_MAX: usize = 32;
+
+fn addr(ip: &[u8], at: usize) -> Ipv6Addr {
+    let mut octets = [0; 16];
+    if let Some(bytes) = ip.get(at..at + 16) {
+        octets.copy_from_slice(bytes);
+    }
+    Ipv6Addr::from(octets)
+}
+
+/// The source address.
+#[inline]
+pub fn src(ip: &[u8]) -> Ipv6Addr {
+    addr(ip, 8)
+}
+
+/// The destination address.
+#[inline]
+pub fn dst(ip: &[u8]) -> Ipv6Addr {
+    addr(ip, 24)
+}
+
+/// Stores a new source address.
+#[inline]
+pub fn set_src(ip: &mut [u8], to: Ipv6Addr) {
+    if let Some(bytes) = ip.get_mut(8..24) {
+        bytes.copy_from_slice(&to.octets());
+    }
+}
+
+/// Stores a new destination address.
+#[inline]
+pub fn set_dst(ip: &mut [u8], to: Ipv6Addr) {
+    if let Some(bytes) = ip.get_mut(24..40) {
+        bytes.copy_from_slice(&to.octets());
+    }
+}
+
+/// The traffic class: DSCP and ECN.
+#[inline]
+pub fn traffic_class(ip: &[u8]) -> u8 {
+    (be16(ip, 0) >> 4).to_be_bytes()[1]
+}
+
+/// Marks the packet as having met congestion (RFC 3168).
+pub fn set_congestion(ip: &mut [u8]) {
+    let word = be16(ip, 0) | 3 << 4;
+    put16(ip, 0, word);
+}
+
+/// Decrements the hop limit.
+#[inline]
+pub fn decrement_hop_limit(ip: &mut [u8]) {
+    if let Some(hops) = ip.get_mut(7) {
+        *hops = hops.saturating_sub(1);
+    }
+}
+
+/// Stores the length of what follows the fixed header: all of `ip`.
+#[inline]
+pub fn finish_len(ip: &mut [u8]) {
+    let len = ip.len().saturating_sub(HEADER_LEN);
+    put16(ip, 4, u16::try_from(len).unwrap_or(0));
+}
+
+/// Writes a fixed header without traffic class and flow label; `bytes` has 40 bytes.
+pub fn write_header(
+    bytes: &mut [u8],
+    next: u8,
+    hop_limit: u8,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    payload: u16,
+) {
+    let Some(header) = bytes.get_mut(..HEADER_LEN) else {
+        return;
+    };
+    header.fill(0);
+    header[0] = 0x60;
+    put16(header, 4, payload);
+    header[6] = next;
+    header[7] = hop_limit;
+    set_src(header, src);
+    set_dst(header, dst);
+}
+
+/// A fragment header in a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentHeader {
+    /// Where it is.
+    pub at: usize,
+    /// Identification of the datagram.
+    pub id: u32,
+    /// Where the payload of this fragment belongs, in bytes.
+    pub offset: usize,
+    /// More follow.
+    pub more: bool,
+}
+
+/// Where the extension headers lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// The protocol behind them. In a later fragment: what its fragment header says.
+    pub protocol: u8,
+    /// Where the payload of that protocol begins.
+    pub l4: usize,
+    /// Where the byte is that names this protocol.
+    pub named_at: usize,
+    /// The first fragment header on the way, and where the byte is that announces it.
+    pub fragment: Option<(FragmentHeader, usize)>,
+}
+
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do not end.
+pub fn walk(ip: &[u8]) -> Option<Chain> {
+    let mut named_at = 6;
+    let mut at = HEADER_LEN;
+    let mut fragment = None;
+    for _ in 0..HEADERS_MAX {
+        let protocol = *ip.get(named_at)?;
+        let len = match protocol {
+            HOP_BY_HOP | ROUTING | DESTINATION => (usize::from(*ip.get(at + 1)?) + 1) * 8,
+            AUTHENTICATION => (usize::from(*ip.get(at + 1)?) + 2) * 4,
+            FRAGMENT => {
+                let word = be16(ip.get(at..at + FRAGMENT_LEN)?, 2);
+                let header = FragmentHeader {
+                    at,
+                    id: be32(ip, at + 4),
+                    offset: usize::from(word & 0xfff8),
+                    more: word & 1 != 0,
+                };
+                if fragment.is_none() {
+                    fragment = Some((header, named_at));
+                }
+                if header.offset > 0 {
+                    return Some(Chain {
+                        protocol: ip[at],
+                        l4: at + FRAGMENT_LEN,
+                        named_at: at,
+                        fragment,
+                    });
+                }
+                FRAGMENT_LEN
+            }
+            _ => {
+                return Some(Chain {
+                    protocol,
+                    l4: at,
+                    named_at,
+                    fragment,
+                });
+            }
+        };
+        named_at = at;
+        at += len;
+        if at > ip.len() {
+            return None;
+        }
+    }
+    None
+}
+
+/// The headers that every fragment repeats: their length, and where the byte is that names what follows them
+/// (`ip6_find_1stfragopt`).
+pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
+    let (mut at, mut named_at) = (HEADER_LEN, 6);
+    let mut routed = false;
+    for _ in 0..HEADERS_MAX {
+        match ip.get(named_at) {
+            Some(&HOP_BY_HOP) => {}
+            Some(&ROUTING) => routed = true,
+            // Options for the last destination only come behind a routing header.
+            Some(&DESTINATION) if !routed => {}
+            _ => break,
+        }
+        let next = match ip.get(at + 1) {
+            Some(&len) => at + (usize::from(len) + 1) * 8,
+            None => break,
+        };
+        if next > ip.len() {
+            break;
+        }
+        (named_at, at) = (at, next);
+    }
+    (at, named_at)
+}
+
+/// Whether nothing follows: the value of a "next header" field that ends a packet.
+pub const fn is_no_next(protocol: u8) -> bool {
+    protocol == NO_NEXT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::{IpHeaders, PacketBuilder};
+    use proptest::prelude::*;
+
+    fn header(next: u8, data: &[u8]) -> Vec<u8> {
+        let mut ip = vec![0; HEADER_LEN];
+        write_header(
+            &mut ip,
+            next,
+            64,
+            Ipv6Addr::LOCALHOST,
+            Ipv6Addr::LOCALHOST,
+            0,
+        );
+        ip.extend_from_slice(data);
+        finish_len(&mut ip);
+        ip
+    }
+
+    #[test]
+    fn a_chain_is_walked_to_its_end() {
+        let mut chain = vec![DESTINATION, 0, 1, 4, 0, 0, 0, 0];
+        chain.extend([FRAGMENT, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
+        chain.extend([0; 20]);
+        let ip = header(HOP_BY_HOP, &chain);
+        let found = walk(&ip).expect("whole");
+        assert_eq!((found.protocol, found.l4, found.named_at), (6, 72, 64));
+        let (fragment, announced) = found.fragment.expect("a fragment header");
+        assert_eq!((fragment.at, fragment.id, announced), (64, 9, 48));
+        assert!(fragment.more && fragment.offset == 0);
+        assert_eq!(unfragmentable(&ip), (64, 48));
+        for cut in 0..72 {
+            assert_eq!(walk(&ip[..cut]), None, "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_chain_without_end_is_given_up() {
+        let chain = [DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(200);
+        assert_eq!(walk(&header(DESTINATION, &chain)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_lead_outside(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
+            let ip = header(next, &bytes);
+            if let Some(chain) = walk(&ip) {
+                prop_assert!(chain.l4 <= ip.len() && chain.named_at < ip.len());
+            }
+            let (len, named_at) = unfragmentable(&ip);
+            prop_assert!(len <= ip.len() && named_at < len);
+        }
+
+        #[test]
+        fn editors_agree_with_the_twin(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
+            let mut ip = Vec::new();
+            PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("a vector takes all");
+            set_src(&mut ip, c.into());
+            set_dst(&mut ip, d.into());
+            decrement_hop_limit(&mut ip);
+            finish_len(&mut ip);
+            let (headers, _) = IpHeaders::from_slice(&ip).expect("it is a header");
+            let (after, _) = headers.ipv6().expect("IPv6");
+            prop_assert_eq!((after.source, after.destination, after.hop_limit, after.payload_length), (c, d, hops - 1, 11));
+        }
+    }
+}

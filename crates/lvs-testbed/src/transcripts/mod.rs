@@ -1,0 +1,247 @@
+//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares to the byte.
+//!
+//! A recording is a file of JSON objects, one session each, plain or gzipped. Every session gets an engine of its own
+//! (`lvs-dataplane --no-interfaces --virtual-time`) in user, mount and network namespaces of its own, with the
+//! recording's `/etc/hosts`; the clock is set to the recorded time before each step, and recorded packets go through the
+//! packet path as frames.
+
+mod compare;
+mod play;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use self::play::main as play;
+use crate::programs;
+
+/// Options of `lvs-testbed transcripts`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TranscriptOptions {
+    /// Recordings: sessions as JSON objects, plain or gzipped
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Only sessions whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Differences shown
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    show: usize,
+}
+
+/// A recorded session.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Session {
+    name: String,
+    #[serde(default)]
+    kernel: String,
+    #[serde(default)]
+    vips: Vec<String>,
+    #[serde(default)]
+    local: Vec<String>,
+    #[serde(default)]
+    servers: Vec<std::net::IpAddr>,
+    #[serde(default)]
+    marks: Vec<Value>,
+    #[serde(default)]
+    hosts: String,
+    steps: Vec<Step>,
+}
+
+/// One step: a command, packets, a sysctl, silent commands, or a wait.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Step {
+    /// Seconds since the session started.
+    t: Option<f64>,
+    wait: Option<f64>,
+    argv: Option<Vec<String>>,
+    stdin: String,
+    uid: Option<u32>,
+    stdout: String,
+    stderr: String,
+    exit: i32,
+    unordered: Option<Value>,
+    approximate: Option<Value>,
+    packets: Vec<Packet>,
+    repeat: Option<u64>,
+    reset: Vec<String>,
+    sysctl: Option<String>,
+    value: Option<Value>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Packet {
+    dev: String,
+    frame: String,
+}
+
+/// What became of the commands of sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TranscriptReport {
+    /// As ipvsadm did.
+    pub passed: usize,
+    /// Otherwise.
+    pub failed: usize,
+    /// The text of every difference.
+    pub differences: Vec<String>,
+}
+
+impl TranscriptReport {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.differences.extend(other.differences);
+    }
+
+    fn broken(session: &Session, error: &anyhow::Error) -> Self {
+        let commands = session.steps.iter().filter(|step| step.argv.is_some());
+        Self {
+            passed: 0,
+            failed: commands.count().max(1),
+            differences: vec![format!("{}: {error:#}", session.name)],
+        }
+    }
+}
+
+fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
+    let mut bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        let mut plain = Vec::new();
+        flate2::read::MultiGzDecoder::new(&bytes[..])
+            .read_to_end(&mut plain)
+            .with_context(|| format!("decompressing {}", path.display()))?;
+        bytes = plain;
+    }
+    serde_json::Deserializer::from_slice(&bytes)
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{}: no recorded session", path.display()))
+}
+
+/// Plays the sessions in `files`, those whose name contains `only` if given.
+///
+/// # Errors
+/// A file that cannot be read or is no recording; a program that is not built.
+pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<TranscriptReport> {
+    let mut all = Vec::new();
+    for path in files {
+        all.extend(sessions(path)?);
+    }
+    if let Some(only) = only {
+        all.retain(|session| session.name.contains(only));
+    }
+    // What is not built is told once, not by every session.
+    for program in ["lvs-dataplane", "lvsadm"] {
+        programs::find(program)?;
+    }
+    let own = programs::own()?;
+    let next = AtomicUsize::new(0);
+    let reports = Mutex::new(Vec::with_capacity(all.len()));
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(session) = all.get(number) else {
+                        return;
+                    };
+                    let report = run_session(&own, session)
+                        .unwrap_or_else(|error| TranscriptReport::broken(session, &error));
+                    if let Ok(mut reports) = reports.lock() {
+                        reports.push((number, report));
+                    }
+                }
+            });
+        }
+    });
+    let mut reports = reports.into_inner().unwrap_or_default();
+    reports.sort_by_key(|(number, _)| *number);
+    let mut sum = TranscriptReport::default();
+    for (_, report) in reports {
+        sum.add(report);
+    }
+    Ok(sum)
+}
+
+/// Ends the player with whatever goes wrong here.
+struct Player(Child);
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Plays a session in a process of its own, which goes into namespaces of its own.
+fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport> {
+    let mut player = Player(
+        Command::new(own)
+            .arg("play-transcript")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting the player")?,
+    );
+    let mut output = BufReader::new(player.0.stdout.take().context("no output")?);
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    ensure!(line == play::READY, "the player has found no namespace");
+    map_users(player.0.id())?;
+    let mut input = player.0.stdin.take().context("no input")?;
+    serde_json::to_writer(&mut input, session)?;
+    input.flush()?;
+    drop(input);
+    let mut text = String::new();
+    output.read_to_string(&mut text)?;
+    let status = player.0.wait()?;
+    if !status.success() {
+        bail!("the player has failed: {status}");
+    }
+    serde_json::from_str(&text).context("reading the player's report")
+}
+
+/// Gives the process's new user namespace its users: root can give it all, others only themselves, as root.
+fn map_users(pid: u32) -> anyhow::Result<()> {
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let (users, groups) = if uid.is_root() {
+        ("0 0 65536".to_owned(), "0 0 65536".to_owned())
+    } else {
+        std::fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
+        (format!("0 {uid} 1"), format!("0 {gid} 1"))
+    };
+    for (file, map) in [("uid_map", users), ("gid_map", groups)] {
+        let path = format!("/proc/{pid}/{file}");
+        std::fs::write(&path, map).with_context(|| format!("writing {path}"))?;
+    }
+    Ok(())
+}
+
+/// Runs `lvs-testbed transcripts`: prints differences and counts; fails if there are differences.
+///
+/// # Errors
+/// As [`transcripts`].
+pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
+    let report = transcripts(&options.files, options.only.as_deref())?;
+    for difference in report.differences.iter().take(options.show) {
+        println!("{difference}");
+    }
+    let more = report.differences.len().saturating_sub(options.show);
+    if more > 0 {
+        println!("{more} more differences");
+    }
+    println!("{} passed, {} failed", report.passed, report.failed);
+    if report.failed > 0 {
+        // The count is the last line: an error would add one.
+        std::process::exit(1);
+    }
+    Ok(())
+}
