@@ -7,7 +7,7 @@ export CARGO_TERM_COLOR ?= auto
 CARGO ?= cargo
 # End-to-end tests of one file share the machine with each other only as far as two cores allow.
 E2E_THREADS ?= 2
-# What the tests with namespaces are in; everything else needs no privileges.
+# What the tests with the real programs in namespaces are in. Some of lvs-dataplane's need root as well.
 E2E := lvs-testbed lvs-examples
 HOLD ?=
 METHODS ?= nat,dr,tun
@@ -31,7 +31,7 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@$(MAKE) --no-print-directory e2e
 	@echo "make test: all passed"
 
-check: lint unit ## what to run before a commit: lint and the tests that need no privileges
+check: lint unit ## what to run before a commit: lint and the quick tests
 
 lint:
 	$(CARGO) fmt --all --check
@@ -43,7 +43,7 @@ docs:
 no-std: ## lvs-core without std
 	$(CARGO) build --locked -p lvs-core --no-default-features
 
-unit: ## all tests that need no privileges
+unit: ## all other tests; those of lvs-dataplane need root
 	$(CARGO) test --locked --workspace $(addprefix --exclude ,$(E2E))
 	$(CARGO) test --locked -p lvs-testbed --lib
 

@@ -431,7 +431,8 @@ impl Bed {
     pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
         let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
         // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
-        let martian = frames::read(ip).is_some_and(|read| self.net.is_local(read.src.ip()));
+        let martian = frames::read(ip)
+            .is_some_and(|read| read.src.is_ipv4() && self.net.is_local(read.src.ip()));
         if martian && !self.accept_local {
             return Vec::new();
         }
