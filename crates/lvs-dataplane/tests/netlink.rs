@@ -159,9 +159,7 @@ fn neighbours_are_resolved_by_the_kernel() {
         assert!(changes.neighbours.contains(&(link, ip)));
     }
     let real = addr("10.0.0.2");
-    netlink.manage(&state, link, real).unwrap();
-    assert!(host.sh("ip neigh show 10.0.0.2").contains("managed"));
-    netlink.unmanage(&state, link, real).unwrap();
+    netlink.resolve(&state, link, real).unwrap();
     assert!(!host.sh("ip neigh show 10.0.0.2").contains("managed"));
     // Nobody answers for this one, and what is set by hand stays so.
     netlink.resolve(&state, link, addr("10.0.0.7")).unwrap();
@@ -176,7 +174,7 @@ fn neighbours_are_resolved_by_the_kernel() {
             .neighbour(link, addr("10.0.0.8"))
             .is_some_and(|n| n.is_static())
     });
-    netlink.manage(&state, link, addr("10.0.0.8")).unwrap();
+    netlink.resolve(&state, link, addr("10.0.0.8")).unwrap();
     assert!(host.sh("ip neigh show 10.0.0.8").contains("PERMANENT"));
 }
 

@@ -340,13 +340,10 @@ impl Worker {
     fn flush(&mut self) {
         let mut clients = Vec::new();
         for request in std::mem::take(&mut self.output.requests) {
-            match request {
-                Request::ShieldLocalClient(client) => clients.push(client),
-                request => self.serve(request),
-            }
+            self.serve(request, &mut clients);
         }
         if !clients.is_empty() {
-            self.hide_local_clients(&clients);
+            self.hide_local_clients(clients);
         }
         for (port, frames) in self.output.queues() {
             self.refused += match self.ports.get_mut(port.index()) {
@@ -358,7 +355,8 @@ impl Worker {
         self.output.recycle();
     }
 
-    fn serve(&mut self, request: Request) {
+    /// Serves a request; those to hide local clients are gathered, to be one change of the shield.
+    fn serve(&mut self, request: Request, clients: &mut Vec<LocalClient>) {
         match request {
             Request::Resolve(port, addr) => {
                 let Some(ifindex) = self.network.ifindex(port) else {
@@ -369,7 +367,7 @@ impl Worker {
                     self.pipeline.neighbour_failed(port, addr);
                 }
             }
-            Request::ShieldLocalClient(client) => self.hide_local_clients(&[client]),
+            Request::ShieldLocalClient(client) => clients.push(client),
             Request::AddressConflict { port, addr, mac } => {
                 self.report_conflict(port, addr, mac);
             }
@@ -407,14 +405,10 @@ impl Worker {
         );
     }
 
-    fn hide_local_clients(&mut self, clients: &[LocalClient]) {
-        let new: Vec<LocalClient> = clients
-            .iter()
-            .filter(|client| !self.hidden.local_clients.contains(client))
-            .copied()
-            .collect();
-        match self.shield.add_local_clients(&new) {
-            Ok(()) => self.hidden.local_clients.extend(new),
+    fn hide_local_clients(&mut self, mut clients: Vec<LocalClient>) {
+        clients.retain(|client| !self.hidden.local_clients.contains(client));
+        match self.shield.add_local_clients(&clients) {
+            Ok(()) => self.hidden.local_clients.extend(clients),
             Err(error) => {
                 warn!("connections of this host's own to virtual addresses will fail: {error}");
             }

@@ -182,8 +182,9 @@ impl Netlink {
         Ok(changes)
     }
 
-    /// Has the kernel resolve a neighbour; the answer comes as an event. Entries that somebody has set by hand stay as
-    /// they are.
+    /// Has the kernel resolve a neighbour, or confirm what it knows; the answer comes as an event. Our own frames do not
+    /// pass the kernel's neighbour code, so what is to stay fresh has to be asked for again. (Entries that the kernel
+    /// manages by itself, `NTF_EXT_MANAGED`, would outlive this process.) What somebody has set by hand stays as it is.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -192,46 +193,6 @@ impl Netlink {
         state: &NetState,
         ifindex: u32,
         ip: IpAddr,
-    ) -> Result<(), NetlinkError> {
-        self.neighbour_request(state, ifindex, ip, 0)
-    }
-
-    /// Has the kernel resolve a neighbour and keep it fresh (`NTF_EXT_MANAGED`, Linux 5.16; older ones only resolve it
-    /// this once). Our own frames do not pass the kernel's neighbour code, so it would let the entry grow stale.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn manage(
-        &mut self,
-        state: &NetState,
-        ifindex: u32,
-        ip: IpAddr,
-    ) -> Result<(), NetlinkError> {
-        self.neighbour_request(state, ifindex, ip, NTF_EXT_MANAGED)
-    }
-
-    /// Ends [`Self::manage`].
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn unmanage(
-        &mut self,
-        state: &NetState,
-        ifindex: u32,
-        ip: IpAddr,
-    ) -> Result<(), NetlinkError> {
-        if state.neighbour(ifindex, ip).is_none() {
-            return Ok(());
-        }
-        self.neighbour_request(state, ifindex, ip, 0)
-    }
-
-    fn neighbour_request(
-        &mut self,
-        state: &NetState,
-        ifindex: u32,
-        ip: IpAddr,
-        ext_flags: u32,
     ) -> Result<(), NetlinkError> {
         // The kernel would take the permanence from such an entry (__neigh_update()).
         if state.neighbour(ifindex, ip).is_some_and(|n| n.is_static()) {
@@ -245,9 +206,6 @@ impl Netlink {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.request(libc::RTM_NEWNEIGH, flags, &header, |b| {
             b.attr(libc::NDA_DST, &octets(ip));
-            if ext_flags != 0 {
-                b.attr(NDA_FLAGS_EXT, &ext_flags.to_ne_bytes());
-            }
         })
         .map_err(|source| NetlinkError::Os {
             what: format!("resolve the neighbour {ip} on interface {ifindex}"),
@@ -399,10 +357,6 @@ impl Netlink {
         }
     }
 }
-
-/// `linux/neighbour.h`.
-const NTF_EXT_MANAGED: u32 = 1;
-const NDA_FLAGS_EXT: u16 = 15;
 
 /// Receives one datagram whole; a signal does not end the wait.
 fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {

@@ -1,5 +1,5 @@
 //! Network namespaces for tests: each is a host, and goes with its last descriptor. Needs root.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
