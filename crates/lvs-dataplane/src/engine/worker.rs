@@ -997,7 +997,8 @@ impl Worker {
             .flatten()
             .map(|port| port.io.drops())
             .sum();
-        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
+        let missed = missed + self.access.drops();
+        let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
         all.push(reason("drop", "not_received", missed, ring));
         let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
         all.push(reason(
