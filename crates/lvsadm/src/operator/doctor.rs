@@ -54,7 +54,12 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     mtu(&services, &info, &mut findings);
     kernel(&info, &mut findings);
     if is_routed(&info) {
-        forwarding(&services, &read, &mut findings);
+        forwarding(
+            &services,
+            &read,
+            &output("nft", &["list", "chains"]),
+            &mut findings,
+        );
     } else {
         rules(&services, &ruleset(), &mut findings);
     }
@@ -125,7 +130,12 @@ fn read(path: &str) -> String {
 }
 
 /// What keeps a host from routing packets to the engine.
-fn forwarding(services: &[ServiceInfo], read: &dyn Fn(&str) -> String, findings: &mut Findings) {
+fn forwarding(
+    services: &[ServiceInfo],
+    read: &dyn Fn(&str) -> String,
+    chains: &str,
+    findings: &mut Findings,
+) {
     let vips = || services.iter().filter_map(virt);
     for (ipv6, file, sysctl) in [
         (
@@ -148,7 +158,7 @@ fn forwarding(services: &[ServiceInfo], read: &dyn Fn(&str) -> String, findings:
         }
     }
     let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
-    if output("nft", &["list", "chains"]).lines().any(dropping) {
+    if chains.lines().any(dropping) {
         findings.add(
             "a chain of this host's filter drops what no rule accepts of forwarded packets, and those of services are forwarded",
             "accept what goes to and comes from the engine's device there: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
@@ -469,10 +479,19 @@ mod tests {
         for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();
-            forwarding(&services("nat", 1), &read, &mut findings);
+            forwarding(&services("nat", 1), &read, "", &mut findings);
             let told = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
             assert_eq!(told, found, "{findings:?}");
         }
+        let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
+        let mut findings = Findings::default();
+        forwarding(
+            &services("nat", 1),
+            &|_| String::new(),
+            chains,
+            &mut findings,
+        );
+        assert!(findings.0[0].cure.contains("lvs-tun0"), "{findings:?}");
     }
 
     #[test]
