@@ -183,11 +183,10 @@ fn fragments_and_a_narrow_link() -> Result<()> {
         ))?;
         let report: serde_json::Value = serde_json::from_str(&printed)?;
         let sum = &report["end"]["sum"];
-        let lost = sum["lost_percent"].as_f64().context("lost_percent")?;
-        ensure!(
-            sum["packets"].as_u64() > Some(100) && lost < 5.0,
-            "{reverse}: {sum}"
-        );
+        let number = |name: &str| sum[name].as_u64().context(printed.clone());
+        let (packets, lost) = (number("packets")?, number("lost_packets")?);
+        // A receiver of few buffers may lose some itself; without the rules for fragments none would arrive.
+        ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");
     }
     site.director.sh("ip link set eth1 mtu 1400")?;
     site.add_service(80, "rr")?;
