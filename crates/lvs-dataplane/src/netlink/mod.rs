@@ -158,13 +158,14 @@ impl Netlink {
         } else if routes_stale {
             let mut fresh = state.clone();
             fresh.clear_routes();
-            self.requests.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
-                fresh.apply(message, &mut Changes::default());
-            })
-            .map(|()| {
-                changes.routes = true;
-                *state = fresh;
-            })
+            self.requests
+                .dump(libc::RTM_GETROUTE, &[0; 12], |message| {
+                    fresh.apply(message, &mut Changes::default());
+                })
+                .map(|()| {
+                    changes.routes = true;
+                    *state = fresh;
+                })
         } else {
             Ok(())
         };
@@ -200,13 +201,14 @@ impl Netlink {
         header[8..10].copy_from_slice(&libc::NUD_INCOMPLETE.to_ne_bytes());
         header[10] = libc::NTF_USE;
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-        self.requests.request(libc::RTM_NEWNEIGH, flags, &header, |b| {
-            b.attr(libc::NDA_DST, &octets(ip));
-        })
-        .map_err(|source| NetlinkError::Os {
-            what: format!("resolve the neighbour {ip} on interface {ifindex}"),
-            source,
-        })
+        self.requests
+            .request(libc::RTM_NEWNEIGH, flags, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("resolve the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
     }
 
     /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface goes.
@@ -270,9 +272,10 @@ impl Netlink {
             (libc::RTM_GETROUTE, 12),
             (libc::RTM_GETNEIGH, 12),
         ] {
-            self.requests.dump(kind, &[0; 16][..header_len], |message| {
-                state.apply(message, &mut changes);
-            })?;
+            self.requests
+                .dump(kind, &[0; 16][..header_len], |message| {
+                    state.apply(message, &mut changes);
+                })?;
         }
         if !self.rules_seen {
             let mut seen = false;
