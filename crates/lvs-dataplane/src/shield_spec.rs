@@ -2,7 +2,8 @@
 //!
 //! A packet socket gets a *copy*: the host handles the original, unless the shield drops it there. So whoever leaves a
 //! packet to the host has to know whether the host has seen it. This is the specification that both sides use: the
-//! shield's rules are built from it, and the pipeline asks it whether to give a packet back.
+//! shield's rules are built from it, and the pipeline asks it whether to give a packet back. A director without packet
+//! sockets is led to its packets by the same specification ([`steering`](crate::steering)).
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -90,6 +91,8 @@ pub struct ShieldSpec {
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
+    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
+    pub everything: bool,
 }
 
 impl ShieldSpec {
@@ -214,7 +217,7 @@ impl ShieldSpec {
         to_host: bool,
     ) -> bool {
         let (src, dst) = (packet.src, packet.dst);
-        if self.own_vips.contains(&dst) {
+        if self.everything || self.own_vips.contains(&dst) {
             return true;
         }
         if let Some((_, about)) = inner {

@@ -54,6 +54,9 @@ impl Pipeline {
         if job.packet.src.is_loopback() {
             return Fate::Dropped(FrameDrop::Martian);
         }
+        if let Some(fate) = self.unroutable(frame, job, forward.method, &hop, cx) {
+            return fate;
+        }
         if job.packet.ttl <= 1 {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Fate::Dropped(FrameDrop::TtlExceeded);
@@ -93,6 +96,31 @@ impl Pipeline {
             }
             Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
             Forwarding::Local => Fate::Dropped(FrameDrop::Unsupported),
+        }
+    }
+
+    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame cannot be sent to another
+    /// link-layer address than the route's; and the host keeps the answer to a connection of its own, which would need to
+    /// be translated.
+    fn unroutable<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        method: Forwarding,
+        hop: &NextHop,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let net = cx.env.net;
+        if net.port(hop.port).is_none_or(|port| port.ethernet) {
+            return None;
+        }
+        match method {
+            Forwarding::Route => Some(Fate::Dropped(FrameDrop::Unsupported)),
+            Forwarding::Nat if net.is_local(job.packet.src) => {
+                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                Some(Fate::Dropped(FrameDrop::Unsupported))
+            }
+            _ => None,
         }
     }
 

@@ -241,7 +241,8 @@ impl Pipeline {
             Err(reason) => {
                 // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
                 let dst = ip_dst(frame.bytes());
-                let ours = from_host || net.is_vip(dst) || net.is_own_vip(dst);
+                let hidden = from_host || cx.env.shield.everything;
+                let ours = hidden || net.is_vip(dst) || net.is_own_vip(dst);
                 return if ours {
                     Fate::Dropped(reason)
                 } else {
