@@ -119,6 +119,16 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     }
 }
 
+/// Takes back what one hop has taken from the TTL or hop limit of an IP packet; 255 stays.
+#[inline]
+pub fn increment_ttl(ip: &mut [u8]) {
+    if is_ipv6(ip) {
+        ipv6::increment_hop_limit(ip);
+    } else {
+        ipv4::increment_ttl(ip);
+    }
+}
+
 /// Writes an Ethernet header into the first 14 bytes of `bytes`.
 #[inline]
 pub fn ethernet_header(bytes: &mut [u8], dst: Mac, src: Mac, ethertype: u16) {

@@ -1,0 +1,355 @@
+//! Client to server and back: translate, encapsulate, or change nothing but the link header.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::{Forward, Forwarding, Protocol, Reply, Tunnel};
+
+use super::leave::Pieces;
+use super::{Cx, Fate, Job, Pipeline, Request};
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::net::{Net, NextHop};
+use crate::parse;
+use crate::rewrite::nat::{self, End};
+use crate::rewrite::tunnel::{self, Outer};
+use crate::segment::{Cut, finish_checksum};
+use crate::shield_spec::LocalClient;
+use crate::wire::icmp::{self as wire_icmp, ErrorKind};
+use crate::wire::{decrement_ttl, ip_dst, ip_src, ipv6};
+
+impl Pipeline {
+    /// Client to server.
+    pub(super) fn forward<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        forward: &Forward,
+        ports: bool,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let net = cx.env.net;
+        let bypass = forward.method == Forwarding::Bypass;
+        let target = if bypass {
+            job.packet.dst
+        } else {
+            forward.target.ip()
+        };
+        if target.is_ipv6() != job.packet.is_ipv6() && forward.method != Forwarding::Tunnel {
+            return Fate::Dropped(FrameDrop::Unsupported);
+        }
+        if bypass && net.is_local(target) {
+            return Fate::Dropped(FrameDrop::Loop);
+        }
+        let local = forward.method == Forwarding::Local || net.is_local(target);
+        if local {
+            return self.forward_local(frame, job, forward, ports, cx);
+        }
+        if net.is_own_vip(target) {
+            return Fate::Dropped(FrameDrop::Loop);
+        }
+        let Some(hop) = net.route(target) else {
+            self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+            return Fate::Dropped(FrameDrop::NoRoute);
+        };
+        if job.packet.src.is_loopback() {
+            return Fate::Dropped(FrameDrop::Martian);
+        }
+        if job.packet.ttl <= 1 {
+            self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+            return Fate::Dropped(FrameDrop::TtlExceeded);
+        }
+        decrement_ttl(frame.bytes_mut());
+        match forward.method {
+            Forwarding::Nat => {
+                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+                    return fate;
+                }
+                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                    return Fate::Dropped(reason);
+                }
+                if job.from_host && job.inner.is_none() {
+                    let client = LocalClient {
+                        protocol: job.packet.protocol,
+                        server: forward.target,
+                        local: SocketAddr::new(
+                            job.packet.src,
+                            job.packet.ports.unwrap_or_default().0,
+                        ),
+                    };
+                    let request = Request::ShieldLocalClient(client);
+                    if !cx.env.shield.local_clients.contains(&client)
+                        && !cx.out.requests.contains(&request)
+                    {
+                        cx.out.requests.push(request);
+                    }
+                }
+                self.leave(frame, &job.packet, &hop, job.pieces(), cx)
+            }
+            Forwarding::Route | Forwarding::Bypass => {
+                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+                    return fate;
+                }
+                self.leave(frame, &job.packet, &hop, job.pieces(), cx)
+            }
+            Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
+            Forwarding::Local => Fate::Dropped(FrameDrop::Unsupported),
+        }
+    }
+
+    /// The real server is the director itself: no TTL, no MTU, no encapsulation.
+    fn forward_local<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        forward: &Forward,
+        ports: bool,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        if forward.method == Forwarding::Nat {
+            if forward.target.ip().is_loopback() && !job.from_host {
+                return Fate::Dropped(FrameDrop::Martian);
+            }
+            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                return Fate::Dropped(reason);
+            }
+            return self.give_back(frame, job, cx);
+        }
+        if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
+            // The host does not have the address: it would route the packet straight back.
+            return Fate::Dropped(FrameDrop::Loop);
+        }
+        if job.from_host {
+            return Fate::Dropped(FrameDrop::Loop);
+        }
+        if self.hidden(job, cx) {
+            self.give_back(frame, job, cx)
+        } else {
+            Fate::Left
+        }
+    }
+
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`).
+    fn too_big<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let packet = &job.packet;
+        // What came in fragments of IPv6 fits as it fitted before.
+        let longest = match job.history {
+            Some(history) if packet.is_ipv6() => history.longest,
+            _ => packet.len,
+        };
+        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+            return None;
+        }
+        match Cut::new(frame, packet) {
+            Ok(Some(cut)) if cut.longest(packet.len) <= mtu => return None,
+            Ok(_) => {}
+            Err(reason) => return Some(Fate::Dropped(reason)),
+        }
+        let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
+        self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
+    fn tunnel<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        forward: &Forward,
+        hop: &NextHop,
+        target: IpAddr,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let Some(src) = hop.source else {
+            return Fate::Dropped(FrameDrop::NoSource);
+        };
+        let path = self
+            .tunnels
+            .mtu(target, forward.tunnel, hop.mtu as usize, cx.now);
+        let mtu = path.saturating_sub(tunnel::overhead(forward.tunnel, target));
+        // What the inner packet does not forbid is cut to what was learned.
+        let hop = &NextHop {
+            mtu: u32::try_from(path).unwrap_or(hop.mtu),
+            ..*hop
+        };
+        // The least that a link of the outer version has to take.
+        let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
+        if mtu < least {
+            return Fate::Dropped(FrameDrop::MtuTooSmall);
+        }
+        if (cx.env.pmtu_disc || job.packet.is_ipv6())
+            && let Some(fate) = self.too_big(frame, job, mtu, cx)
+        {
+            return fate;
+        }
+        let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
+        let cut = match Cut::new(frame, &job.packet) {
+            Ok(cut) => cut,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        // The virtio header cannot express an aggregate inside a tunnel: each segment gets its own outer header.
+        let count = cut.map_or(1, |cut| cut.count(job.packet.len));
+        let id = if df {
+            0
+        } else {
+            self.idents.next(src, target, tunnel::IPV4, count)
+        };
+        let mut outer = Outer {
+            src,
+            dst: target,
+            tunnel: forward.tunnel,
+            source_port: match forward.tunnel {
+                Tunnel::Gue { .. } => tunnel::source_port(&job.packet),
+                _ => 0,
+            },
+            id,
+            df,
+        };
+        let Some(cut) = cut else {
+            if let Err(reason) = finish_checksum(frame) {
+                return Fate::Dropped(reason);
+            }
+            frame.offload.segments = None;
+            let pieces = match job.history {
+                Some(history) if job.packet.is_ipv6() => {
+                    Pieces::Around(history, tunnel::header_len(forward.tunnel))
+                }
+                Some(history) => Pieces::Even(history.longest),
+                None => Pieces::Relayed,
+            };
+            return self.tunnelled(frame, &outer, hop, pieces, cx);
+        };
+        let mut segments = Vec::with_capacity(count);
+        cut.segments(
+            frame,
+            &job.packet,
+            || cx.out.spare(),
+            |segment| segments.push(segment),
+        );
+        let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
+        for mut segment in segments {
+            fate = self.tunnelled(&mut segment, &outer, hop, Pieces::Relayed, cx);
+            outer.id = outer.id.wrapping_add(1);
+            cx.out.keep(segment);
+        }
+        fate
+    }
+
+    /// Encapsulates a packet and sends it. Whether it may be fragmented has been decided by the inner packet.
+    fn tunnelled<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        outer: &Outer,
+        hop: &NextHop,
+        pieces: Pieces<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        if let Err(reason) = tunnel::encapsulate(frame, outer) {
+            return Fate::Dropped(reason);
+        }
+        match parse::ip(frame.bytes(), false) {
+            Ok(packet) => self.leave(frame, &packet, hop, pieces, cx),
+            Err(reason) => Fate::Dropped(reason),
+        }
+    }
+
+    /// Tells a client of an ICMP error about the tunnel packet that carried its request. The host keeps its copy.
+    pub(super) fn tunnel_complaint<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) {
+        let net = cx.env.net;
+        let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
+        let route = |server| net.route(server).map(|hop| hop.mtu as usize);
+        if job.packet.is_ipv6() {
+            return self.tunnels.too_big(message, route, cx.now);
+        }
+        let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
+            return;
+        };
+        let (client, virt) = (ip_src(complaint.original), ip_dst(complaint.original));
+        if !net.is_vip(virt) || !self.rate_limit.allow(complaint.kind, client, cx.now) {
+            return;
+        }
+        let id = self.idents.next(virt, client, Protocol::ICMP.0, 1);
+        let mut error = cx.out.spare();
+        if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id) {
+            let fate = self.send_own(&mut error, cx);
+            self.counters.icmp_sent += u64::from(fate == Fate::Answered);
+        }
+        cx.out.keep(error);
+    }
+
+    /// Server to client.
+    pub(super) fn reply<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        reply: &Reply,
+        ports: bool,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        // Not translated: the host forwards (or takes) its own copy, if it has one.
+        if reply.source.is_none() && !self.hidden(job, cx) {
+            return Fate::Left;
+        }
+        let dst = job.packet.dst;
+        let hop = if job.to_host {
+            None
+        } else {
+            let Some(hop) = cx.env.net.route(dst) else {
+                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                return Fate::Dropped(FrameDrop::NoRoute);
+            };
+            if job.packet.ttl <= 1 {
+                self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+                return Fate::Dropped(FrameDrop::TtlExceeded);
+            }
+            // The server has to be told in terms of the packet that it sent, so this comes before the translation.
+            if (job.history.is_none() || job.packet.is_ipv6())
+                && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx)
+            {
+                return fate;
+            }
+            Some(hop)
+        };
+        if let Some(source) = reply.source
+            && let Err(reason) = rewrite(frame, job, End::Source, source, ports)
+        {
+            return Fate::Dropped(reason);
+        }
+        let Some(hop) = hop else {
+            // The client is the director itself.
+            return self.give_back(frame, job, cx);
+        };
+        // What the host has made itself starts its way here.
+        if !job.from_host {
+            decrement_ttl(frame.bytes_mut());
+        }
+        let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates one end of a packet, or of an ICMP error and the packet inside it.
+#[inline]
+fn rewrite(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    end: End,
+    to: SocketAddr,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    if job.inner.is_some() {
+        nat::translate_icmp(frame.bytes_mut(), job.packet.l4, end, to, ports)
+    } else {
+        nat::translate(frame, &job.packet, end, to)
+    }
+}

@@ -1,0 +1,405 @@
+//! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what the engine calls.
+//!
+//! ```text
+//!  frame ── link intake ── IP header ──── (fragments) ── decide ─┬─ Forward ── rewrite ── route ── neighbour ── out
+//!              │                                                 ├─ Reply ──── rewrite ── route ── neighbour ── out
+//!              └─ ARP, NDP, not for us                                └─ Accept ─── host has it │ give it back │ answer
+//! ```
+//!
+//! Each frame has exactly one [`Fate`], and [`Counters`] account for all of them.
+
+mod counters;
+mod forward;
+mod host;
+mod idents;
+mod leave;
+mod output;
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::{Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict};
+
+use crate::drop::FrameDrop;
+use crate::fragment::{History, Reassembler};
+use crate::frame::Frame;
+use crate::icmp::{Limits, RateLimit};
+use crate::neighbour::Waiting;
+use crate::net::{Net, PortId, PortInfo};
+use crate::parse::{self, Icmp, Packet};
+use crate::rewrite::mac;
+use crate::rewrite::tunnel;
+use crate::shield_spec::ShieldSpec;
+use crate::tunnel_path::TunnelPaths;
+use crate::wire::icmp::ErrorKind;
+use crate::wire::{
+    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst,
+    ipv4, ipv6, is_ipv6,
+};
+
+pub use self::counters::{Counters, Fate};
+use self::idents::Idents;
+pub use self::output::{Output, Request};
+
+/// Who decides what becomes of packets: the director.
+pub trait Decide {
+    /// Decides on a datagram.
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict;
+
+    /// Decides on an ICMP error about a packet.
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
+}
+
+/// What the packet path looks at beside the packets.
+#[derive(Debug)]
+pub struct Env<'a, N> {
+    /// The network around.
+    pub net: &'a N,
+    /// What the shield hides from the host.
+    pub shield: &'a ShieldSpec,
+    /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit (`pmtu_disc`).
+    pub pmtu_disc: bool,
+}
+
+/// Fields that all steps of one packet share.
+struct Cx<'a, N> {
+    env: &'a Env<'a, N>,
+    now: Instant,
+    out: &'a mut Output,
+}
+
+/// A packet on its way through the steps.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    packet: Packet,
+    hook: Hook,
+    /// It came from the host itself, through its TUN device.
+    from_host: bool,
+    /// It is addressed to the host.
+    to_host: bool,
+    /// Destination of the packet inside, if it is an ICMP error to be related.
+    inner: Option<(Protocol, SocketAddr)>,
+    /// How it had been cut, if it came in fragments.
+    history: Option<&'a History>,
+}
+
+/// The packet path of one worker.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// What became of the frames so far.
+    pub counters: Counters,
+    /// Fragments that wait for the rest.
+    pub reassembler: Reassembler,
+    /// Packets that wait for their neighbours.
+    pub waiting: Waiting,
+    /// Limits on ICMP errors.
+    pub rate_limit: RateLimit,
+    idents: Idents,
+    tunnels: TunnelPaths,
+}
+
+impl Pipeline {
+    /// An idle packet path.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            counters: Counters::default(),
+            reassembler: Reassembler::default(),
+            waiting: Waiting::default(),
+            rate_limit: RateLimit::new(limits),
+            idents: Idents::new(),
+            tunnels: TunnelPaths::default(),
+        }
+    }
+
+    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the requests in `out`, sends its
+    /// frames and recycles it. What is left in `frames` has no meaning but may receive again.
+    pub fn process<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        frames: &mut [Frame],
+        env: &Env<'_, N>,
+        decide: &mut D,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let info = env.net.port(port);
+        let mut cx = Cx { env, now, out };
+        for frame in frames {
+            self.counters.received += 1;
+            let fate = match info {
+                Some(info) => self.intake(port, &info, frame, decide, &mut cx),
+                None => Fate::Dropped(FrameDrop::NoPort),
+            };
+            self.counters.count(fate);
+        }
+    }
+
+    /// Sends what waited for a neighbour.
+    pub fn neighbour_resolved<N: Net>(
+        &mut self,
+        port: PortId,
+        addr: IpAddr,
+        mac: Mac,
+        env: &Env<'_, N>,
+        out: &mut Output,
+    ) {
+        let Some(info) = env.net.port(port) else {
+            self.waiting.fail(port, addr);
+            return;
+        };
+        for mut frame in self.waiting.take(port, addr) {
+            if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
+                self.counters.released += 1;
+                self.counters.emitted += 1;
+                out.queue(port).push(frame);
+            } else {
+                self.waiting.dropped += 1;
+            }
+        }
+    }
+
+    /// Drops what waited for a neighbour that does not answer.
+    pub fn neighbour_failed(&mut self, port: PortId, addr: IpAddr) {
+        self.waiting.fail(port, addr);
+    }
+
+    /// Gives up what has waited for too long. To be called about once a second.
+    pub fn expire(&mut self, now: Instant) {
+        self.waiting.expire(now);
+        self.reassembler.expire(now);
+    }
+
+    /// Link layer: which frames count, and where the IP packet begins.
+    fn intake<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        info: &PortInfo,
+        frame: &mut Frame,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        if !info.ethernet {
+            let from_host = cx.env.net.host_port() == Some(port);
+            // The host talks to every device: router solicitations, multicast listener reports.
+            if is_ipv6(frame.bytes()) && ipv6::dst(frame.bytes()).is_multicast() {
+                return Fate::Dropped(FrameDrop::HostStray);
+            }
+            return self.ip(from_host, frame, decide, cx);
+        }
+        let bytes = frame.bytes();
+        let Some((dst, ethertype)) = bytes.get(..ETHERNET_LEN).map(|header| {
+            (
+                [
+                    header[0], header[1], header[2], header[3], header[4], header[5],
+                ],
+                be16(header, 12),
+            )
+        }) else {
+            return Fate::Dropped(FrameDrop::Truncated);
+        };
+        let for_us = dst == info.mac.0;
+        match ethertype {
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if for_us => {
+                if ethertype == ETHERTYPE_IPV6
+                    && let Some(fate) = self.neighbour_discovery(port, info, frame, cx)
+                {
+                    return fate;
+                }
+                let version = if ethertype == ETHERTYPE_IPV4 { 4 } else { 6 };
+                if frame
+                    .bytes()
+                    .get(ETHERNET_LEN)
+                    .is_some_and(|b| b >> 4 != version)
+                {
+                    return Fate::Dropped(FrameDrop::IpVersion);
+                }
+                if !frame.pull_front(ETHERNET_LEN) {
+                    return Fate::Dropped(FrameDrop::Truncated);
+                }
+                self.ip(false, frame, decide, cx)
+            }
+            ETHERTYPE_ARP if for_us || Mac(dst).is_multicast() => self.arp(port, info, frame, cx),
+            ETHERTYPE_IPV6 if Mac(dst).is_multicast() => self
+                .neighbour_discovery(port, info, frame, cx)
+                .unwrap_or(Fate::Left),
+            // Other hosts' frames, and protocols that are not balanced: the host has its copy.
+            _ => Fate::Left,
+        }
+    }
+
+    /// The IP packet in `frame`, link header gone.
+    fn ip<N: Net, D: Decide>(
+        &mut self,
+        from_host: bool,
+        frame: &mut Frame,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let net = cx.env.net;
+        let aggregate = frame.offload.segments.is_some();
+        let packet = match parse::ip(frame.bytes(), aggregate) {
+            Ok(packet) => packet,
+            Err(reason) => {
+                // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
+                let dst = ip_dst(frame.bytes());
+                let ours = from_host || net.is_vip(dst) || net.is_own_vip(dst);
+                return if ours {
+                    Fate::Dropped(reason)
+                } else {
+                    Fate::Left
+                };
+            }
+        };
+        // Ethernet pads to 60 bytes.
+        frame.truncate(packet.len);
+        if let Some(partial) = frame.offload.checksum
+            && usize::from(partial.start) + usize::from(partial.offset) + 2 > packet.len
+        {
+            return Fate::Dropped(FrameDrop::BadOffload);
+        }
+        if aggregate && !packet.is_ipv6() && be16(frame.bytes(), 2) == 0 {
+            ipv4::set_total_len(frame.bytes_mut(), u16::try_from(packet.len).unwrap_or(0));
+        }
+        let dst = packet.dst;
+        let to_host = net.is_local(dst);
+        let virtual_dst = net.is_vip(dst) || net.is_own_vip(dst);
+        let hook = match (from_host, to_host || virtual_dst) {
+            (true, _) => Hook::Output,
+            (false, true) => Hook::Local,
+            (false, false) => Hook::Transit,
+        };
+        let job = Job {
+            packet,
+            hook,
+            from_host,
+            to_host,
+            inner: None,
+            history: None,
+        };
+        let Some(part) = packet.fragment else {
+            return self.datagram(frame, job, decide, cx);
+        };
+        // Fragments that concern nobody here stay with the host.
+        let ours = from_host || virtual_dst || self.hidden(&job, cx);
+        if !ours {
+            return Fate::Left;
+        }
+        // A router looks at each fragment by itself before it puts them together.
+        if hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &job, cx)
+        {
+            return fate;
+        }
+        match self
+            .reassembler
+            .push(frame.bytes(), &packet, part, hook == Hook::Local, cx.now)
+        {
+            Ok(None) => Fate::Fragment,
+            Ok(Some(mut whole)) => {
+                self.counters.reassembled += 1;
+                let fate = match parse::ip(whole.frame.bytes(), false) {
+                    Ok(packet) if packet.fragment.is_some() => {
+                        Fate::Dropped(FrameDrop::BadFragment)
+                    }
+                    Ok(packet) => {
+                        let job = Job {
+                            packet,
+                            history: Some(&whole.history),
+                            ..job
+                        };
+                        self.datagram(&mut whole.frame, job, decide, cx)
+                    }
+                    Err(reason) => Fate::Dropped(reason),
+                };
+                self.counters.count(fate);
+                cx.out.keep(whole.frame);
+                Fate::Fragment
+            }
+            Err(reason) => Fate::Dropped(reason),
+        }
+    }
+
+    /// Whether the shield has hidden the packet from the host.
+    fn hidden<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
+        // What came in fragments was hidden (or not) as fragments.
+        let mut packet = job.packet;
+        if job.history.is_some() && packet.fragment.is_none() {
+            packet.fragment = Some(parse::Fragment {
+                id: 0,
+                offset: 0,
+                more: true,
+                named_at: 0,
+            });
+        }
+        job.from_host || cx.env.shield.hides(&packet, job.inner, job.to_host)
+    }
+
+    /// A whole datagram.
+    fn datagram<N: Net, D: Decide>(
+        &mut self,
+        frame: &mut Frame,
+        mut job: Job<'_>,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let packet = &job.packet;
+        let icmp = packet
+            .is_icmp()
+            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
+        if let Some(Icmp::Error(error)) = icmp {
+            job.inner = Some((error.inner.protocol, error.inner.dst));
+            if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
+                self.tunnel_complaint(frame, &job, cx);
+            }
+        }
+        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
+        if job.hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &job, cx)
+        {
+            return fate;
+        }
+        let verdict = match &icmp {
+            Some(Icmp::Error(error)) => decide.icmp_error(error, cx.now),
+            Some(Icmp::Short) => {
+                return if self.hidden(&job, cx) {
+                    Fate::Dropped(FrameDrop::IcmpShort)
+                } else {
+                    Fate::Left
+                };
+            }
+            Some(Icmp::Host) => return self.accept(frame, &job, cx),
+            None => decide.packet(&job.packet.meta(frame.bytes(), job.hook, 0), cx.now),
+        };
+        let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
+        match verdict {
+            Verdict::Forward(forward) => self.forward(frame, &job, &forward, ports, cx),
+            Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
+            Verdict::Accept(_) => self.accept(frame, &job, cx),
+            Verdict::Unreachable(_) => {
+                // A packet that passes through has lost a hop already where netfilter meets it.
+                if job.hook == Hook::Transit {
+                    decrement_ttl(frame.bytes_mut());
+                }
+                self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),
+        }
+    }
+
+    /// What a router checks before netfilter's FORWARD hook, where the host does not do it.
+    fn transit_checks<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        if job.packet.ttl > 1 {
+            return None;
+        }
+        if !self.hidden(job, cx) {
+            return Some(Fate::Left);
+        }
+        self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TtlExceeded))
+    }
+}
