@@ -332,7 +332,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
-        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }
@@ -550,7 +550,7 @@ impl Ask<'_> {
 }
 
 /// The flags that connections to a server begin with.
-fn server_flags(server: &Server, conntrack: bool) -> u32 {
+pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
     if method != Forwarding::Nat {
