@@ -325,7 +325,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
-        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }
@@ -548,7 +548,7 @@ fn may_lead_to(server: &Server, quiescent: bool) -> bool {
 }
 
 /// The flags that connections to a server begin with.
-fn server_flags(server: &Server, conntrack: bool) -> u32 {
+pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
     if method != Forwarding::Nat {

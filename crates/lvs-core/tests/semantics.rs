@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
     IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
+    ServiceFlags, ServiceKey, Segment, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
 const VIP: &str = "198.51.100.1:80";
@@ -30,6 +30,7 @@ fn meta<'a>(
             dst: addr(dst),
         },
         transport,
+        segment: Segment::NONE,
         mark: 0,
         len: 40,
     }

@@ -620,7 +620,7 @@ impl Worker {
             let Some(service) = control.service(key) else {
                 return Ok(());
             };
-            more = ShieldSpec::of_service(service);
+            more = ShieldSpec::of_service(service, control.ftp_ports());
             servers = service
                 .servers()
                 .iter()

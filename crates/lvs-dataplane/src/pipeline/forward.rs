@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Forward, Forwarding, Protocol, Reply, Tunnel};
+use lvs_core::{Edit, Forward, Forwarding, Protocol, Reply, Tunnel};
 
 use super::leave::Pieces;
 use super::{Cx, Fate, Job, Pipeline, Request};
@@ -11,6 +11,7 @@ use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
+use crate::rewrite::payload;
 use crate::rewrite::tunnel::{self, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::LocalClient;
@@ -67,7 +68,7 @@ impl Pipeline {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
-                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
                 if job.from_host && job.inner.is_none() {
@@ -137,7 +138,7 @@ impl Pipeline {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+            if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
@@ -353,6 +354,17 @@ impl Pipeline {
         {
             return Fate::Dropped(reason);
         }
+        let edited;
+        let job = match &reply.edit {
+            None => job,
+            Some(edit) => {
+                if let Err(reason) = payload::edit(frame, &job.packet, edit) {
+                    return Fate::Dropped(reason);
+                }
+                edited = job.edited(frame, edit);
+                &edited
+            }
+        };
         let Some(hop) = hop else {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
@@ -363,6 +375,34 @@ impl Pipeline {
         }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates a client's packet.
+#[inline]
+fn rewrite_request(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    forward: &Forward,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    rewrite(frame, job, End::Destination, forward.target, ports)?;
+    if let Some(shift) = forward.shift {
+        payload::acknowledge(frame, job.packet.l4, shift);
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The packet as it is after `edit`.
+    fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
+        let mut job = *self;
+        if edit.replacement.is_some() {
+            job.packet.len = frame.len();
+            // It is not the one any more that came in fragments.
+            job.history = None;
+        }
+        job
     }
 }
 

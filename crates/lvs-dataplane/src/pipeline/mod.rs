@@ -368,7 +368,11 @@ impl Pipeline {
                 };
             }
             Some(Icmp::Host) => return self.accept(frame, &job, cx),
-            None => decide.packet(&job.packet.meta(frame.bytes(), job.hook, 0), cx.now),
+            None => {
+                let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
+                meta.segment.trusted = frame.offload.is_checked();
+                decide.packet(&meta, cx.now)
+            }
         };
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
         match verdict {

@@ -4,4 +4,5 @@
 
 pub mod mac;
 pub mod nat;
+pub mod payload;
 pub mod tunnel;
