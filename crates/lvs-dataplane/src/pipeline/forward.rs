@@ -63,11 +63,13 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
         decrement_ttl(frame.bytes_mut());
+        self.fill_options_of_request(frame, job, cx);
         match forward.method {
             Forwarding::Nat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
                 if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
@@ -93,6 +95,7 @@ impl Pipeline {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
                 self.leave(frame, &job.packet, &hop, job.pieces(), cx)
             }
             Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
@@ -216,6 +219,7 @@ impl Pipeline {
         {
             return fate;
         }
+        self.clamp_mss(frame, job, mtu, cx);
         let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let cut = match Cut::new(frame, &job.packet) {
             Ok(cut) => cut,
@@ -287,17 +291,16 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of an ICMP error about the tunnel packet that carried its request. The host keeps its copy.
+    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request.
     pub(super) fn tunnel_complaint<N: Net>(
         &mut self,
-        frame: &Frame,
-        job: &Job<'_>,
+        message: &[u8],
+        six: bool,
         cx: &mut Cx<'_, N>,
     ) {
         let net = cx.env.net;
-        let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
         let route = |server| net.route(server).map(|hop| hop.mtu as usize);
-        if job.packet.is_ipv6() {
+        if six {
             return self.tunnels.too_big(message, route, cx.now);
         }
         let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
@@ -334,7 +337,7 @@ impl Pipeline {
             None
         } else {
             let Some(hop) = cx.env.net.route(dst) else {
-                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                self.icmp_error(ErrorKind::NetUnreachable, frame, job, cx);
                 return Fate::Dropped(FrameDrop::NoRoute);
             };
             if job.packet.ttl <= 1 {
@@ -373,6 +376,8 @@ impl Pipeline {
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }
+        self.fill_options_of_reply(frame, job, reply, &hop, cx);
+        self.clamp_mss(frame, job, hop.mtu as usize, cx);
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
