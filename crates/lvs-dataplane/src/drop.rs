@@ -49,8 +49,17 @@ reasons! {
         BadAggregate => "bad_aggregate",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
-        /// A loopback source on its way to another host, or a translation to a loopback address.
+        /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or
+        /// a translation to a loopback address.
         Martian => "martian",
+        /// An IPv4 option that makes no sense; the sender is told (parameter problem).
+        IpOptions => "ip_options",
+        /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
+        SourceRoute => "source_route",
+        /// An echo request to an address that the engine owns, and answers to them are switched off (`--echo drop`).
+        EchoOff => "echo_off",
+        /// An echo request to an address that the engine owns, beyond what is answered in a second (`--echo-limit`).
+        EchoLimit => "echo_limit",
         /// It would come straight back: the host routes this address to the engine.
         Loop => "loop",
         /// There is no way to give it back to the host.

@@ -5,7 +5,9 @@
 //! shield's rules are built from it, and the pipeline asks it whether to give a packet back. A director without packet
 //! sockets is led to its packets by the same specification ([`steering`](crate::steering)).
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
@@ -38,11 +40,17 @@ impl Endpoint {
     }
 }
 
-/// The protocols and the port that a server's answers come from; port 0 is any.
-fn reply_ports<'a>(key: &'a ServiceKey, server: &Server) -> (&'a [Protocol], u16) {
+/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
+fn reply_ports<'a>(
+    key: &'a ServiceKey,
+    server: &Server,
+    helped: &[u16],
+) -> (&'a [Protocol], u16) {
     match key {
-        // Services of many ports may keep the port that the client asked for.
-        ServiceKey::Address { protocol, addr } if matches!(addr.port(), 0 | FTP) => {
+        // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
+        ServiceKey::Address { protocol, addr }
+            if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
+        {
             (std::slice::from_ref(protocol), 0)
         }
         ServiceKey::Address { protocol, .. } => {
@@ -77,17 +85,139 @@ const PORTS_MAX: usize = 16;
 /// What a firewall mark stands for where no protocol is named.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
+/// A set of endpoints that knows its addresses too.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints {
+    all: HashSet<Endpoint>,
+    /// How many there are of each address, and of each protocol of it.
+    addresses: HashMap<IpAddr, usize>,
+    protocols: HashMap<(IpAddr, Protocol), usize>,
+}
+
+impl Endpoints {
+    /// Adds an endpoint; whether it is new.
+    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
+        let new = self.all.insert(endpoint);
+        if new {
+            *self.addresses.entry(endpoint.address).or_default() += 1;
+            let key = (endpoint.address, endpoint.protocol);
+            *self.protocols.entry(key).or_default() += 1;
+        }
+        new
+    }
+
+    /// Takes an endpoint out; whether it was there.
+    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
+        let there = self.all.remove(endpoint);
+        if there {
+            decrement(&mut self.addresses, endpoint.address);
+            decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
+        }
+        there
+    }
+
+    /// Whether this endpoint is in it.
+    #[inline]
+    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+        self.all.contains(endpoint)
+    }
+
+    /// Whether an endpoint has this address.
+    #[inline]
+    pub fn has_address(&self, addr: IpAddr) -> bool {
+        self.addresses.contains_key(&addr)
+    }
+
+    /// Whether an endpoint has this address and protocol.
+    pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
+        self.protocols.contains_key(&(addr, protocol))
+    }
+
+    /// All endpoints, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.all.iter()
+    }
+
+    /// Their addresses, each once, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.addresses.keys().copied()
+    }
+
+    /// Their addresses and protocols, each pair once, in no order.
+    pub fn protocols(&self) -> impl Iterator<Item = (IpAddr, Protocol)> + '_ {
+        self.protocols.keys().copied()
+    }
+}
+
+fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut entry) = counts.entry(key) {
+        *entry.get_mut() -= 1;
+        if *entry.get() == 0 {
+            entry.remove();
+        }
+    }
+}
+
+impl PartialEq for Endpoints {
+    /// The rest follows from the endpoints.
+    fn eq(&self, other: &Self) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for Endpoints {}
+
+impl Extend<Endpoint> for Endpoints {
+    fn extend<T: IntoIterator<Item = Endpoint>>(&mut self, endpoints: T) {
+        for endpoint in endpoints {
+            self.insert(endpoint);
+        }
+    }
+}
+
+impl FromIterator<Endpoint> for Endpoints {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        let mut all = Self::default();
+        all.extend(endpoints);
+        all
+    }
+}
+
+impl<const N: usize> From<[Endpoint; N]> for Endpoints {
+    fn from(endpoints: [Endpoint; N]) -> Self {
+        endpoints.into_iter().collect()
+    }
+}
+
+impl IntoIterator for Endpoints {
+    type Item = Endpoint;
+    type IntoIter = std::collections::hash_set::IntoIter<Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Endpoints {
+    type Item = &'a Endpoint;
+    type IntoIter = std::collections::hash_set::Iter<'a, Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.iter()
+    }
+}
+
 /// What the shield hides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, and ICMP errors about
-    /// packets to them.
-    pub services: HashSet<Endpoint>,
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
+    /// them, and packets of their protocols that are too short to have ports.
+    pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
     /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
-    pub nat_servers: HashSet<Endpoint>,
+    pub nat_servers: Endpoints,
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
@@ -101,7 +231,7 @@ impl ShieldSpec {
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut hidden = Self::default();
         for service in control.services() {
-            hidden.hide_service(service);
+            hidden.hide_service(service, control.ftp_ports());
         }
         // Connections that come from a master may be for any port of a virtual address.
         if control.backup().is_some() {
@@ -115,8 +245,8 @@ impl ShieldSpec {
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
-            hidden.services.extend(service_endpoint(key));
-            let (protocols, port) = reply_ports(&key, server);
+            hidden.hide_key(key, control.ftp_ports().contains(&key.port()));
+            let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
@@ -131,14 +261,15 @@ impl ShieldSpec {
         hidden
     }
 
-    /// What is to be hidden for one service and its servers, without what comes from others.
-    pub fn of_service(service: &Service) -> Self {
+    /// What is to be hidden for one service and its servers, without what comes from others; `helped` are the ports of FTP's
+    /// helper.
+    pub fn of_service(service: &Service, helped: &[u16]) -> Self {
         let mut hidden = Self::default();
-        hidden.hide_service(service);
+        hidden.hide_service(service, helped);
         for server in service.servers() {
             if server.forwarding() == Forwarding::Nat {
                 let key = service.key();
-                let (protocols, port) = reply_ports(&key, server);
+                let (protocols, port) = reply_ports(&key, server, helped);
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoints = protocols
                     .iter()
@@ -149,12 +280,23 @@ impl ShieldSpec {
         hidden
     }
 
-    fn hide_service(&mut self, service: &Service) {
-        self.services.extend(service_endpoint(service.key()));
-        // A persistent FTP service takes data connections to ports that have no service of their own.
-        if let ServiceKey::Address { protocol, addr } = service.key()
-            && (protocol, addr.port()) == (Protocol::TCP, FTP)
-            && service.config().flags.has(ServiceFlags::PERSISTENT)
+    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
+        // A persistent FTP service takes data connections to ports that have no service of their own; a helper knows which
+        // will come.
+        let port = service.key().port();
+        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+        self.hide_key(
+            service.key(),
+            (port == FTP && persistent) || helped.contains(&port),
+        );
+    }
+
+    /// Hides what a service takes, and with `data` every other TCP port of its address.
+    fn hide_key(&mut self, key: ServiceKey, data: bool) {
+        self.services.extend(service_endpoint(key));
+        if let ServiceKey::Address { protocol, addr } = key
+            && protocol == Protocol::TCP
+            && data
         {
             let any = SocketAddr::new(addr.ip(), 0);
             self.services.insert(Endpoint::new(protocol, any));
@@ -193,19 +335,16 @@ impl ShieldSpec {
 
     /// The addresses of the services.
     pub fn vips(&self) -> HashSet<IpAddr> {
-        self.services
-            .iter()
-            .map(|service| service.address)
-            .collect()
+        self.services.addresses().collect()
     }
 
     /// Whether some service has this address.
     pub fn is_vip(&self, addr: IpAddr) -> bool {
-        self.services.iter().any(|service| service.address == addr)
+        self.services.has_address(addr)
     }
 
     fn is_nat_server(&self, addr: IpAddr) -> bool {
-        self.nat_servers.iter().any(|server| server.address == addr)
+        self.nat_servers.has_address(addr)
     }
 
     /// Whether the shield hides `packet`, received on an interface. `inner` is the destination of the packet inside an
@@ -230,7 +369,11 @@ impl ShieldSpec {
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
         let protocol = packet.protocol;
-        let one_of = |set: &HashSet<Endpoint>, address, port| {
+        let short = packet.ports.is_none() && MARKED_PROTOCOLS.contains(&protocol);
+        if short && self.services.has_protocol(dst, protocol) {
+            return true;
+        }
+        let one_of = |set: &Endpoints, address, port| {
             [port, 0].iter().any(|&port| {
                 set.contains(&Endpoint {
                     address,

@@ -30,6 +30,7 @@ use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
 use crate::io::af_packet::OpenError;
 use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
+use crate::pipeline::Settings;
 use crate::shield::ShieldError;
 use crate::steering::SteeringError;
 use crate::sys::EventFd;
@@ -47,6 +48,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
+    /// How the packet path behaves where IPVS has no say.
+    pub settings: Settings,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Sysctls to set before anything else, as name and value.
@@ -214,6 +217,7 @@ impl Engine {
             backend: config.backend,
             interfaces: config.interfaces,
             own_all_vips: config.own_vips,
+            settings: config.settings,
             hook: config.hook,
         };
         let spawn = |run: Box<dyn FnOnce() + Send>| {

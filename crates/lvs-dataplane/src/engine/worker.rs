@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, ReasonCount};
 use lvs_core::mark::MarkAction;
@@ -24,13 +24,12 @@ use super::shared::{Change, Command, Shared};
 use super::{Backend, PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
-use crate::icmp::Limits;
 use crate::io::af_packet::AfPacket;
 use crate::io::{BATCH, PacketIo};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
-use crate::pipeline::{Env, Output, Pipeline, Request};
+use crate::pipeline::{Env, Output, Pipeline, Request, Settings};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
@@ -65,6 +64,8 @@ pub(super) struct Setup {
     pub(super) interfaces: Vec<String>,
     /// Own every virtual address that the host does not have.
     pub(super) own_all_vips: bool,
+    /// How the packet path is to behave.
+    pub(super) settings: Settings,
     pub(super) hook: Option<Box<dyn PacketHook>>,
 }
 
@@ -146,12 +147,16 @@ impl Worker {
             }
         }
         let hook = setup.hook.take();
+        let midnight = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .saturating_sub(shared.now().saturating_since(Instant::ZERO));
         let mut worker = Self {
             decider: Decider::new(shared.clone(), shard, hook),
             shared,
             commands,
+            pipeline: Pipeline::new(setup.settings),
             setup,
-            pipeline: Pipeline::new(Limits::default()),
             output: Output::new(),
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             network: Network::new(state),
@@ -189,6 +194,7 @@ impl Worker {
             worker.network.route_over(HOP_PORT);
             worker.hidden.everything = true;
         }
+        worker.pipeline.midnight = midnight;
         worker.attach_links(true)?;
         worker.access.check_host()?;
         worker.decider.follow_addresses(&worker.network.state);
@@ -365,7 +371,7 @@ impl Worker {
                 };
                 if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
                     debug!(%addr, "{error}");
-                    self.pipeline.neighbour_failed(port, addr);
+                    self.pipeline.waiting.give_up(port, addr);
                 }
             }
             Request::ShieldLocalClient(client) => clients.push(client),
@@ -620,7 +626,7 @@ impl Worker {
             let Some(service) = control.service(key) else {
                 return Ok(());
             };
-            more = ShieldSpec::of_service(service);
+            more = ShieldSpec::of_service(service, control.ftp_ports());
             servers = service
                 .servers()
                 .iter()
@@ -775,7 +781,10 @@ impl Worker {
                 self.pipeline
                     .neighbour_resolved(port, addr, Mac(mac), &env, out);
             } else if neighbour.is_failed() {
-                self.pipeline.neighbour_failed(port, addr);
+                let now = self.shared.now();
+                let (decider, out) = (&mut self.decider, &mut self.output);
+                self.pipeline
+                    .neighbour_failed(port, addr, &env, decider, now, out);
             }
         }
         self.flush();
@@ -1000,6 +1009,23 @@ impl Worker {
         let missed = missed + self.access.drops();
         let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
         all.push(reason("drop", "not_received", missed, ring));
+        let limited = "ICMP errors that the director owed and did not send: --icmp-ratelimit, --icmp-msgs-per-sec.";
+        all.push(reason(
+            "drop",
+            "icmp_limited",
+            self.pipeline.rate_limit.suppressed,
+            limited,
+        ));
+        let incomplete = "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.";
+        all.push(reason(
+            "drop",
+            "incomplete",
+            self.pipeline.reassembler.expired,
+            incomplete,
+        ));
+        let tagged = "Of a VLAN that has no device here: --interface NAME.VLAN makes one.";
+        let count = self.pipeline.counters.tagged;
+        all.push(reason("host", "vlan", count, tagged));
         let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
         all.push(reason(
             "drop",

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Forward, Forwarding, Protocol, Reply, Tunnel};
+use lvs_core::{Edit, Forward, Forwarding, Protocol, Reply, Tunnel};
 
 use super::leave::Pieces;
 use super::{Cx, Fate, Job, Pipeline, Request};
@@ -11,6 +11,7 @@ use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
+use crate::rewrite::payload;
 use crate::rewrite::tunnel::{self, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::LocalClient;
@@ -62,12 +63,14 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
         decrement_ttl(frame.bytes_mut());
+        self.fill_options_of_request(frame, job, cx);
         match forward.method {
             Forwarding::Nat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
-                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
+                if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
                 if job.from_host && job.inner.is_none() {
@@ -92,6 +95,7 @@ impl Pipeline {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
                 self.leave(frame, &job.packet, &hop, job.pieces(), cx)
             }
             Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
@@ -137,7 +141,7 @@ impl Pipeline {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+            if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
@@ -215,6 +219,7 @@ impl Pipeline {
         {
             return fate;
         }
+        self.clamp_mss(frame, job, mtu, cx);
         let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let cut = match Cut::new(frame, &job.packet) {
             Ok(cut) => cut,
@@ -286,17 +291,16 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of an ICMP error about the tunnel packet that carried its request. The host keeps its copy.
+    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request.
     pub(super) fn tunnel_complaint<N: Net>(
         &mut self,
-        frame: &Frame,
-        job: &Job<'_>,
+        message: &[u8],
+        six: bool,
         cx: &mut Cx<'_, N>,
     ) {
         let net = cx.env.net;
-        let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
         let route = |server| net.route(server).map(|hop| hop.mtu as usize);
-        if job.packet.is_ipv6() {
+        if six {
             return self.tunnels.too_big(message, route, cx.now);
         }
         let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
@@ -333,7 +337,7 @@ impl Pipeline {
             None
         } else {
             let Some(hop) = cx.env.net.route(dst) else {
-                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                self.icmp_error(ErrorKind::NetUnreachable, frame, job, cx);
                 return Fate::Dropped(FrameDrop::NoRoute);
             };
             if job.packet.ttl <= 1 {
@@ -353,6 +357,17 @@ impl Pipeline {
         {
             return Fate::Dropped(reason);
         }
+        let edited;
+        let job = match &reply.edit {
+            None => job,
+            Some(edit) => {
+                if let Err(reason) = payload::edit(frame, &job.packet, edit) {
+                    return Fate::Dropped(reason);
+                }
+                edited = job.edited(frame, edit);
+                &edited
+            }
+        };
         let Some(hop) = hop else {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
@@ -361,8 +376,38 @@ impl Pipeline {
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }
+        self.fill_options_of_reply(frame, job, reply, &hop, cx);
+        self.clamp_mss(frame, job, hop.mtu as usize, cx);
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates a client's packet.
+#[inline]
+fn rewrite_request(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    forward: &Forward,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    rewrite(frame, job, End::Destination, forward.target, ports)?;
+    if let Some(shift) = forward.shift {
+        payload::acknowledge(frame, job.packet.l4, shift);
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The packet as it is after `edit`.
+    fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
+        let mut job = *self;
+        if edit.replacement.is_some() {
+            job.packet.len = frame.len();
+            // It is not the one any more that came in fragments.
+            job.history = None;
+        }
+        job
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use lvs_core::{Hook, Protocol, TcpFlags};
 
 use super::leave::{Pieces, dont_fragment};
-use super::{Cx, Fate, Job, Output, Pipeline, Request};
+use super::{Cx, Echo, Fate, Job, Output, Pipeline, Request};
 use crate::arp;
 use crate::drop::FrameDrop;
 use crate::fragment;
@@ -204,11 +204,17 @@ impl Pipeline {
         let packet = job.packet;
         let ip = frame.bytes();
         let l4 = &ip[packet.l4.min(ip.len())..];
-        let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
+        let trusted = frame.offload.is_checked();
         match packet.protocol {
             _ if packet.is_icmp() => {
                 if !wire_icmp::is_echo_request(ip, packet.l4) {
                     return Fate::Dropped(FrameDrop::OwnAddress);
+                }
+                if self.settings.echo == Echo::Drop {
+                    return Fate::Dropped(FrameDrop::EchoOff);
+                }
+                if !self.echo.take(cx.now) {
+                    return Fate::Dropped(FrameDrop::EchoLimit);
                 }
                 let id = self
                     .idents
