@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use lvs_core::api::{Failure, FailureCode};
-use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::mark::MarkRule;
 use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
@@ -123,6 +123,14 @@ impl Access {
             Self::Routed { hop, .. } if port == HOST_PORT => hop.give_back(frames),
             Self::Routed { hop, .. } if port == HOP_PORT => hop.send(frames),
             _ => frames.len(),
+        }
+    }
+
+    /// Packets that the device had no room for.
+    pub(super) fn drops(&self) -> u64 {
+        match self {
+            Self::Copies { .. } => 0,
+            Self::Routed { hop, .. } => hop.drops(),
         }
     }
 
@@ -252,12 +260,6 @@ impl Access {
                  on: leave --interface out"
                     .to_owned()
             }
-            Wish::Mark(rule)
-                if rule.action != MarkAction::Host && rule.destination.addresses().is_none() =>
-            format!(
-                "--destination {}: more than 65536 addresses are not routed through a TUN device (--backend tun)",
-                rule.destination
-            ),
             _ => return Ok(()),
         };
         Err(Failure {

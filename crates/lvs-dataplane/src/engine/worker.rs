@@ -1006,7 +1006,8 @@ impl Worker {
             .flatten()
             .map(|port| port.io.drops())
             .sum();
-        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
+        let missed = missed + self.access.drops();
+        let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
         all.push(reason("drop", "not_received", missed, ring));
         let limited = "ICMP errors that the director owed and did not send: --icmp-ratelimit, --icmp-msgs-per-sec.";
         all.push(reason(
