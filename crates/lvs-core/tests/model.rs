@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    ServiceConfig, ServiceFlags, ServiceKey, Segment, TcpFlags, Transport, Tuple, Verdict,
 };
 use proptest::prelude::*;
 
@@ -583,6 +583,7 @@ impl Pair {
                 dst,
             },
             transport: Transport::Tcp(TcpFlags(flags)),
+            segment: Segment::NONE,
             mark: 0,
             len: 40,
         };

@@ -41,6 +41,7 @@ fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<
         transport: Transport::Tcp(TcpFlags(flags)),
         mark: 0,
         len,
+        segment: Default::default(),
     }
 }
 

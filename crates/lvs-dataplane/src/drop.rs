@@ -42,7 +42,8 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "short_header",
-        /// A mix of address families or a method that this version cannot send.
+        /// A mix of address families or a method that this version cannot send; with the backend tun also direct routing, and
+        /// connections of this host itself to servers behind NAT.
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",

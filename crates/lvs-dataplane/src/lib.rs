@@ -39,6 +39,8 @@ pub mod shield;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
 #[cfg(feature = "engine")]
+pub mod steering;
+#[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]
 pub mod tunnel_path;

@@ -115,7 +115,7 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backend {
-    /// The fastest that works.
+    /// Packet sockets, or a TUN device where those are not permitted.
     Auto,
     /// Packet sockets.
     #[value(name = "af_packet")]
@@ -123,7 +123,7 @@ enum Backend {
     /// AF_XDP sockets (not built yet).
     #[value(name = "af_xdp")]
     AfXdp,
-    /// A TUN device (not built yet).
+    /// A TUN device that the host routes packets through; no direct routing.
     Tun,
 }
 
@@ -187,10 +187,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             ..
         } => "--backend af_xdp",
         Args {
-            backend: Backend::Tun,
-            ..
-        } => "--backend tun",
-        Args {
             profile: Profile::Modern,
             ..
         } => "--profile modern",
@@ -227,6 +223,12 @@ fn run(args: Args) -> anyhow::Result<()> {
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     let engine = Engine::start(Config {
+        backend: match args.backend {
+            Backend::Auto => engine::Backend::Auto,
+            Backend::Tun => engine::Backend::Tun,
+            // The others are refused above.
+            Backend::AfPacket | Backend::AfXdp => engine::Backend::AfPacket,
+        },
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,

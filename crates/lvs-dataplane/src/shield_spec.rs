@@ -2,7 +2,8 @@
 //!
 //! A packet socket gets a *copy*: the host handles the original, unless the shield drops it there. So whoever leaves a
 //! packet to the host has to know whether the host has seen it. This is the specification that both sides use: the
-//! shield's rules are built from it, and the pipeline asks it whether to give a packet back.
+//! shield's rules are built from it, and the pipeline asks it whether to give a packet back. A director without packet
+//! sockets is led to its packets by the same specification ([`steering`](crate::steering)).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -39,11 +40,17 @@ impl Endpoint {
     }
 }
 
-/// The protocols and the port that a server's answers come from; port 0 is any.
-fn reply_ports<'a>(key: &'a ServiceKey, server: &Server) -> (&'a [Protocol], u16) {
+/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
+fn reply_ports<'a>(
+    key: &'a ServiceKey,
+    server: &Server,
+    helped: &[u16],
+) -> (&'a [Protocol], u16) {
     match key {
-        // Services of many ports may keep the port that the client asked for.
-        ServiceKey::Address { protocol, addr } if matches!(addr.port(), 0 | FTP) => {
+        // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
+        ServiceKey::Address { protocol, addr }
+            if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
+        {
             (std::slice::from_ref(protocol), 0)
         }
         ServiceKey::Address { protocol, .. } => {
@@ -214,6 +221,8 @@ pub struct ShieldSpec {
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
+    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
+    pub everything: bool,
 }
 
 impl ShieldSpec {
@@ -222,7 +231,7 @@ impl ShieldSpec {
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut hidden = Self::default();
         for service in control.services() {
-            hidden.hide_service(service);
+            hidden.hide_service(service, control.ftp_ports());
         }
         // Connections that come from a master may be for any port of a virtual address.
         if control.backup().is_some() {
@@ -236,8 +245,8 @@ impl ShieldSpec {
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
-            hidden.services.extend(service_endpoint(key));
-            let (protocols, port) = reply_ports(&key, server);
+            hidden.hide_key(key, control.ftp_ports().contains(&key.port()));
+            let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
@@ -252,14 +261,15 @@ impl ShieldSpec {
         hidden
     }
 
-    /// What is to be hidden for one service and its servers, without what comes from others.
-    pub fn of_service(service: &Service) -> Self {
+    /// What is to be hidden for one service and its servers, without what comes from others; `helped` are the ports of FTP's
+    /// helper.
+    pub fn of_service(service: &Service, helped: &[u16]) -> Self {
         let mut hidden = Self::default();
-        hidden.hide_service(service);
+        hidden.hide_service(service, helped);
         for server in service.servers() {
             if server.forwarding() == Forwarding::Nat {
                 let key = service.key();
-                let (protocols, port) = reply_ports(&key, server);
+                let (protocols, port) = reply_ports(&key, server, helped);
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoints = protocols
                     .iter()
@@ -270,12 +280,23 @@ impl ShieldSpec {
         hidden
     }
 
-    fn hide_service(&mut self, service: &Service) {
-        self.services.extend(service_endpoint(service.key()));
-        // A persistent FTP service takes data connections to ports that have no service of their own.
-        if let ServiceKey::Address { protocol, addr } = service.key()
-            && (protocol, addr.port()) == (Protocol::TCP, FTP)
-            && service.config().flags.has(ServiceFlags::PERSISTENT)
+    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
+        // A persistent FTP service takes data connections to ports that have no service of their own; a helper knows which
+        // will come.
+        let port = service.key().port();
+        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+        self.hide_key(
+            service.key(),
+            (port == FTP && persistent) || helped.contains(&port),
+        );
+    }
+
+    /// Hides what a service takes, and with `data` every other TCP port of its address.
+    fn hide_key(&mut self, key: ServiceKey, data: bool) {
+        self.services.extend(service_endpoint(key));
+        if let ServiceKey::Address { protocol, addr } = key
+            && protocol == Protocol::TCP
+            && data
         {
             let any = SocketAddr::new(addr.ip(), 0);
             self.services.insert(Endpoint::new(protocol, any));
@@ -335,7 +356,7 @@ impl ShieldSpec {
         to_host: bool,
     ) -> bool {
         let (src, dst) = (packet.src, packet.dst);
-        if self.own_vips.contains(&dst) {
+        if self.everything || self.own_vips.contains(&dst) {
             return true;
         }
         if let Some((_, about)) = inner {

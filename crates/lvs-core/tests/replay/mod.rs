@@ -14,7 +14,7 @@ use std::path::Path;
 
 use lvs_core::{
     Connection, Director, Error, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
-    SctpChunk, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
+    SctpChunk, Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
     Tuple, Verdict,
 };
 use serde_json::Value;
@@ -352,7 +352,7 @@ impl<'a> Replay<'a> {
         }
         if case.get("datagrams").is_some() {
             // The helper was there when these were recorded.
-            director.control.set_ftp_ports(vec![21]);
+            director.control.set_ftp_ports(vec![21]).expect("one port");
         }
         let list = |key: &str| config[key].as_array().map_or(&[][..], Vec::as_slice);
         let mut replay = Self {
@@ -423,6 +423,7 @@ impl<'a> Replay<'a> {
             hook,
             tuple,
             transport,
+            segment: Segment::NONE,
             mark,
             len,
         };

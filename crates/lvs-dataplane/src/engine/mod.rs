@@ -1,5 +1,6 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 
+mod access;
 pub mod bench;
 mod calls;
 mod capture;
@@ -31,11 +32,14 @@ use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
 use crate::pipeline::Settings;
 use crate::shield::ShieldError;
+use crate::steering::SteeringError;
 use crate::sys::EventFd;
 
 /// How an engine is to run.
 #[derive(Debug, Default)]
 pub struct Config {
+    /// How packets come and go.
+    pub backend: Backend,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
     pub interfaces: Vec<String>,
     /// Where the control socket is; `None` for the default.
@@ -62,6 +66,18 @@ pub struct Config {
     pub compat: Option<Compat>,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
+}
+
+/// How packets come and go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// By packet sockets, or through a TUN device where those are not permitted.
+    #[default]
+    Auto,
+    /// By packet sockets.
+    AfPacket,
+    /// Through a TUN device that the host routes them into.
+    Tun,
 }
 
 /// A kernel version to be like.
@@ -113,6 +129,9 @@ pub enum StartError {
     /// The shield.
     #[error(transparent)]
     Shield(#[from] ShieldError),
+    /// The host's rules and routes.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
     /// A sysctl.
     #[error("--sysctl {name}={value}: {error}")]
     Sysctl {
@@ -195,6 +214,7 @@ impl Engine {
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);
         let setup = Setup {
+            backend: config.backend,
             interfaces: config.interfaces,
             own_all_vips: config.own_vips,
             settings: config.settings,

@@ -97,6 +97,8 @@ pub(super) struct Network {
     ports: Vec<Option<Port>>,
     by_ifindex: HashMap<u32, PortId>,
     host: Option<PortId>,
+    /// The port that every way leads through, if the host routes what the engine sends.
+    hop: Option<PortId>,
     vips: HashSet<IpAddr>,
     own: HashSet<IpAddr>,
     ways: Memo,
@@ -123,6 +125,13 @@ impl Network {
         self.forget();
     }
 
+    /// Every way leads through `port` from now on: the host routes what it is sent there. What is known of a way beyond that
+    /// still counts: its MTU, and the source address.
+    pub(super) fn route_over(&mut self, port: PortId) {
+        self.hop = Some(port);
+        self.forget();
+    }
+
     pub(super) fn remove_port(&mut self, port: PortId) {
         if let Some(gone) = self.ports.get_mut(port.index()).and_then(Option::take) {
             self.by_ifindex.remove(&gone.ifindex);
@@ -130,15 +139,11 @@ impl Network {
         self.forget();
     }
 
-    /// Virtual addresses of services, and those of them that the engine owns.
+    /// Virtual addresses of services, and those that the engine is the host of.
     pub(super) fn set_vips(&mut self, vips: HashSet<IpAddr>, own: HashSet<IpAddr>) {
         self.vips = vips;
         self.own = own;
         self.forget();
-    }
-
-    pub(super) const fn own_vips(&self) -> &HashSet<IpAddr> {
-        &self.own
     }
 
     pub(super) fn ifindex(&self, port: PortId) -> Option<u32> {
@@ -180,7 +185,12 @@ impl Network {
         if hit.kind != RouteKind::Unicast {
             return None;
         }
-        let port = self.port_of(hit.oif)?;
+        let port = match self.hop {
+            // A route into the engine's own device leads nowhere.
+            Some(hop) if self.port_of(hit.oif).is_none() => hop,
+            Some(_) => return None,
+            None => self.port_of(hit.oif)?,
+        };
         let link = self.state.link(hit.oif)?;
         Some(NextHop {
             port,

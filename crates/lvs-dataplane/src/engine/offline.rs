@@ -143,6 +143,9 @@ impl Offline {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Permits(_, reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,

@@ -4,39 +4,36 @@
 //! wait ─▶ each port: receive a batch ─▶ pipeline ─▶ requests, send ─▶ kernel's events ─▶ commands ─▶ timers ─▶ wait
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::access::{Access, HOP_PORT, HOST_PORT};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
 use super::shared::{Change, Command, Shared};
-use super::{PacketHook, StartError};
+use super::{Backend, PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::io::af_packet::AfPacket;
-use crate::io::tun::HostDevice;
 use crate::io::{BATCH, PacketIo};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
 use crate::pipeline::{Env, Output, Pipeline, Request, Settings};
-use crate::shield::{Shield, ShieldError};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
-/// The port that leads to the host.
-const HOST_PORT: PortId = PortId(0);
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
 /// Connections whose end is looked at between two batches.
@@ -62,6 +59,7 @@ const PROBES: u8 = 2;
 /// How the worker is to run.
 #[derive(Debug)]
 pub(super) struct Setup {
+    pub(super) backend: Backend,
     /// The interfaces to use; empty for all that are fit.
     pub(super) interfaces: Vec<String>,
     /// Own every virtual address that the host does not have.
@@ -99,13 +97,12 @@ pub(super) struct Worker {
     pipeline: Pipeline,
     output: Output,
     frames: Vec<Frame>,
-    host: HostDevice,
+    access: Access,
     host_name: Arc<str>,
     /// By port; the host's place stays empty.
     ports: Vec<Option<Attached>>,
     network: Network,
     netlink: Netlink,
-    shield: Shield,
     hidden: ShieldSpec,
     pmtu_disc: bool,
     /// Asked for by `vips.own`.
@@ -138,13 +135,12 @@ impl Worker {
         shard: Shard,
         mut setup: Setup,
     ) -> Result<Self, StartError> {
-        let host = HostDevice::create(HostDevice::NAME)?;
+        let access = Access::open(setup.backend)?;
         let (netlink, state) = Netlink::open()?;
-        let shield = Shield::open()?;
         for name in &setup.interfaces {
             match state.link_by_name(name) {
                 None => return Err(StartError::NoInterface(name.clone())),
-                Some(link) if !link.is_arp_capable() => {
+                Some(link) if !access.is_routed() && !link.is_arp_capable() => {
                     return Err(StartError::NotEthernet(name.clone()));
                 }
                 Some(_) => {}
@@ -165,10 +161,9 @@ impl Worker {
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             network: Network::new(state),
             ports: vec![None],
-            host_name: Arc::from(HostDevice::NAME),
-            host,
+            host_name: Arc::from(access.name()),
+            access,
             netlink,
-            shield,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
@@ -192,9 +187,16 @@ impl Worker {
         };
         worker
             .network
-            .set_port(HOST_PORT, worker.host.ifindex(), info, true);
+            .set_port(HOST_PORT, worker.access.ifindex(), info, true);
+        if worker.access.is_routed() {
+            let ifindex = worker.access.ifindex();
+            worker.network.set_port(HOP_PORT, ifindex, info, false);
+            worker.network.route_over(HOP_PORT);
+            worker.hidden.everything = true;
+        }
         worker.pipeline.midnight = midnight;
         worker.attach_links(true)?;
+        worker.access.check_host()?;
         worker.decider.follow_addresses(&worker.network.state);
         Ok(worker)
     }
@@ -207,7 +209,7 @@ impl Worker {
             poller.clear();
             let wake = poller.add(self.shared.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
-            let host = self.host.fd().map(|fd| poller.add(fd));
+            let host = self.access.fd().map(|fd| poller.add(fd));
             ports.clear();
             ports.extend(self.ports.iter().zip((0..).map(PortId)).filter_map(
                 |(attached, port)| Some((poller.add(attached.as_ref()?.io.fd()?), port)),
@@ -252,9 +254,9 @@ impl Worker {
 
     fn receive(&mut self, port: PortId) {
         for _ in 0..BATCHES_PER_TURN {
-            let received = match self.ports.get_mut(port.index()) {
-                _ if port == HOST_PORT => self.host.recv(&mut self.frames),
-                Some(Some(attached)) => attached.io.recv(&mut self.frames),
+            let (port, received) = match self.ports.get_mut(port.index()) {
+                _ if port == HOST_PORT => self.access.recv(&mut self.frames),
+                Some(Some(attached)) => (port, attached.io.recv(&mut self.frames)),
                 _ => return,
             };
             let count = match received {
@@ -330,7 +332,7 @@ impl Worker {
             };
             let shown = Shown {
                 interface: self.name_of(port),
-                ethernet: port != HOST_PORT,
+                ethernet: self.network.port(port).is_some_and(|port| port.ethernet),
                 frame: &bytes,
                 verdict: &verdict,
                 dropped,
@@ -353,9 +355,8 @@ impl Worker {
         }
         for (port, frames) in self.output.queues() {
             self.refused += match self.ports.get_mut(port.index()) {
-                _ if port == HOST_PORT => self.host.send(frames),
                 Some(Some(attached)) => attached.io.send(frames),
-                _ => frames.len(),
+                _ => self.access.send(port, frames),
             } as u64;
         }
         self.output.recycle();
@@ -413,7 +414,7 @@ impl Worker {
 
     fn hide_local_clients(&mut self, mut clients: Vec<LocalClient>) {
         clients.retain(|client| !self.hidden.local_clients.contains(client));
-        match self.shield.add_local_clients(&clients) {
+        match self.access.add_local_clients(&clients) {
             Ok(()) => self.hidden.local_clients.extend(clients),
             Err(error) => {
                 warn!("connections of this host's own to virtual addresses will fail: {error}");
@@ -472,7 +473,7 @@ impl Worker {
         if ended.is_empty() {
             return;
         }
-        if let Err(error) = self.shield.remove_local_clients(&ended) {
+        if let Err(error) = self.access.remove_local_clients(&ended) {
             warn!("{error}");
         }
         for client in &ended {
@@ -519,6 +520,9 @@ impl Worker {
             }
             // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
             Command::Test(..) => {}
+            Command::Permits(wish, reply) => {
+                let _ = reply.send(self.access.permits(&wish, &self.network.state));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
@@ -559,20 +563,31 @@ impl Worker {
             }
             reached.extend(addresses);
         }
+        let state = &self.network.state;
+        self.access.complain_of(vips.iter().copied(), state);
         let own = self.choose_own(&vips);
         reached.extend(&vips);
         hidden.own_vips.clone_from(&own);
+        hidden.everything = self.hidden.everything;
         self.changed = None;
         self.followed = self.shared.now();
-        let shielded = self.shield.update(&hidden);
-        if shielded.is_err() {
+        let taken = self.access.update(&hidden);
+        if taken.is_err() {
             // What is hidden is what was hidden before, and the packet path has to know that.
             hidden.services.clone_from(&self.hidden.services);
             hidden.nat_servers.clone_from(&self.hidden.nat_servers);
             hidden.own_vips.clone_from(&self.hidden.own_vips);
             self.changed = Some(self.followed);
         }
-        self.network.set_vips(reached, own.clone());
+        // The host has none of the addresses that it routes through a device: whatever nobody takes there, the engine answers.
+        let answered = if self.access.is_routed() {
+            let mut all = vips.clone();
+            all.extend(&own);
+            all
+        } else {
+            own.clone()
+        };
+        self.network.set_vips(reached, answered);
         self.hidden = hidden;
         self.route_own(&own);
         self.probing.retain(|addr, _| vips.contains(addr));
@@ -585,7 +600,7 @@ impl Worker {
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
         self.next_hops = next_hops;
-        shielded.map(drop).map_err(|error| shield_failure(&error))
+        taken
     }
 
     fn follow_or_warn(&mut self) {
@@ -611,7 +626,7 @@ impl Worker {
             let Some(service) = control.service(key) else {
                 return Ok(());
             };
-            more = ShieldSpec::of_service(service);
+            more = ShieldSpec::of_service(service, control.ftp_ports());
             servers = service
                 .servers()
                 .iter()
@@ -625,9 +640,7 @@ impl Worker {
         {
             return self.follow_control();
         }
-        self.shield
-            .extend(&more)
-            .map_err(|error| shield_failure(&error))?;
+        self.access.extend(&more)?;
         self.hidden.services.extend(more.services);
         self.hidden.nat_servers.extend(more.nat_servers);
         let next_hops = self.next_hops_of(&servers);
@@ -651,10 +664,11 @@ impl Worker {
 
     /// Leads this host's own packets for own addresses into the engine, and has new ones announced.
     fn route_own(&mut self, own: &HashSet<IpAddr>) {
-        let ifindex = self.host.ifindex();
+        let ifindex = self.access.ifindex();
+        let main = !self.access.is_routed();
         let routed: HashSet<IpAddr> = self.announcing.keys().copied().collect();
         for &addr in own.difference(&routed) {
-            if let Err(error) = self.netlink.add_host_route(addr, ifindex) {
+            if main && let Err(error) = self.netlink.add_host_route(addr, ifindex) {
                 warn!("this host itself cannot reach {addr}: {error}");
             }
             self.listen(addr, true);
@@ -662,7 +676,7 @@ impl Worker {
             self.announcing.insert(addr, ANNOUNCEMENTS);
         }
         for &addr in routed.difference(own) {
-            if let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
+            if main && let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
                 warn!("{error}");
             }
             self.listen(addr, false);
@@ -707,7 +721,11 @@ impl Worker {
         self.flush();
     }
 
+    /// None where the host routes the packets: it keeps its neighbours fresh itself.
     fn next_hops_of(&self, servers: &[IpAddr]) -> HashSet<(u32, IpAddr)> {
+        if self.access.is_routed() {
+            return HashSet::new();
+        }
         let next_hop = |&server: &IpAddr| {
             let hop = self.network.route(server)?;
             Some((self.network.ifindex(hop.port)?, hop.addr))
@@ -774,6 +792,9 @@ impl Worker {
 
     /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over MTU and MAC changes.
     fn attach_links(&mut self, starting: bool) -> Result<(), StartError> {
+        if self.access.is_routed() {
+            return self.answer_on_links();
+        }
         let gone: Vec<PortId> = (0..)
             .map(PortId)
             .zip(&self.ports)
@@ -827,7 +848,7 @@ impl Worker {
             let opened = AfPacket::open(link.index, &link.name)
                 .map_err(StartError::from)
                 .and_then(|io| {
-                    self.shield.add_interface(&link.name)?;
+                    self.access.add_interface(&link.name)?;
                     Ok(io)
                 });
             match opened {
@@ -867,12 +888,27 @@ impl Worker {
         Ok(())
     }
 
+    /// Where the host routes the packets: tells on which interfaces own addresses are to be answered for.
+    fn answer_on_links(&mut self) -> Result<(), StartError> {
+        let automatic = self.setup.interfaces.is_empty();
+        let links = self.network.state.links().filter(|link| {
+            if automatic {
+                is_usable(link)
+            } else {
+                link.up && self.setup.interfaces.contains(&link.name)
+            }
+        });
+        let links: BTreeMap<u32, String> =
+            links.map(|link| (link.index, link.name.clone())).collect();
+        Ok(self.access.set_interfaces(links)?)
+    }
+
     fn detach(&mut self, port: PortId) {
         let Some(attached) = self.ports[port.index()].take() else {
             return;
         };
         self.network.remove_port(port);
-        if let Err(error) = self.shield.remove_interface(&attached.name) {
+        if let Err(error) = self.access.remove_interface(&attached.name) {
             debug!("{error}");
         }
         warn!(
@@ -896,7 +932,7 @@ impl Worker {
     fn name_of(&self, port: PortId) -> &str {
         match self.ports.get(port.index()) {
             Some(Some(attached)) => &attached.name,
-            _ => self.host.name(),
+            _ => self.access.name(),
         }
     }
 
@@ -908,6 +944,16 @@ impl Worker {
     // --- what others want to know -------------------------------------------------------------------------------------
 
     fn info(&self) -> Info {
+        let routed = self.access.is_routed().then(|| InterfaceInfo {
+            name: self.access.name().to_owned(),
+            backend: "tun".to_owned(),
+            mtu: u16::MAX.into(),
+            up: self
+                .network
+                .state
+                .link(self.access.ifindex())
+                .is_some_and(|link| link.up),
+        });
         let attached = self.ports.iter().zip((0..).map(PortId));
         Info {
             connections: self.decider.shard.len() as u64,
@@ -922,8 +968,9 @@ impl Worker {
                         up: !attached.down,
                     })
                 })
+                .chain(routed)
                 .collect(),
-            own_vips: self.network.own_vips().iter().copied().collect(),
+            own_vips: self.hidden.own_vips.iter().copied().collect(),
             conflicts: self
                 .conflicts
                 .iter()
@@ -986,14 +1033,5 @@ impl Worker {
             waiting,
         ));
         all
-    }
-}
-
-fn shield_failure(error: &ShieldError) -> Failure {
-    Failure {
-        code: FailureCode::Internal,
-        message: format!(
-            "changed, but the host's own stack is not kept from it yet, which is tried again: {error}"
-        ),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Forward, Forwarding, Protocol, Reply, Tunnel};
+use lvs_core::{Edit, Forward, Forwarding, Protocol, Reply, Tunnel};
 
 use super::leave::Pieces;
 use super::{Cx, Fate, Job, Pipeline, Request};
@@ -11,6 +11,7 @@ use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
+use crate::rewrite::payload;
 use crate::rewrite::tunnel::{self, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::LocalClient;
@@ -54,6 +55,9 @@ impl Pipeline {
         if job.packet.src.is_loopback() {
             return Fate::Dropped(FrameDrop::Martian);
         }
+        if let Some(fate) = self.unroutable(frame, job, forward.method, &hop, cx) {
+            return fate;
+        }
         if job.packet.ttl <= 1 {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Fate::Dropped(FrameDrop::TtlExceeded);
@@ -66,7 +70,7 @@ impl Pipeline {
                     return fate;
                 }
                 self.clamp_mss(frame, job, hop.mtu as usize, cx);
-                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
                 if job.from_host && job.inner.is_none() {
@@ -99,6 +103,31 @@ impl Pipeline {
         }
     }
 
+    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame cannot be sent to another
+    /// link-layer address than the route's; and the host keeps the answer to a connection of its own, which would need to
+    /// be translated.
+    fn unroutable<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        method: Forwarding,
+        hop: &NextHop,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let net = cx.env.net;
+        if net.port(hop.port).is_none_or(|port| port.ethernet) {
+            return None;
+        }
+        match method {
+            Forwarding::Route => Some(Fate::Dropped(FrameDrop::Unsupported)),
+            Forwarding::Nat if net.is_local(job.packet.src) => {
+                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                Some(Fate::Dropped(FrameDrop::Unsupported))
+            }
+            _ => None,
+        }
+    }
+
     /// The real server is the director itself: no TTL, no MTU, no encapsulation.
     fn forward_local<N: Net>(
         &mut self,
@@ -112,7 +141,7 @@ impl Pipeline {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+            if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
@@ -328,6 +357,17 @@ impl Pipeline {
         {
             return Fate::Dropped(reason);
         }
+        let edited;
+        let job = match &reply.edit {
+            None => job,
+            Some(edit) => {
+                if let Err(reason) = payload::edit(frame, &job.packet, edit) {
+                    return Fate::Dropped(reason);
+                }
+                edited = job.edited(frame, edit);
+                &edited
+            }
+        };
         let Some(hop) = hop else {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
@@ -340,6 +380,34 @@ impl Pipeline {
         self.clamp_mss(frame, job, hop.mtu as usize, cx);
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates a client's packet.
+#[inline]
+fn rewrite_request(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    forward: &Forward,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    rewrite(frame, job, End::Destination, forward.target, ports)?;
+    if let Some(shift) = forward.shift {
+        payload::acknowledge(frame, job.packet.l4, shift);
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The packet as it is after `edit`.
+    fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
+        let mut job = *self;
+        if edit.replacement.is_some() {
+            job.packet.len = frame.len();
+            // It is not the one any more that came in fragments.
+            job.history = None;
+        }
+        job
     }
 }
 

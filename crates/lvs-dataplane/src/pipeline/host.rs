@@ -204,7 +204,7 @@ impl Pipeline {
         let packet = job.packet;
         let ip = frame.bytes();
         let l4 = &ip[packet.l4.min(ip.len())..];
-        let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
+        let trusted = frame.offload.is_checked();
         match packet.protocol {
             _ if packet.is_icmp() => {
                 if !wire_icmp::is_echo_request(ip, packet.l4) {

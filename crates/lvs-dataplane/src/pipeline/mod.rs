@@ -256,7 +256,8 @@ impl Pipeline {
             Err(reason) => {
                 // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
                 let dst = ip_dst(frame.bytes());
-                let ours = from_host || net.is_vip(dst) || net.is_own_vip(dst);
+                let hidden = from_host || cx.env.shield.everything;
+                let ours = hidden || net.is_vip(dst) || net.is_own_vip(dst);
                 return if ours {
                     Fate::Dropped(reason)
                 } else {
@@ -398,7 +399,11 @@ impl Pipeline {
                 };
             }
             Some(Icmp::Host) => return self.accept(frame, &job, cx),
-            None => decide.packet(&job.packet.meta(frame.bytes(), job.hook, 0), cx.now),
+            None => {
+                let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
+                meta.segment.trusted = frame.offload.is_checked();
+                decide.packet(&meta, cx.now)
+            }
         };
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
         match verdict {

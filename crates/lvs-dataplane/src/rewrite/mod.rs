@@ -5,4 +5,5 @@
 pub mod mac;
 pub mod mss;
 pub mod nat;
+pub mod payload;
 pub mod tunnel;

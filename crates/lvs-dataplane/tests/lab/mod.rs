@@ -197,6 +197,7 @@ impl Service {
                 virt,
                 tunnel: self.tunnel,
                 new: false,
+                shift: None,
             }),
         }
     }
@@ -208,6 +209,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        edit: None,
     })
 }
 

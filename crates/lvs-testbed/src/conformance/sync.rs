@@ -82,7 +82,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         }
     }
     // The helper was loaded when these were recorded.
-    bed.director.control.set_ftp_ports(vec![21]);
+    bed.director.control.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
             bed.net
