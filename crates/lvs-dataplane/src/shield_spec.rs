@@ -41,11 +41,7 @@ impl Endpoint {
 }
 
 /// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
-fn reply_ports<'a>(
-    key: &'a ServiceKey,
-    server: &Server,
-    helped: &[u16],
-) -> (&'a [Protocol], u16) {
+fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a [Protocol], u16) {
     match key {
         // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
         ServiceKey::Address { protocol, addr }
