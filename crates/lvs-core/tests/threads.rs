@@ -6,7 +6,7 @@ use std::thread;
 
 use lvs_core::{
     Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
-    ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Transport, Tuple, Verdict,
+    ServerConfig, ServiceConfig, ServiceKey, Segment, Shard, TcpFlags, Transport, Tuple, Verdict,
 };
 
 const WORKERS: usize = 4;
@@ -39,6 +39,8 @@ fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<
             dst,
         },
         transport: Transport::Tcp(TcpFlags(flags)),
+        segment: Segment::NONE,
+        segment: Segment::NONE,
         mark: 0,
         len,
     }
