@@ -240,7 +240,9 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     let mut command = host.command("sipp");
     command
         .args(["-sn", "uas", "-i", &address.to_string(), "-p", "5060"])
-        .args(["-nostdin", "-trace_msg", "-message_overwrite", "true"])
+        // A call may come again when it has ended.
+        .args(["-nostdin", "-deadcall_wait", "0"])
+        .args(["-trace_msg", "-message_overwrite", "true"])
         .arg("-message_file")
         .arg(messages);
     let mut server = host.spawn_command("sipp", command)?;

@@ -94,8 +94,8 @@ fn one_packet_scheduling_by_call() -> Result<()> {
 fn connections_by_call() -> Result<()> {
     let (site, _programs) = site("sip-conn", "")?;
     // A socket of its own for each call.
-    call(&site, "a", "-t un")?;
+    call(&site, "a", "-t un -max_socket 100")?;
     check(&site, CALLS)?;
-    call(&site, "a", "-t un")?;
+    call(&site, "a", "-t un -max_socket 100")?;
     check(&site, CALLS)
 }
