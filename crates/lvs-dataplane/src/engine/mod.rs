@@ -60,6 +60,8 @@ pub struct Config {
     pub rules: Option<(String, String)>,
     /// Rules that give packets marks.
     pub marks: Vec<MarkRule>,
+    /// Ports of control connections that the helper for FTP looks at; empty for no helper.
+    pub ftp_ports: Vec<u16>,
     /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
     pub no_interfaces: bool,
     /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
@@ -144,6 +146,9 @@ pub enum StartError {
         /// What is wrong.
         error: lvs_core::Error,
     },
+    /// Ports for the helper.
+    #[error("--helper: {0}")]
+    Helper(#[source] lvs_core::Error),
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
@@ -220,6 +225,9 @@ impl Engine {
                 .set_sysctl(&name, &value)
                 .map_err(|error| StartError::Sysctl { name, value, error })?;
         }
+        control
+            .set_ftp_ports(config.ftp_ports)
+            .map_err(StartError::Helper)?;
         let shard = control.shard(0);
         let wake = EventFd::new().map_err(StartError::Thread)?;
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
