@@ -28,6 +28,7 @@ use crate::net::{Net, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
 use crate::rewrite::mac;
 use crate::rewrite::tunnel;
+use crate::segment;
 use crate::shield_spec::ShieldSpec;
 use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::ErrorKind;
@@ -251,11 +252,6 @@ impl Pipeline {
         };
         // Ethernet pads to 60 bytes.
         frame.truncate(packet.len);
-        if let Some(partial) = frame.offload.checksum
-            && usize::from(partial.start) + usize::from(partial.offset) + 2 > packet.len
-        {
-            return Fate::Dropped(FrameDrop::BadOffload);
-        }
         if aggregate && !packet.is_ipv6() && be16(frame.bytes(), 2) == 0 {
             ipv4::set_total_len(frame.bytes_mut(), u16::try_from(packet.len).unwrap_or(0));
         }
@@ -275,6 +271,14 @@ impl Pipeline {
             inner: None,
             history: None,
         };
+        // What a virtual link says of a frame is a peer's word.
+        if let Err(reason) = segment::check_offload(frame, &packet) {
+            return if self.hidden(&job, cx) {
+                Fate::Dropped(reason)
+            } else {
+                Fate::Left
+            };
+        }
         let Some(part) = packet.fragment else {
             return self.datagram(frame, job, decide, cx);
         };
