@@ -252,8 +252,8 @@ impl Pipeline {
         };
         // Ethernet pads to 60 bytes.
         frame.truncate(packet.len);
-        if aggregate && !packet.is_ipv6() && be16(frame.bytes(), 2) == 0 {
-            ipv4::set_total_len(frame.bytes_mut(), u16::try_from(packet.len).unwrap_or(0));
+        if aggregate {
+            finish_length(frame.bytes_mut());
         }
         let dst = packet.dst;
         let to_host = net.is_local(dst);
@@ -292,6 +292,10 @@ impl Pipeline {
             && let Some(fate) = self.transit_checks(frame, &job, cx)
         {
             return fate;
+        }
+        // A "fragment" that is the whole datagram may be unfinished (RFC 6946); no device finishes what is put together.
+        if let Err(reason) = segment::finish_checksum(frame) {
+            return Fate::Dropped(reason);
         }
         match self
             .reassembler
@@ -405,5 +409,17 @@ impl Pipeline {
         }
         self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
         Some(Fate::Dropped(FrameDrop::TtlExceeded))
+    }
+}
+
+/// Stores the length of an aggregate whose sender has left it out.
+fn finish_length(ip: &mut [u8]) {
+    if is_ipv6(ip) {
+        if be16(ip, 4) == 0 {
+            ipv6::finish_len(ip);
+        }
+    } else if be16(ip, 2) == 0 {
+        let len = u16::try_from(ip.len()).unwrap_or(0);
+        ipv4::set_total_len(ip, len);
     }
 }

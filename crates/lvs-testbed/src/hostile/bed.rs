@@ -18,6 +18,7 @@ use lvs_dataplane::wire::Mac;
 use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
 use super::oracle::{self, Health, Parts};
+use super::packet;
 use super::scene::Scene;
 
 const CLIENTS: PortId = PortId(0);
@@ -180,7 +181,8 @@ impl Decide for Deciding<'_> {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// It is an ICMP error about a packet of IPv4 whose header is not right, as far as it is there.
+    /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet of IPv4, or about a tunnel
+    /// packet, whose content is passed on as it is.
     about_wrong: bool,
 }
 
@@ -209,16 +211,12 @@ impl Bed {
     /// If the director does not take the scene's services and servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
-        let small = if six { 1280 } else { 576 };
+        let small = if six { 1500 } else { 576 };
         let mtus = [1500, 1500, 1500, 1400, 9000, 1280, small];
         let own = scene.vips[1];
         let around = Around {
             mtu: [entropy.pick(&mtus), entropy.pick(&mtus)],
-            offload: [
-                !entropy.one_in(3),
-                !entropy.one_in(3),
-                !entropy.one_in(3),
-            ],
+            offload: [!entropy.one_in(3), !entropy.one_in(3), !entropy.one_in(3)],
             host: !entropy.one_in(16),
             local: [scene.vips[0], scene.director[0], scene.director[1]].into(),
             vips: HashSet::new(),
@@ -233,7 +231,9 @@ impl Bed {
         });
         director.advance(Instant::ZERO);
         let control = &mut director.control;
-        let local = scene.director.map(|addr| (addr, if addr.is_ipv4() { 32 } else { 128 }));
+        let local = scene
+            .director
+            .map(|addr| (addr, if addr.is_ipv4() { 32 } else { 128 }));
         control.set_local_addresses(local.into());
         for (key, config) in scene.services() {
             control
@@ -299,7 +299,10 @@ impl Bed {
             Act::Wait(time) => self.wait(time),
             Act::Neighbours(answer) => self.neighbours(answer),
             Act::Weight(number, weight) => self.weight(number % self.scene.servers.len(), weight),
-            Act::Toggle(number) => self.toggle(number % self.scene.servers.len()),
+            Act::Toggle(number) => {
+                let missing = self.present.iter().position(|present| !present);
+                self.toggle(missing.unwrap_or(number % self.scene.servers.len()));
+            }
             Act::Sysctl(name, value) => {
                 self.director
                     .control
@@ -360,7 +363,7 @@ impl Bed {
                 for frame in frames {
                     // Who came with what is forgotten by now.
                     let ip = &frame.bytes()[14..];
-                    assert!(oracle::parts(ip).is_some(), "released: {ip:02x?}");
+                    assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
                 }
             }
             self.output.recycle();
@@ -424,7 +427,10 @@ impl Bed {
     fn bounds(&mut self) {
         let summary = &mut self.summary;
         let memory = self.pipeline.reassembler.memory();
-        assert!(memory <= fragment::MEMORY_MAX, "{memory} bytes of fragments");
+        assert!(
+            memory <= fragment::MEMORY_MAX,
+            "{memory} bytes of fragments"
+        );
         let waiting = self.pipeline.waiting.len();
         assert!(waiting <= neighbour::TOTAL, "{waiting} frames wait");
         let connections = self.director.shard.len();
@@ -472,11 +478,15 @@ impl Bed {
         assert_eq!(
             after.accounted() - before.accounted(),
             1 + whole,
-            "every frame has one fate: {frame:02x?}"
+            "every frame has one fate: {}",
+            hex(frame.bytes())
         );
         assert!(whole <= 1);
         let requests = &self.output.requests;
-        assert!(requests.len() <= 64, "one frame asks for much: {requests:?}");
+        assert!(
+            requests.len() <= 64,
+            "one frame asks for much: {requests:?}"
+        );
         for request in requests {
             match *request {
                 Request::Resolve(port, addr) => self.asked.push((port, addr)),
@@ -522,10 +532,10 @@ impl Bed {
         self.summary.came_right += u64::from(came.health == Health::Right);
         if let Err(error) = self.check_all(came, sent) {
             panic!(
-                "{}: {error}\n{came:?}, from {:?}: {:02x?}\n{:?}",
+                "{}: {error}\n{came:?}, from {:?}: {}\n{:?}",
                 self.scene.method.name,
                 shot.from,
-                shot.frame.bytes(),
+                hex(shot.frame.bytes()),
                 shot.frame.offload
             );
         }
@@ -549,7 +559,7 @@ impl Bed {
             }
             let ip = frame.bytes();
             let Some(parts) = oracle::parts(ip) else {
-                return Err(format!("a bad IP header leaves: {ip:02x?}"));
+                return Err(format!("a bad IP header leaves: {}", hex(ip)));
             };
             if parts.len != ip.len() {
                 return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
@@ -637,12 +647,26 @@ impl Bed {
             }
             _ => None,
         };
-        inner.ok_or_else(|| format!("another tunnel: {ip:02x?}"))
+        inner.ok_or_else(|| format!("another tunnel: {}", hex(ip)))
     }
 }
 
 fn came(ip: &[u8], offload: &Offload) -> Came {
     let mut ip = ip.to_vec();
+    // The length of an aggregate may be left out.
+    let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
+        4
+    } else {
+        2
+    };
+    if offload.segments.is_some() && ip.get(at..at + 2) == Some(&[0, 0]) {
+        let right = oracle::header_is_right(&ip);
+        packet::relength(&mut ip);
+        if !right {
+            // What was wrong stays wrong.
+            ip.truncate(0);
+        }
+    }
     let Some(parts) = oracle::parts(&ip) else {
         return Came {
             protocol: None,
@@ -657,8 +681,13 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
             Ok(()) => oracle::health(&ip, &parts),
             Err(_) => Health::Wrong,
         },
-        about_wrong: parts.protocol == 1 && !quotes_right(&ip, &parts),
+        about_wrong: parts.protocol == 1
+            && (!quotes_right(&ip, &parts) || quotes_tunnel(&ip, &parts)),
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether the header of the packet in an ICMP error is right; true where it is not there.
@@ -668,6 +697,10 @@ fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let is_error = matches!(ip.get(parts.l4), Some(3 | 4 | 11));
     let whole = len >= 20 && quoted.len() >= len && quoted[0] >> 4 == 4;
     !(parts.protocol == 1 && is_error && whole) || oracle::internet(&quoted[..len]) == 0
+}
+
+fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
+    matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
 /// Whether what leaves is as right as what came.
@@ -680,10 +713,13 @@ fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), St
         Health::Wrong | Health::Unknown => true,
     };
     if !kept {
-        return Err(format!("a {health:?} checksum leaves: {ip:02x?}"));
+        return Err(format!("a {health:?} checksum leaves: {}", hex(ip)));
     }
     if !came.about_wrong && came.protocol.is_some() && !quotes_right(ip, parts) {
-        return Err(format!("a wrong header inside of an ICMP error: {ip:02x?}"));
+        return Err(format!(
+            "a wrong header inside of an ICMP error: {}",
+            hex(ip)
+        ));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ pub enum Act {
     Neighbours(bool),
     /// A server gets this weight.
     Weight(usize, i32),
-    /// A server is removed, or comes back.
+    /// A server is removed; if one is missing, that one comes back instead.
     Toggle(usize),
     /// A setting of the director changes.
     Sysctl(&'static str, &'static str),
@@ -113,7 +113,10 @@ impl<'a> Generator<'a> {
             237..=246 => Act::Loop,
             247..=251 => Act::Wait(self.pause()),
             252 => Act::Neighbours(!self.entropy.one_in(4)),
-            253 => Act::Weight(self.entropy.below(4), self.entropy.pick(&[0, 1, 7, i32::MAX])),
+            253 => Act::Weight(
+                self.entropy.below(4),
+                self.entropy.pick(&[0, 1, 7, i32::MAX]),
+            ),
             254 => Act::Toggle(self.entropy.below(4)),
             _ => {
                 let (name, values) = self.entropy.pick(&SYSCTLS);
@@ -131,8 +134,8 @@ impl<'a> Generator<'a> {
     /// One frame of any kind.
     fn frame(&mut self) -> Shot {
         let (from, mut ip) = match self.entropy.below(64) {
-            0..=23 => (Side::Clients, self.request()),
-            24..=35 => (Side::Servers, self.answer()),
+            0..=26 => (Side::Clients, self.request()),
+            27..=35 => (Side::Servers, self.answer()),
             36..=43 => self.error(),
             44 | 45 => self.land(),
             46 | 47 => self.nested(),
@@ -214,7 +217,7 @@ impl<'a> Generator<'a> {
         let usual = [
             TcpFlags::SYN,
             TcpFlags::SYN,
-            ACK,
+            TcpFlags::SYN,
             ACK,
             ACK | 8,
             TcpFlags::FIN | ACK,
@@ -332,7 +335,7 @@ impl<'a> Generator<'a> {
             b"To: \xff\x00",
             b"abcdefghijklmnopqrstuvwxyz0123456789",
         ];
-        if !self.entropy.one_in(2) {
+        if !self.entropy.one_in(4) {
             let number = self.entropy.u8();
             return format!("INVITE x\r\nCall-ID: {number}@x\r\n\r\n").into_bytes();
         }
@@ -415,13 +418,23 @@ impl<'a> Generator<'a> {
         inner.truncate(if src.is_ipv4() { 548 } else { 1232 });
         let any = self.entropy.u8();
         let (kind, code) = if src.is_ipv4() {
-            self.entropy
-                .pick(&[(3, 1), (3, 3), (3, 4), (11, 0), (4, 0), (5, 1), (12, 0), (any, 0)])
+            self.entropy.pick(&[
+                (3, 1),
+                (3, 3),
+                (3, 4),
+                (11, 0),
+                (4, 0),
+                (5, 1),
+                (12, 0),
+                (any, 0),
+            ])
         } else {
             self.entropy
                 .pick(&[(1, 0), (1, 4), (2, 0), (3, 0), (4, 1), (137, 0), (any, 0)])
         };
-        let mtu = self.entropy.pick(&[0, 68, 551, 576, 1280, 1400, 1500, 65_535_u16]);
+        let mtu = self
+            .entropy
+            .pick(&[0, 68, 551, 576, 1280, 1400, 1500, 65_535_u16]);
         let [a, b] = mtu.to_be_bytes();
         packet::icmp(src, dst, kind, code, [0, 0, a, b], &inner)
     }
@@ -578,18 +591,15 @@ impl<'a> Generator<'a> {
 
     /// Damages a packet, or leaves it alone.
     fn damage(&mut self, ip: &mut Vec<u8>) {
-        match self.entropy.below(16) {
+        match self.entropy.below(24) {
             0 | 1 => self.flip(ip),
             2 => {
                 let headers = ip.len().min(120);
                 ip.truncate(self.entropy.below(headers));
             }
             3 => {
-                let len = self.entropy.below(ip.len());
-                ip.truncate(len);
-                if !ip.is_empty() && ip.len() >= 20 {
-                    packet::relength(ip);
-                }
+                ip.truncate(self.entropy.below(ip.len()));
+                packet::relength(ip);
             }
             4 => {
                 let more = self.entropy.below(40);
@@ -633,7 +643,9 @@ impl<'a> Generator<'a> {
         let near = ip.len() + self.entropy.below(16);
         let near = u16::try_from(near.saturating_sub(8 + if six { 40 } else { 0 })).unwrap_or(0);
         let any = self.entropy.u16();
-        let value = self.entropy.pick(&[near, near, any, 0, 7, 8, 19, 20, u16::MAX]);
+        let value = self
+            .entropy
+            .pick(&[near, near, any, 0, 7, 8, 19, 20, u16::MAX]);
         let [a, b] = value.to_be_bytes();
         let mut put = |at: usize, bytes: &[u8]| {
             if let Some(field) = ip.get_mut(at..at + bytes.len()) {
@@ -745,7 +757,9 @@ impl<'a> Generator<'a> {
         Offload {
             checksum: (!self.entropy.one_in(4)).then_some(PartialChecksum {
                 start: self.entropy.pick(&[start, start, start, any[0], u16::MAX]),
-                offset: self.entropy.pick(&[offset, offset, offset, any[1], u16::MAX]),
+                offset: self
+                    .entropy
+                    .pick(&[offset, offset, offset, any[1], u16::MAX]),
             }),
             segments: self.entropy.one_in(2).then_some(Segments {
                 kind: self.entropy.pick(&KINDS),
@@ -780,7 +794,8 @@ impl<'a> Generator<'a> {
         let mut shots: Vec<Shot> = packet::fragments(&whole, &sizes, id)
             .iter()
             .map(|piece| {
-                let bytes = packet::ethernet_ip(MACS[usize::from(from == Side::Servers)], PEER, piece);
+                let bytes =
+                    packet::ethernet_ip(MACS[usize::from(from == Side::Servers)], PEER, piece);
                 let frame = Frame::from_bytes(&bytes);
                 Shot { from, frame }
             })
@@ -794,7 +809,9 @@ impl<'a> Generator<'a> {
 
     /// Fragments that overlap, are tiny, reach beyond 64 KiB, contradict each other, or never end.
     fn hostile_fragments(&mut self) -> Vec<Shot> {
-        let from = self.entropy.pick(&[Side::Clients, Side::Clients, Side::Servers]);
+        let from = self
+            .entropy
+            .pick(&[Side::Clients, Side::Clients, Side::Servers]);
         let whole = if from == Side::Servers && self.entropy.one_in(2) {
             self.answer()
         } else {
@@ -883,7 +900,10 @@ impl<'a> Generator<'a> {
         let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
         let dst = IpAddr::from(self.entropy.pick(&[group, target]));
         let mut rest = target.octets().to_vec();
-        let (option, words) = (self.entropy.pick(&[1, 2, 5]), self.entropy.pick(&[1, 1, 0, 4]));
+        let (option, words) = (
+            self.entropy.pick(&[1, 2, 5]),
+            self.entropy.pick(&[1, 1, 0, 4]),
+        );
         rest.extend([option, words]);
         rest.extend(PEER);
         if self.entropy.one_in(4) {
@@ -945,7 +965,9 @@ impl<'a> Generator<'a> {
 
     fn raw(&mut self, bytes: &[u8]) -> Shot {
         Shot {
-            from: self.entropy.pick(&[Side::Clients, Side::Clients, Side::Servers]),
+            from: self
+                .entropy
+                .pick(&[Side::Clients, Side::Clients, Side::Servers]),
             frame: Frame::from_bytes(bytes),
         }
     }

@@ -23,7 +23,7 @@ pub use generator::{Act, Generator, Shot, Side};
 pub use scene::{Method, Scene};
 
 /// Frames that one director sees before another one with other settings takes its place.
-const WATCH: u64 = 20_000;
+const WATCH: u64 = 5000;
 
 /// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one forwarding method.
 ///

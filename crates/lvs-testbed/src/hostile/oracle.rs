@@ -108,6 +108,13 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
+/// Whether the checksum of an IPv4 header is right, whatever its length field says; true for IPv6.
+pub fn header_is_right(ip: &[u8]) -> bool {
+    let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
+    ip.first().is_some_and(|byte| byte >> 4 == 6)
+        || ip.get(..len).is_some_and(|header| internet(header) == 0)
+}
+
 /// As [`parts`]: over the extension headers (RFC 8200 section 4), of which there may be many.
 fn parts6(ip: &[u8]) -> Option<Parts> {
     let len = 40 + usize::from(word(ip, 4)?);
@@ -248,7 +255,9 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
             SegmentKind::Udp | SegmentKind::UdpFragments => parts.protocol == 17,
         };
         if !fits || segments.size == 0 {
-            return Err(format!("an aggregate that is none: {segments:?}, {parts:?}"));
+            return Err(format!(
+                "an aggregate that is none: {segments:?}, {parts:?}"
+            ));
         }
     }
     let Some(partial) = offload.checksum else {

@@ -55,6 +55,9 @@ pub fn repair(ip: &mut [u8]) {
 /// Makes the length in an IP header that of the packet.
 pub fn relength(ip: &mut [u8]) {
     let len = ip.len();
+    if len < 20 {
+        return;
+    }
     if ip[0] >> 4 == 6 {
         ip[4..6].copy_from_slice(&be(len.saturating_sub(40)));
     } else {
@@ -63,16 +66,23 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any.
+/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short stays as it is.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
+    if ip.len() < 20 {
+        return;
+    }
     ip.splice(20..20, options.iter().copied());
     ip[0] = 0x40 | (ip[0] & 15) + u8::try_from(options.len() / 4).unwrap_or(0);
     relength(ip);
 }
 
-/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right.
+/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right. A packet cut short stays
+/// as it is.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
+    if ip.len() < 40 {
+        return;
+    }
     let mut header = vec![ip[6], 0];
     header.extend(body);
     header.resize(header.len().next_multiple_of(8), 0);

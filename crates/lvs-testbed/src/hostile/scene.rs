@@ -153,12 +153,17 @@ pub struct Scene {
 pub(super) fn addr(family: Family, net: u8, last: u8) -> IpAddr {
     match family {
         Family::V4 => {
-            let [a, b, c] = [[192, 0, 2], [198, 51, 100], [10, 255, 0], [10, 1, 0]][usize::from(net)];
+            let [a, b, c] =
+                [[192, 0, 2], [198, 51, 100], [10, 255, 0], [10, 1, 0]][usize::from(net)];
             Ipv4Addr::new(a, b, c, last).into()
         }
         Family::V6 => {
-            let [a, b] = [[0x2001, 0xdb8], [0x2001, 0xdb9], [0xfd00, 0xff], [0xfd00, 1]]
-                [usize::from(net)];
+            let [a, b] = [
+                [0x2001, 0xdb8],
+                [0x2001, 0xdb9],
+                [0xfd00, 0xff],
+                [0xfd00, 1],
+            ][usize::from(net)];
             Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, last.into()).into()
         }
     }
