@@ -164,17 +164,13 @@ impl Control {
             Opened::Entry(index) => shard.forward_icmp_error(index, error, true),
             Opened::Once(slot, template) => {
                 // A datagram's error: the connection is gone before anything can follow.
-                let index = shard.open(slot, template, now);
-                match index {
-                    Some(index) => {
-                        shard.count(index, Counters::count_connection);
-                        let verdict = shard.forward_icmp_error(index, error, true);
-                        shard.end(index);
-                        shard.bury();
-                        verdict
-                    }
-                    None => Verdict::Drop(DropReason::TableFull),
-                }
+                let Some(index) = self.enter_once(shard, slot, template, now) else {
+                    return Verdict::Drop(DropReason::TableFull);
+                };
+                let verdict = shard.forward_icmp_error(index, error, true);
+                shard.end(index);
+                shard.bury();
+                verdict
             }
             // In transit, the error may still be about a packet from a client.
             Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
@@ -346,6 +342,25 @@ impl Control {
         Opened::Entry(index)
     }
 
+    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if that is full.
+    fn enter_once(
+        &self,
+        shard: &mut Shard,
+        slot: Slot,
+        template: Option<(u32, Arc<Template>)>,
+        now: Instant,
+    ) -> Option<u32> {
+        let server = self.servers.get(slot.server as usize);
+        let index = shard.open(slot, template, now);
+        match (index, server.and_then(Option::as_ref)) {
+            (Some(index), _) => shard.count(index, Counters::count_connection),
+            // It was counted for the server already.
+            (None, Some(entry)) => entry.server.unbind(false),
+            (None, None) => {}
+        }
+        index
+    }
+
     /// Forgets a connection of one packet.
     fn close_once(
         &mut self,
@@ -482,8 +497,7 @@ impl Control {
         match self.bind(shard, &server, port, &ask, once, template, now) {
             Opened::Entry(index) => Some(shard.reply(index, meta, now)),
             Opened::Once(slot, template) => {
-                let index = shard.open(slot, template, now)?;
-                shard.count(index, Counters::count_connection);
+                let index = self.enter_once(shard, slot, template, now)?;
                 let verdict = shard.reply(index, meta, now);
                 shard.end(index);
                 shard.bury();

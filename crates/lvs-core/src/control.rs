@@ -711,15 +711,10 @@ impl Control {
     /// [`Reply::edit`](crate::Reply::edit)).
     ///
     /// # Errors
-    /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than [`FTP_PORTS_MAX`].
+    /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
+    /// [`FTP_PORTS_MAX`](crate::FTP_PORTS_MAX).
     pub fn set_ftp_ports(&mut self, ports: Vec<u16>) -> Result<(), Error> {
-        let twice = ports
-            .iter()
-            .enumerate()
-            .any(|(at, port)| ports[..at].contains(port));
-        if twice || ports.contains(&0) || ports.len() > crate::FTP_PORTS_MAX {
-            return Err(Error::HelperPorts);
-        }
+        crate::ftp::check_ports(&ports)?;
         self.settings.ftp_ports = ports;
         self.changed();
         Ok(())

@@ -60,7 +60,7 @@ pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
-pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift};
+pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };

@@ -17,6 +17,7 @@ pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
 #[cfg(feature = "names")]
+pub mod mld;
 pub mod names;
 #[cfg(feature = "engine")]
 pub mod ndp;

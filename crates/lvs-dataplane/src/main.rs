@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -91,9 +92,10 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Helper for a protocol that names addresses in its payload: ftp (not built yet).
-    #[arg(long, value_name = "NAME")]
-    helper: Vec<String>,
+    /// Let data connections of FTP through NAT follow their control connections, which are those to virtual port 21, or to
+    /// up to 8 other ports.
+    #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
+    helper: Vec<Helper>,
 
     /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
     #[arg(long, conflicts_with = "interface")]
@@ -152,6 +154,18 @@ enum WhenFull {
     Evict,
 }
 
+/// The ports of a helper.
+#[derive(Clone, Debug)]
+struct Helper(Vec<u16>);
+
+impl FromStr for Helper {
+    type Err = lvs_core::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        lvs_core::helper_ports(text).map(Self)
+    }
+}
+
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -194,7 +208,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             when_full: WhenFull::Evict,
             ..
         } => "--when-full evict",
-        Args { helper, .. } if !helper.is_empty() => "--helper",
         Args { workers, .. } if *workers != 1 => "--workers above 1",
         _ => return Ok(()),
     };
@@ -249,6 +262,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        ftp_ports: args
+            .helper
+            .into_iter()
+            .flat_map(|helper| helper.0)
+            .collect(),
         sysctls: args.sysctl,
         rules,
         marks,

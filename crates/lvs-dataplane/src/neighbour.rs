@@ -17,7 +17,7 @@ pub const TOTAL: usize = 4096;
 pub const BYTES: usize = 16 << 20;
 /// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
 /// is for those of which it never speaks again.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 

@@ -64,6 +64,20 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     }
 }
 
+/// Every port of an FTP service's address: while it is persistent, it takes data connections to ports that have no
+/// service of their own.
+fn any_port(key: ServiceKey) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address {
+            protocol: Protocol::TCP,
+            addr,
+        } if addr.port() == FTP => {
+            Some(Endpoint::new(Protocol::TCP, SocketAddr::new(addr.ip(), 0)))
+        }
+        _ => None,
+    }
+}
+
 /// A connection that the director's own host has made to a service, as its real server's answers look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
@@ -242,6 +256,11 @@ impl ShieldSpec {
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             hidden.hide_key(key, control.ftp_ports().contains(&key.port()));
+            // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
+            hidden.services.extend(any_port(key).filter(|any| {
+                let kept = before.services.contains(any);
+                kept && server.total() > 0
+            }));
             let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
@@ -390,5 +409,67 @@ impl ShieldSpec {
                 server: SocketAddr::new(src, sport),
                 local: SocketAddr::new(dst, dport),
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::{
+        Director, Family, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+        TcpFlags, Transport, Tuple, Verdict,
+    };
+
+    use super::*;
+
+    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on any port.
+    #[test]
+    fn connections_outlive_the_persistence_of_their_ftp_service() {
+        let now = Instant::ZERO;
+        let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
+        let server = SocketAddr::from(([10, 1, 42, 209], FTP));
+        let key = ServiceKey::tcp(virt);
+        let mut config = ServiceConfig::new(Family::V4, "rr");
+        config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+        let mut director = Director::new(Options::default());
+        director.advance(now);
+        let control = &mut director.control;
+        control
+            .add_service(key, config.clone(), None)
+            .expect("a new service");
+        let direct = ServerConfig::new(1, Forwarding::Route);
+        control
+            .add_server(&key, server, &direct, now)
+            .expect("a new server");
+        let persistent = ShieldSpec::of(control, &ShieldSpec::default());
+        let any = any_port(key).expect("an FTP service");
+        assert!(persistent.services.contains(&any));
+
+        let verdict = director.handle_packet(
+            &PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: SocketAddr::from(([192, 0, 2, 7], 59667)),
+                    dst: SocketAddr::new(virt.ip(), 5000),
+                },
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                mark: 0,
+                len: 40,
+                segment: lvs_core::Segment::NONE,
+            },
+            now,
+        );
+        assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+        config.flags = ServiceFlags::default();
+        let control = &mut director.control;
+        control
+            .edit_service(&key, config, None)
+            .expect("a known service");
+        let plain = ShieldSpec::of(control, &persistent);
+        assert!(plain.services.contains(&any), "with its connection");
+
+        director.advance(now + std::time::Duration::from_secs(100));
+        let after = ShieldSpec::of(&director.control, &plain);
+        assert!(!after.services.contains(&any), "without connections");
     }
 }

@@ -9,6 +9,7 @@ mod network;
 mod offline;
 mod rules;
 mod shared;
+mod trunks;
 mod worker;
 
 use std::fmt;
@@ -40,7 +41,8 @@ use crate::sys::EventFd;
 pub struct Config {
     /// How packets come and go.
     pub backend: Backend,
-    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
+    /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
+    /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
     /// Where the control socket is; `None` for the default.
     pub address: Option<Address>,
@@ -58,6 +60,8 @@ pub struct Config {
     pub rules: Option<(String, String)>,
     /// Rules that give packets marks.
     pub marks: Vec<MarkRule>,
+    /// Ports of control connections that the helper for FTP looks at; empty for no helper.
+    pub ftp_ports: Vec<u16>,
     /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
     pub no_interfaces: bool,
     /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
@@ -142,6 +146,9 @@ pub enum StartError {
         /// What is wrong.
         error: lvs_core::Error,
     },
+    /// Ports for the helper.
+    #[error("--helper: {0}")]
+    Helper(#[source] lvs_core::Error),
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
@@ -149,8 +156,13 @@ pub enum StartError {
     #[error(transparent)]
     Rules(#[from] RulesError),
     /// An interface that was asked for is not there.
-    #[error("there is no interface {0}: `ip link` lists them")]
+    #[error(
+        "there is no interface {0}: `ip link` lists them (and one called eth0.100 is made where there is an eth0)"
+    )]
     NoInterface(String),
+    /// An interface that cannot be understood.
+    #[error("--interface {0}")]
+    Interface(String),
     /// An interface that was asked for is not Ethernet.
     #[error(
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
@@ -185,6 +197,10 @@ impl Engine {
         if config.virtual_time && !config.no_interfaces {
             return Err(StartError::VirtualTime);
         }
+        let interfaces = config.interfaces.iter().map(|text| text.parse());
+        let interfaces = interfaces
+            .collect::<Result<_, String>>()
+            .map_err(StartError::Interface)?;
         let address = config.address.unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let server = Server::bind(
@@ -209,13 +225,16 @@ impl Engine {
                 .set_sysctl(&name, &value)
                 .map_err(|error| StartError::Sysctl { name, value, error })?;
         }
+        control
+            .set_ftp_ports(config.ftp_ports)
+            .map_err(StartError::Helper)?;
         let shard = control.shard(0);
         let wake = EventFd::new().map_err(StartError::Thread)?;
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);
         let setup = Setup {
             backend: config.backend,
-            interfaces: config.interfaces,
+            interfaces,
             own_all_vips: config.own_vips,
             settings: config.settings,
             hook: config.hook,

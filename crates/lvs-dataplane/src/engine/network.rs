@@ -83,6 +83,35 @@ impl fmt::Debug for Memo {
     }
 }
 
+/// The last bytes of some addresses, as bits: tells most other addresses from them at no cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastBytes([u64; 4]);
+
+impl LastBytes {
+    fn place(addr: IpAddr) -> (usize, u64) {
+        let last = match addr {
+            IpAddr::V4(addr) => addr.octets()[3],
+            IpAddr::V6(addr) => addr.octets()[15],
+        };
+        (usize::from(last >> 6), 1 << (last & 63))
+    }
+
+    fn may_have(self, addr: IpAddr) -> bool {
+        let (word, bit) = Self::place(addr);
+        self.0[word] & bit != 0
+    }
+}
+
+impl FromIterator<IpAddr> for LastBytes {
+    fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> Self {
+        let mut all = Self::default();
+        for (word, bit) in addresses.into_iter().map(Self::place) {
+            all.0[word] |= bit;
+        }
+        all
+    }
+}
+
 /// What is known of a port.
 #[derive(Clone, Debug)]
 struct Port {
@@ -102,14 +131,24 @@ pub(super) struct Network {
     vips: HashSet<IpAddr>,
     own: HashSet<IpAddr>,
     ways: Memo,
+    own_addresses: LastBytes,
 }
 
 impl Network {
     pub(super) fn new(state: NetState) -> Self {
-        Self {
+        let mut this = Self {
             state,
             ..Self::default()
-        }
+        };
+        this.follow_addresses();
+        this
+    }
+
+    /// To be called when addresses have changed.
+    pub(super) fn follow_addresses(&mut self) {
+        let links = self.state.links();
+        let addresses = links.flat_map(|link| self.state.addresses(link.index));
+        self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
     /// Gives a port its properties. `host`: it leads to the host's own stack.
@@ -208,6 +247,11 @@ impl Net for Network {
 
     fn host_port(&self) -> Option<PortId> {
         self.host
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        // Where the host routes the packets, it has looked already, and its own come the same way.
+        self.hop.is_none() && self.own_addresses.may_have(src) && self.is_local(src)
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {

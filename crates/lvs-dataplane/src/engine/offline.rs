@@ -172,7 +172,11 @@ impl Offline {
         *self.shared.bench_ports() = net.names();
         {
             let mut control = self.shared.control();
+            let ftp_ports = control.ftp_ports().to_vec();
             *control = Control::new(self.options.clone());
+            if let Err(error) = control.set_ftp_ports(ftp_ports) {
+                error!("cannot keep the helper's ports: {error}");
+            }
             control.set_local_addresses(net.local());
             self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
             self.shared.daemons().clear();

@@ -4,9 +4,9 @@
 //! wait ─▶ each port: receive a batch ─▶ pipeline ─▶ requests, send ─▶ kernel's events ─▶ commands ─▶ timers ─▶ wait
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,12 +20,15 @@ use super::access::{Access, HOP_PORT, HOST_PORT};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
-use super::shared::{Change, Command, Shared};
+use super::shared::{self, Command, Shared};
+use super::trunks::Trunks;
 use super::{Backend, PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::io::af_packet::AfPacket;
+use crate::io::vlan::Wanted;
 use crate::io::{BATCH, PacketIo};
+use crate::mld::{self, Change};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
@@ -43,6 +46,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Between two questions after the link-layer address of a server's next hop. The kernel never sees our frames, and would
 /// let what it knows grow stale.
 const NEIGHBOUR_PERIOD: Duration = Duration::from_secs(20);
+/// Between two doubts about one neighbour.
+const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
 /// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
 const FEW: usize = 100;
 /// How long nothing has changed before everything is gone through again.
@@ -61,12 +66,21 @@ const PROBES: u8 = 2;
 pub(super) struct Setup {
     pub(super) backend: Backend,
     /// The interfaces to use; empty for all that are fit.
-    pub(super) interfaces: Vec<String>,
+    pub(super) interfaces: Vec<Wanted>,
     /// Own every virtual address that the host does not have.
     pub(super) own_all_vips: bool,
     /// How the packet path is to behave.
     pub(super) settings: Settings,
     pub(super) hook: Option<Box<dyn PacketHook>>,
+}
+
+impl Setup {
+    /// Whether an interface was asked for by its name.
+    fn names(&self, interface: &str) -> bool {
+        self.interfaces
+            .iter()
+            .any(|wanted| wanted.name == interface)
+    }
 }
 
 /// An interface in use.
@@ -103,6 +117,7 @@ pub(super) struct Worker {
     ports: Vec<Option<Attached>>,
     network: Network,
     netlink: Netlink,
+    trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
     /// Asked for by `vips.own`.
@@ -114,6 +129,10 @@ pub(super) struct Worker {
     /// The servers' next hops, whose link-layer addresses are kept fresh.
     next_hops: HashSet<(u32, IpAddr)>,
     next_refresh: Instant,
+    /// When the kernel was last told to ask neighbours whether they are still there, and those that it has given up and was
+    /// asked after once more.
+    confirmed: HashMap<(u32, IpAddr), Instant>,
+    given_up: HashSet<(u32, IpAddr)>,
     /// Addresses of services that another host claims, who, and when that was last said.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
     refused: u64,
@@ -136,8 +155,9 @@ impl Worker {
         mut setup: Setup,
     ) -> Result<Self, StartError> {
         let access = Access::open(setup.backend)?;
-        let (netlink, state) = Netlink::open()?;
-        for name in &setup.interfaces {
+        let (mut netlink, mut state) = Netlink::open()?;
+        let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
+        for Wanted { name, .. } in &setup.interfaces {
             match state.link_by_name(name) {
                 None => return Err(StartError::NoInterface(name.clone())),
                 Some(link) if !access.is_routed() && !link.is_arp_capable() => {
@@ -164,6 +184,7 @@ impl Worker {
             host_name: Arc::from(access.name()),
             access,
             netlink,
+            trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
@@ -171,6 +192,8 @@ impl Worker {
             probing: HashMap::new(),
             next_hops: HashSet::new(),
             next_refresh: Instant::ZERO,
+            confirmed: HashMap::new(),
+            given_up: HashSet::new(),
             conflicts: HashMap::new(),
             refused: 0,
             changed: None,
@@ -205,8 +228,11 @@ impl Worker {
     pub(super) fn run(mut self) {
         let mut poller = Poller::new();
         let mut ports = Vec::new();
+        let mut trunks = Vec::new();
         while !self.shared.is_stopping() {
             poller.clear();
+            trunks.clear();
+            trunks.extend(self.trunks.fds().map(|fd| poller.add(fd)));
             let wake = poller.add(self.shared.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
             let host = self.access.fd().map(|fd| poller.add(fd));
@@ -217,6 +243,9 @@ impl Worker {
             if let Err(error) = poller.wait(Some(self.until_next_timer())) {
                 error!("cannot wait for packets: {error}");
                 break;
+            }
+            if trunks.iter().any(|&place| poller.is_ready(place)) {
+                self.trunks.relay(&mut self.frames);
             }
             for &(place, port) in &ports {
                 if poller.is_ready(place) {
@@ -374,11 +403,55 @@ impl Worker {
                     self.pipeline.waiting.give_up(port, addr);
                 }
             }
+            Request::Confirm(port, addr) => self.confirm(port, addr),
+            Request::ListenerQuery(port, query) => self.answer_query(port, query),
             Request::ShieldLocalClient(client) => clients.push(client),
             Request::AddressConflict { port, addr, mac } => {
                 self.report_conflict(port, addr, mac);
             }
         }
+    }
+
+    /// Has the kernel ask a neighbour whether it is still there, at most once in [`CONFIRM_PERIOD`].
+    fn confirm(&mut self, port: PortId, addr: IpAddr) {
+        let now = self.shared.now();
+        let Some(ifindex) = self.network.ifindex(port) else {
+            return;
+        };
+        self.confirmed
+            .retain(|_, then| now < *then + CONFIRM_PERIOD);
+        if self.access.is_routed() || self.confirmed.contains_key(&(ifindex, addr)) {
+            return;
+        }
+        self.confirmed.insert((ifindex, addr), now);
+        if let Err(error) = self.netlink.confirm(&self.network.state, ifindex, addr) {
+            debug!("{error}");
+        }
+    }
+
+    /// Tells a router, or a switch, that the groups of own addresses are listened to.
+    fn answer_query(&mut self, port: PortId, query: mld::Query) {
+        let mut groups = groups_of(self.announcing.keys());
+        if let Some(group) = query.group {
+            groups.retain(|&own| own == group);
+        }
+        self.report_groups(port, &groups, Change::Listening, query.v1);
+    }
+
+    fn report_groups(&mut self, port: PortId, groups: &[Ipv6Addr], change: Change, v1: bool) {
+        let Some(ifindex) = self.network.ifindex(port).filter(|_| !groups.is_empty()) else {
+            return;
+        };
+        let source = self.network.state.addresses(ifindex);
+        let source = source.filter(|address| address.is_preferred());
+        let source = source.filter_map(|address| match address.ip {
+            IpAddr::V6(addr) => addr.is_unicast_link_local().then_some(addr),
+            IpAddr::V4(_) => None,
+        });
+        let source = source.last().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let (net, out) = (&self.network, &mut self.output);
+        self.pipeline
+            .report_listening(port, source, groups, change, v1, net, out);
     }
 
     /// Another host answers for an address of a service: said once a minute for each address.
@@ -488,8 +561,8 @@ impl Worker {
         match command {
             Command::Follow(change, reply) => {
                 let done = match change {
-                    Change::Service(key) => self.follow_service(&key),
-                    Change::Any => self.follow_control(),
+                    shared::Change::Service(key) => self.follow_service(&key),
+                    shared::Change::Any => self.follow_control(),
                 };
                 let _ = reply.send(done);
             }
@@ -675,7 +748,15 @@ impl Worker {
             info!("answering for {addr}");
             self.announcing.insert(addr, ANNOUNCEMENTS);
         }
-        for &addr in routed.difference(own) {
+        let left: Vec<IpAddr> = routed.difference(own).copied().collect();
+        let still = groups_of(own.iter());
+        let mut groups = groups_of(left.iter());
+        groups.retain(|group| !still.contains(group));
+        for port in self.attached() {
+            self.report_groups(port, &groups, Change::Left, false);
+        }
+        self.flush();
+        for addr in left {
             if main && let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
                 warn!("{error}");
             }
@@ -707,8 +788,10 @@ impl Worker {
         if probes.is_empty() && announcements.is_empty() {
             return;
         }
-        let ports = (0..).map(PortId).zip(&self.ports);
-        for (port, _) in ports.filter(|(_, attached)| attached.is_some()) {
+        let groups = groups_of(announcements.iter());
+        for port in self.attached() {
+            // First, so that a switch lets the answers of others through.
+            self.report_groups(port, &groups, Change::Joined, false);
             for &addr in &probes {
                 self.pipeline
                     .probe(port, addr, &self.network, &mut self.output);
@@ -719,6 +802,14 @@ impl Worker {
             }
         }
         self.flush();
+    }
+
+    /// The interfaces in use.
+    fn attached(&self) -> Vec<PortId> {
+        let ports = (0..).map(PortId).zip(&self.ports);
+        ports
+            .filter_map(|(port, attached)| attached.as_ref().map(|_| port))
+            .collect()
     }
 
     /// None where the host routes the packets: it keeps its neighbours fresh itself.
@@ -752,16 +843,18 @@ impl Worker {
         if !changes.is_empty() {
             self.network.forget();
         }
-        if changes.links
-            && let Err(error) = self.attach_links(false)
-        {
-            warn!("{error}");
+        if changes.links {
+            self.trunks.follow(&self.network.state);
+            if let Err(error) = self.attach_links(false) {
+                warn!("{error}");
+            }
         }
         if changes.steering && self.access.is_routed() {
             self.access.distrust();
             self.changed.get_or_insert(self.shared.now());
         }
         if changes.links || changes.addresses {
+            self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);
             self.follow_or_warn();
         } else if changes.routes {
@@ -773,6 +866,7 @@ impl Worker {
             shield: &self.hidden,
             pmtu_disc: self.pmtu_disc,
         };
+        let mut ask_again = Vec::new();
         for (ifindex, addr) in changes.neighbours {
             let Some(port) = self.network.port_of(ifindex) else {
                 continue;
@@ -781,6 +875,7 @@ impl Worker {
                 continue;
             };
             if let Some(mac) = neighbour.usable() {
+                self.given_up.remove(&(ifindex, addr));
                 let out = &mut self.output;
                 self.pipeline
                     .neighbour_resolved(port, addr, Mac(mac), &env, out);
@@ -789,8 +884,14 @@ impl Worker {
                 let (decider, out) = (&mut self.decider, &mut self.output);
                 self.pipeline
                     .neighbour_failed(port, addr, &env, decider, now, out);
+                // A server that has got another link-layer address answers when everybody is asked.
+                let server = self.next_hops.contains(&(ifindex, addr));
+                if server && self.given_up.insert((ifindex, addr)) {
+                    ask_again.push((ifindex, addr));
+                }
             }
         }
+        self.refresh_neighbours(&ask_again.into_iter().collect());
         self.flush();
     }
 
@@ -799,22 +900,26 @@ impl Worker {
         if self.access.is_routed() {
             return self.answer_on_links();
         }
-        let gone: Vec<PortId> = (0..)
-            .map(PortId)
-            .zip(&self.ports)
-            .filter_map(|(port, attached)| {
-                let attached = attached.as_ref()?;
-                let link = self.network.state.link(attached.io.ifindex());
-                // A port of a bridge or a bond is its master's, unless it was asked for by name.
-                let automatic = self.setup.interfaces.is_empty();
-                link.is_none_or(|link| {
-                    *link.name != *attached.name || (automatic && link.master.is_some())
-                })
-                .then_some(port)
-            })
-            .collect();
+        let mut gone = Vec::new();
+        let mut renamed = Vec::new();
+        for (port, attached) in (0..).map(PortId).zip(&self.ports) {
+            let Some(attached) = attached else { continue };
+            // A port of a bridge or a bond is its master's, unless it was asked for by name.
+            let automatic = self.setup.interfaces.is_empty();
+            match self.network.state.link(attached.io.ifindex()) {
+                None => gone.push(port),
+                Some(link) if automatic && link.master.is_some() => gone.push(port),
+                Some(link) if *link.name != *attached.name => {
+                    renamed.push((port, link.name.clone()));
+                }
+                Some(_) => {}
+            }
+        }
         for port in gone {
             self.detach(port);
+        }
+        for (port, name) in renamed {
+            self.rename(port, &name);
         }
         let links: Vec<_> = self
             .network
@@ -826,7 +931,7 @@ impl Worker {
                 } else if self.setup.interfaces.is_empty() {
                     is_usable(link)
                 } else {
-                    link.is_arp_capable() && self.setup.interfaces.contains(&link.name)
+                    link.is_arp_capable() && self.setup.names(&link.name)
                 }
             })
             .cloned()
@@ -899,7 +1004,7 @@ impl Worker {
             if automatic {
                 is_usable(link)
             } else {
-                link.up && self.setup.interfaces.contains(&link.name)
+                link.up && self.setup.names(&link.name)
             }
         });
         let links: BTreeMap<u32, String> =
@@ -919,6 +1024,24 @@ impl Worker {
             "{} is gone: its packets are lost until it comes back",
             attached.name
         );
+    }
+
+    /// An interface has got another name; everything else goes on.
+    fn rename(&mut self, port: PortId, name: &str) {
+        let Some(attached) = &mut self.ports[port.index()] else {
+            return;
+        };
+        let old = std::mem::replace(&mut attached.name, Arc::from(name));
+        info!("{old} is called {name} now");
+        // The new one first: at no moment does the host see what is handled.
+        let mut shielded = self.access.add_interface(name);
+        let taken = self.ports.iter().flatten().any(|other| other.name == old);
+        if !taken && shielded.is_ok() {
+            shielded = self.access.remove_interface(&old);
+        }
+        if let Err(error) = shielded {
+            warn!("{name}: {error}");
+        }
     }
 
     fn port_failed(&mut self, port: PortId, error: &io::Error) {
@@ -1003,7 +1126,12 @@ impl Worker {
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
         let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
-        all.push(reason("drop", "not_sent", self.refused, unsent));
+        all.push(reason(
+            "drop",
+            "not_sent",
+            self.refused + self.trunks.refused(),
+            unsent,
+        ));
         let missed: u64 = self
             .ports
             .iter_mut()
@@ -1028,7 +1156,7 @@ impl Worker {
             incomplete,
         ));
         let tagged = "Of a VLAN that has no device here: --interface NAME.VLAN makes one.";
-        let count = self.pipeline.counters.tagged;
+        let count = self.pipeline.counters.tagged + self.trunks.strangers();
         all.push(reason("host", "vlan", count, tagged));
         let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
         all.push(reason(
@@ -1039,4 +1167,15 @@ impl Worker {
         ));
         all
     }
+}
+
+/// The groups in which whoever has these addresses is asked for, each once.
+fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
+    let groups: BTreeSet<Ipv6Addr> = addresses
+        .filter_map(|addr| match addr {
+            IpAddr::V6(addr) => Some(ndp::solicited_node(*addr)),
+            IpAddr::V4(_) => None,
+        })
+        .collect();
+    groups.into_iter().collect()
 }

@@ -90,6 +90,18 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Self::open_for(ifindex, name, false)
+    }
+
+    /// As [`Self::open`], for frames with a VLAN tag only.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Self::open_for(ifindex, name, true)
+    }
+
+    fn open_for(ifindex: u32, name: &str, tagged: bool) -> Result<Self, OpenError> {
         let fail = |step: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
                 Some(libc::EPERM | libc::EACCES) => OpenError::Permission {
@@ -123,6 +135,9 @@ impl AfPacket {
                 send = tx,
                 "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
             );
+        }
+        if tagged {
+            socket.only_tagged().map_err(fail("filter for tags"))?;
         }
         socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
         Ok(Self {

@@ -40,7 +40,10 @@ impl HopDevice {
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
-        let options = TunOptions { multi_queue: true };
+        let options = TunOptions {
+            multi_queue: true,
+            ..TunOptions::default()
+        };
         let host = HostDevice::create_with(name, options, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
             // All that came from outside has passed the host's own look at its source before.

@@ -10,6 +10,7 @@ use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::parse;
+use crate::rewrite::mss;
 use crate::rewrite::nat::{self, End};
 use crate::rewrite::payload;
 use crate::rewrite::tunnel::{self, Outer};
@@ -61,6 +62,13 @@ impl Pipeline {
         if job.packet.ttl <= 1 {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Fate::Dropped(FrameDrop::TtlExceeded);
+        }
+        if !forward.new && mss::asks(frame.bytes(), &job.packet) {
+            // The first SYN was not answered: the server may have got another link-layer address.
+            let request = Request::Confirm(hop.port, hop.addr);
+            if !cx.out.requests.contains(&request) {
+                cx.out.requests.push(request);
+            }
         }
         decrement_ttl(frame.bytes_mut());
         self.fill_options_of_request(frame, job, cx);

@@ -6,6 +6,7 @@ use crate::wire::checksum::Delta;
 use crate::wire::{be16, put16};
 
 const SYN: u8 = 2;
+const ACK: u8 = 16;
 const END: u8 = 0;
 const NOP: u8 = 1;
 const MSS: u8 = 2;
@@ -17,6 +18,15 @@ const HEADER_LEN: usize = 20;
 #[inline]
 pub fn opens(ip: &[u8], packet: &Packet) -> bool {
     packet.protocol.0 == 6 && ip.get(packet.l4 + 13).is_some_and(|flags| flags & SYN != 0)
+}
+
+/// Whether `packet`, whose bytes are `ip`, asks for a TCP connection.
+#[inline]
+pub fn asks(ip: &[u8], packet: &Packet) -> bool {
+    packet.protocol.0 == 6
+        && ip
+            .get(packet.l4 + 13)
+            .is_some_and(|flags| flags & (SYN | ACK) == SYN)
 }
 
 /// Lowers the segment size that the SYN in `frame`, which `packet` describes, asks for to `limit`. Whether it was more. A

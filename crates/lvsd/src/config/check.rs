@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::mark::MarkRule;
-use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Sysctls};
+use lvs_core::{
+    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Sysctls, helper_ports,
+};
 use toml::Spanned;
 
 use super::diagnostic::{Diagnostic, did_you_mean};
@@ -145,10 +147,10 @@ impl Checker<'_> {
         }
         if let Some(helpers) = &raw.helper {
             for helper in &helpers.get_ref().0 {
-                if helper != "ftp" {
+                if let Err(error) = helper_ports(helper) {
                     self.report(
-                        Diagnostic::error(helpers.span(), format!("unknown helper `{helper}`"))
-                            .help("the helpers are: ftp"),
+                        Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
+                            .help("write \"ftp\", or \"ftp=21,2121\" with ports of its own"),
                     );
                 }
             }
