@@ -141,7 +141,7 @@ impl Router {
     fn steered(&self) -> BTreeSet<String> {
         let text = self.host.sh(
             "for f in -4 -6; do ip $f rule | grep 'proto 76' || true; ip $f neigh show proxy; \
-             ip $f route show table 7676 2> /dev/null; ip $f route show table 7677 2> /dev/null; done; true",
+             ip $f route show table 7676 2> /dev/null || true; ip $f route show table 7677 2> /dev/null || true; done",
         );
         text.lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
