@@ -849,6 +849,10 @@ impl Worker {
                 warn!("{error}");
             }
         }
+        if changes.steering && self.access.is_routed() {
+            self.access.distrust();
+            self.changed.get_or_insert(self.shared.now());
+        }
         if changes.links || changes.addresses {
             self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);

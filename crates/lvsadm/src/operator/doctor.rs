@@ -196,7 +196,11 @@ fn addresses(
         if !info.own_vips.contains(&vip) && !is_local(vip) {
             findings.add(
                 format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+                if is_routed(info) {
+                    "start the engine with --own-vips (lvsd does that by itself), unless a router sends here what is for it".to_owned()
+                } else {
+                    format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 })
+                },
             );
         }
     }
