@@ -156,7 +156,20 @@ impl Checker<'_> {
             }
         }
         if let Some(interfaces) = &raw.interface {
-            for name in &interfaces.get_ref().0 {
+            for interface in &interfaces.get_ref().0 {
+                let (name, addresses) = match interface.split_once('=') {
+                    Some((name, addresses)) => (name, Some(addresses)),
+                    None => (interface.as_str(), None),
+                };
+                if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
+                    self.report(
+                        Diagnostic::error(
+                            interfaces.span(),
+                            format!("`{interface}` is no VLAN with addresses"),
+                        )
+                        .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
+                    );
+                }
                 // IFNAMSIZ is 16 with the NUL.
                 if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
                     self.report(
@@ -175,6 +188,35 @@ impl Checker<'_> {
                         "`interface` and `no_interfaces` contradict each other",
                     )
                     .help("remove one of them"),
+                );
+            }
+        }
+        let echo = self.word(raw.echo.as_ref(), &[("answer", "answer"), ("drop", "drop")]);
+        let mut count = |value: Option<&Spanned<i64>>, what: &str, least: i64| {
+            let number = self.number(value, what, least..=i64::from(u32::MAX));
+            number.and_then(|n| u32::try_from(n).ok())
+        };
+        let echo_limit = count(raw.echo_limit.as_ref(), "number of echo requests", 0);
+        let icmp_msgs_per_sec = count(
+            raw.icmp_msgs_per_sec.as_ref(),
+            "number of ICMP errors in a second",
+            0,
+        );
+        let icmp_msgs_burst = count(
+            raw.icmp_msgs_burst.as_ref(),
+            "number of ICMP errors at once",
+            1,
+        );
+        if let Some(size) = &raw.clamp_mss {
+            // What every IPv4 host takes.
+            const LEAST: u16 = 536;
+            let text = size.get_ref().0.as_str();
+            let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
+            if text != "auto" && number.is_none() {
+                self.report(
+                    Diagnostic::error(size.span(), format!("`{text}` is no segment size")).help(
+                        format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                    ),
                 );
             }
         }
@@ -206,6 +248,12 @@ impl Checker<'_> {
             profile,
             own_vips: raw.own_vips.unwrap_or(false),
             helpers: list(&raw.helper).unwrap_or_default(),
+            echo: echo.map(str::to_owned),
+            echo_limit,
+            clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
+            icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
+            icmp_msgs_per_sec,
+            icmp_msgs_burst,
             max_connections: max_connections.and_then(|n| u32::try_from(n).ok()),
             when_full,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
@@ -1017,6 +1065,22 @@ fn default_on_down(config: &ServiceConfig, templates_stay: bool) -> OnDown {
     } else {
         OnDown::Quiesce
     }
+}
+
+/// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
+fn are_vlan_addresses(name: &str, all: &str) -> bool {
+    let vlan = name.rsplit_once('.').is_some_and(|(trunk, number)| {
+        let number = number.parse::<u16>();
+        !trunk.is_empty() && number.is_ok_and(|number| (1..=4094).contains(&number))
+    });
+    vlan && all.split(',').all(|address| {
+        address.split_once('/').is_some_and(|(ip, len)| {
+            let width = ip
+                .parse::<IpAddr>()
+                .map(|ip| if ip.is_ipv4() { 32 } else { 128 });
+            matches!((width, len.parse::<u8>()), (Ok(width), Ok(len)) if len <= width)
+        })
+    })
 }
 
 fn parse_netmask(text: &str, family: Family) -> Option<u32> {
