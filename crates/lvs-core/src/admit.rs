@@ -337,6 +337,7 @@ impl Control {
             flags |= flag::ONE_PACKET;
         }
         let addr = SocketAddr::new(server.addr().ip(), port);
+        flags = self.translated_flags(server, ask.client.ip(), once, flags);
         let mut slot = Slot::new(&ask.key(), addr, flags);
         slot.server = server.id().0;
         slot.mark = ask.mark;
@@ -345,8 +346,15 @@ impl Control {
             server.bind(false);
             return Opened::Once(slot, template);
         }
-        let Some(index) = shard.open(slot, template, now) else {
-            return Opened::Refused(Verdict::Drop(DropReason::TableFull));
+        let opened = if slot.method() == Forwarding::FullNat {
+            shard.open_full_nat(slot, template, &self.full_nat.pool, now)
+        } else {
+            let opened = shard.open(slot, template, now);
+            opened.ok_or(DropReason::TableFull)
+        };
+        let index = match opened {
+            Ok(index) => index,
+            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
         };
         server.bind(false);
         shard.count(index, Counters::count_connection);
@@ -553,7 +561,7 @@ impl Ask<'_> {
 fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if conntrack {

@@ -48,6 +48,10 @@ pub enum Error {
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
+    /// Full NAT without an address of the director's that could stand for clients.
+    LocalAddressNeeded,
+    /// Full NAT and one-packet scheduling: replies would find no connection.
+    FullNatOnePacket,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),
 }
@@ -78,6 +82,13 @@ impl fmt::Display for Error {
             Self::NoDevice => "no such network interface; `ip link` lists them",
             Self::DaemonRunning => "a synchronisation daemon of this role is running already",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
+            Self::LocalAddressNeeded => {
+                "full NAT needs a local address of the service's family: give the engine --local-address, or \
+                 `lvsadm local add`"
+            }
+            Self::FullNatOnePacket => {
+                "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
+            }
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })
     }

@@ -38,8 +38,10 @@ mod director;
 mod engine;
 mod error;
 mod explain;
+mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
+mod local_ports;
 pub mod mark;
 mod packet;
 mod pool;
@@ -59,6 +61,7 @@ pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
+pub use local_ports::{LocalAddress, worker_of};
 pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};
