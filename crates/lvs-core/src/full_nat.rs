@@ -115,7 +115,7 @@ impl Control {
         let service = entry
             .and_then(Option::as_ref)
             .and_then(|entry| self.services.get(&entry.service));
-        let mut peers = service.into_iter().flat_map(|service| service.servers());
+        let mut peers = service.into_iter().flat_map(crate::Service::servers);
         let mut networks = self.full_nat.networks.iter();
         let server = server.addr().ip();
         peers.any(|peer| peer.addr().ip() == client)
@@ -143,6 +143,11 @@ impl Shard {
         };
         self.local_ports.bind(index, taken, &self.table);
         Ok(index)
+    }
+
+    /// Connections that a local address stands for the clients of.
+    pub fn local_connections(&self, addr: IpAddr) -> u64 {
+        self.local_ports.connections(addr)
     }
 
     /// Local addresses that connections use, in the pool or not any more.

@@ -146,6 +146,12 @@ impl LocalPorts {
         !self.in_use.is_empty() && self.position(addr).is_ok()
     }
 
+    /// Connections that use `addr`.
+    pub(crate) fn connections(&self, addr: IpAddr) -> u64 {
+        let at = self.position(addr);
+        at.map_or(0, |at| self.in_use[at].1.into())
+    }
+
     fn position(&self, addr: IpAddr) -> Result<usize, usize> {
         self.in_use.binary_search_by_key(&addr, |&(addr, _)| addr)
     }

@@ -1,6 +1,7 @@
 //! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -53,6 +54,16 @@ struct Args {
     /// Answer ARP and neighbour discovery for the virtual addresses that the host does not have, and announce them.
     #[arg(long)]
     own_vips: bool,
+
+    /// Let this address stand for clients towards servers of full NAT; may be given several times. One that the host does
+    /// not have is answered for.
+    #[arg(long, value_name = "ADDRESS")]
+    local_address: Vec<IpAddr>,
+
+    /// Let NAT translate both ends where replies would not come back here: for clients on a server's network, and for
+    /// servers that are clients of their own service. Needs --local-address.
+    #[arg(long, requires = "local_address")]
+    hairpin: bool,
 
     /// Connections at most.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
@@ -202,6 +213,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
+        local_addresses: args.local_address,
+        hairpin: args.hairpin,
         no_interfaces: args.no_interfaces,
         virtual_time: args.virtual_time,
         compat: match args.compat {

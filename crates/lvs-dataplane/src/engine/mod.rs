@@ -4,6 +4,7 @@ pub mod bench;
 mod calls;
 mod capture;
 mod decider;
+mod local;
 mod network;
 mod offline;
 mod rules;
@@ -11,10 +12,11 @@ mod shared;
 mod worker;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use lvs_core::api::{Call, Failure};
+use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Options, PacketMeta};
 use serde_json::Value;
@@ -43,6 +45,10 @@ pub struct Config {
     pub group: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
+    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
+    pub local_addresses: Vec<IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Sysctls to set before anything else, as name and value.
@@ -123,6 +129,9 @@ pub enum StartError {
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
+    /// The local addresses.
+    #[error("--local-address: {0}")]
+    LocalAddresses(String),
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
@@ -212,6 +221,14 @@ impl Engine {
             worker: Some(worker),
             server: None,
         };
+        if !config.local_addresses.is_empty() || config.hairpin {
+            engine
+                .call(Call::LocalSet(LocalPool {
+                    addresses: config.local_addresses,
+                    hairpin: config.hairpin,
+                }))
+                .map_err(|failure| StartError::LocalAddresses(failure.message))?;
+        }
         if !config.marks.is_empty() {
             let rules = config.marks.iter().map(ToString::to_string).collect();
             engine

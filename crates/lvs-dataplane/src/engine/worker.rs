@@ -11,13 +11,14 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, LocalPool, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
+use super::local::{self, LocalNodes};
 use super::network::{Network, is_usable};
 use super::shared::{Change, Command, Shared};
 use super::{PacketHook, StartError};
@@ -109,6 +110,9 @@ pub(super) struct Worker {
     pmtu_disc: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
+    /// The local addresses of full NAT that were asked for.
+    wanted_pool: LocalPool,
+    local_nodes: LocalNodes,
     /// Announcements that own addresses still get.
     announcing: HashMap<IpAddr, u8>,
     /// Questions who else has the services' addresses, still to be asked.
@@ -138,7 +142,8 @@ impl Worker {
         mut setup: Setup,
     ) -> Result<Self, StartError> {
         let host = HostDevice::create(HostDevice::NAME)?;
-        let (netlink, state) = Netlink::open()?;
+        let (mut netlink, state) = Netlink::open()?;
+        LocalNodes::clean(&mut netlink);
         let shield = Shield::open()?;
         for name in &setup.interfaces {
             match state.link_by_name(name) {
@@ -167,6 +172,8 @@ impl Worker {
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
+            wanted_pool: LocalPool::default(),
+            local_nodes: LocalNodes::default(),
             announcing: HashMap::new(),
             probing: HashMap::new(),
             next_hops: HashSet::new(),
@@ -427,7 +434,10 @@ impl Worker {
         self.forget_local_clients();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
-        let removed = || self.shared.control().has_removed();
+        let retired = |addr| !self.wanted_pool.addresses.contains(&addr);
+        let removed = || {
+            self.decider.shard.local_addresses().any(retired) || self.shared.control().has_removed()
+        };
         if quiet || (self.followed + REMOVED_PERIOD <= now && removed()) {
             self.follow_or_warn();
         }
@@ -491,6 +501,13 @@ impl Worker {
                 let done = self.follow_control();
                 let _ = reply.send(done);
             }
+            Command::LocalPool(pool, reply) => {
+                let _ = reply.send(self.set_local_pool(pool));
+            }
+            Command::LocalInfo(reply) => {
+                let control = self.shared.control();
+                let _ = reply.send(local::info(&control, &self.decider.shard));
+            }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
@@ -522,6 +539,23 @@ impl Worker {
         }
     }
 
+    /// Lets other addresses stand for clients.
+    fn set_local_pool(&mut self, wanted: LocalPool) -> Result<(), Failure> {
+        let pool = local::pool(&wanted.addresses, |addr| self.network.state.is_local(addr));
+        self.shared
+            .control()
+            .set_local_pool(pool, wanted.hairpin)
+            .map_err(Failure::from)?;
+        self.wanted_pool = wanted;
+        self.follow_control()
+    }
+
+    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let wanted = self.wanted_pool.addresses.iter().copied();
+        wanted.chain(self.decider.shard.local_addresses())
+    }
+
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
         let (mut hidden, next_hops);
@@ -530,6 +564,12 @@ impl Worker {
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
             hidden = ShieldSpec::of(&control, &self.hidden);
+            let is_local = |addr| self.network.state.is_local(addr);
+            hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
+            hidden.local_addresses = self
+                .local_addresses()
+                .filter(|&addr| is_local(addr))
+                .collect();
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
@@ -564,11 +604,17 @@ impl Worker {
             hidden.services.clone_from(&self.hidden.services);
             hidden.nat_servers.clone_from(&self.hidden.nat_servers);
             hidden.own_vips.clone_from(&self.hidden.own_vips);
+            hidden
+                .local_addresses
+                .clone_from(&self.hidden.local_addresses);
             self.changed = Some(self.followed);
         }
         self.network.set_vips(reached, own.clone());
         self.hidden = hidden;
         self.route_own(&own);
+        let ifindex = self.host.ifindex();
+        self.local_nodes
+            .follow(&self.hidden.local_nodes, &mut self.netlink, ifindex);
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
         for addr in vips {
@@ -624,6 +670,9 @@ impl Worker {
             .map_err(|error| shield_failure(&error))?;
         self.hidden.services.extend(more.services);
         self.hidden.nat_servers.extend(more.nat_servers);
+        if servers.iter().any(|&server| self.network.is_local(server)) {
+            return self.follow_control();
+        }
         let next_hops = self.next_hops_of(&servers);
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
@@ -639,6 +688,7 @@ impl Worker {
             .iter()
             .chain(all.into_iter().flatten())
             .copied()
+            .chain(self.local_addresses())
             .filter(|&addr| !self.network.state.is_local(addr))
             .collect()
     }
@@ -735,7 +785,10 @@ impl Worker {
         }
         if changes.links || changes.addresses {
             self.decider.follow_addresses(&self.network.state);
-            self.follow_or_warn();
+            // An address that comes to the host, or leaves it, has other ports than before.
+            if let Err(failure) = self.set_local_pool(self.wanted_pool.clone()) {
+                warn!("{}", failure.message);
+            }
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a storm.
             self.changed.get_or_insert(self.shared.now());
@@ -894,6 +947,9 @@ impl Worker {
     /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
+        let ifindex = self.host.ifindex();
+        self.local_nodes
+            .follow(&HashSet::new(), &mut self.netlink, ifindex);
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------

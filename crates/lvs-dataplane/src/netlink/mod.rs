@@ -19,6 +19,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use self::message::{Builder, Message, messages, u32_at};
 pub use self::state::{Address, Changes, Link, Mac, Neighbour, NetState, RouteHit, RouteKind};
+use crate::shield_spec::Endpoint;
 use crate::sys;
 
 /// What went wrong between this process and the kernel's routing tables.
@@ -48,6 +49,19 @@ const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
 /// Receive buffer for events: a full table of a few ten thousand routes that comes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
+
+/// The routing table that answers of servers on this host are led to: "LVS" in ASCII.
+pub const LEAD_TABLE: u32 = 0x4c_56_53;
+/// Place of the rules that do it: before the table `main`, behind what an administrator is likely to put in front of it.
+const LEAD_PRIORITY: u32 = 30_000;
+
+// linux/fib_rules.h.
+const FRA_SRC: u16 = 2;
+const FRA_PRIORITY: u16 = 6;
+const FRA_TABLE: u16 = 15;
+const FRA_IP_PROTO: u16 = 22;
+const FRA_SPORT_RANGE: u16 = 23;
+const FR_ACT_TO_TBL: u8 = 1;
 
 /// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of events does not keep a
 /// worker from its packets.
@@ -265,6 +279,120 @@ impl Netlink {
         })
     }
 
+    /// Leads what comes from `endpoint` on this host to the routes of [`LEAD_TABLE`]; port 0 is every port.
+    ///
+    /// # Errors
+    /// If the kernel refuses, as one without policy routing does.
+    pub fn add_lead_rule(&mut self, endpoint: &Endpoint) -> Result<(), NetlinkError> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        match self.lead_rule(libc::RTM_NEWRULE, flags, endpoint) {
+            Err(err) if err.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            result => result.map_err(|source| NetlinkError::Os {
+                what: format!("add a policy rule for what {} sends", endpoint.address),
+                source,
+            }),
+        }
+    }
+
+    /// Ends [`Self::add_lead_rule`]. A rule that is gone already is no error.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn delete_lead_rule(&mut self, endpoint: &Endpoint) -> Result<(), NetlinkError> {
+        match self.lead_rule(libc::RTM_DELRULE, 0, endpoint) {
+            Err(err) if err.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            result => result.map_err(|source| NetlinkError::Os {
+                what: format!("delete the policy rule for what {} sends", endpoint.address),
+                source,
+            }),
+        }
+    }
+
+    fn lead_rule(&mut self, kind: u16, flags: i32, endpoint: &Endpoint) -> io::Result<()> {
+        let bits = if endpoint.address.is_ipv4() { 32 } else { 128 };
+        // struct fib_rule_hdr: family, lengths of destination and source, TOS, table, two reserved, action, flags.
+        let header = [
+            family_of(endpoint.address),
+            0,
+            bits,
+            0,
+            0,
+            0,
+            0,
+            FR_ACT_TO_TBL,
+            0,
+            0,
+            0,
+            0,
+        ];
+        self.request(kind, flags, &header, |b| {
+            b.attr(FRA_SRC, &octets(endpoint.address));
+            b.attr(FRA_PRIORITY, &LEAD_PRIORITY.to_ne_bytes());
+            b.attr(FRA_TABLE, &LEAD_TABLE.to_ne_bytes());
+            b.attr(FRA_IP_PROTO, &[endpoint.protocol.0]);
+            if endpoint.port != 0 {
+                let [low, high] = endpoint.port.to_ne_bytes();
+                b.attr(FRA_SPORT_RANGE, &[low, high, low, high]);
+            }
+        })
+    }
+
+    /// Deletes every rule that leads to [`LEAD_TABLE`], and tells how many there were.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn delete_lead_rules(&mut self) -> Result<usize, NetlinkError> {
+        let mut ours: Vec<Vec<u8>> = Vec::new();
+        // A kernel without policy routing refuses this, and has no rules.
+        let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
+            if message.kind == libc::RTM_NEWRULE && rule_table(message) == Some(LEAD_TABLE) {
+                ours.push(message.payload.to_vec());
+            }
+        });
+        for rule in &ours {
+            self.request(libc::RTM_DELRULE, 0, rule, |_| {})
+                .map_err(|source| NetlinkError::Os {
+                    what: format!("delete a policy rule to table {LEAD_TABLE}"),
+                    source,
+                })?;
+        }
+        Ok(ours.len())
+    }
+
+    /// Gives [`LEAD_TABLE`] its only route, for the family of `like`: everything to an interface.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn add_lead_route(&mut self, like: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
+        let scope = match like {
+            IpAddr::V4(_) => libc::RT_SCOPE_LINK,
+            IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
+        };
+        let header = [
+            family_of(like),
+            0,
+            0,
+            0,
+            libc::RT_TABLE_UNSPEC,
+            libc::RTPROT_STATIC,
+            scope,
+            libc::RTN_UNICAST,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.request(libc::RTM_NEWROUTE, flags, &header, |b| {
+            b.attr(libc::RTA_TABLE, &LEAD_TABLE.to_ne_bytes());
+            b.attr(libc::RTA_OIF, &ifindex.to_ne_bytes());
+        })
+        .map_err(|source| NetlinkError::Os {
+            what: format!("add a route to table {LEAD_TABLE} over interface {ifindex}"),
+            source,
+        })
+    }
+
     /// Sends a request and waits for its acknowledgement.
     fn request(
         &mut self,
@@ -383,16 +511,21 @@ pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
     err
 }
 
-/// Warns of a policy rule beyond those that every host has; says whether it did.
+/// An attribute of 32 bits of a policy rule.
+fn rule_attribute(message: &Message<'_>, wanted: u16) -> Option<u32> {
+    let rest = message.payload.get(12..)?;
+    let (_, value) = message::attributes(rest).find(|(kind, _)| *kind == wanted)?;
+    u32_at(value, 0)
+}
+
+fn rule_table(message: &Message<'_>) -> Option<u32> {
+    rule_attribute(message, FRA_TABLE)
+}
+
+/// Warns of a policy rule beyond those that every host has and our own; says whether it did.
 fn warn_of_rule(message: &Message<'_>) -> bool {
-    const FRA_PRIORITY: u16 = 6;
-    let priority = message
-        .payload
-        .get(12..)
-        .and_then(|rest| message::attributes(rest).find(|(kind, _)| *kind == FRA_PRIORITY))
-        .and_then(|(_, value)| u32_at(value, 0))
-        .unwrap_or(0);
-    let ordinary = matches!(priority, 0 | 32766 | 32767);
+    let priority = rule_attribute(message, FRA_PRIORITY).unwrap_or(0);
+    let ordinary = matches!(priority, 0 | 32766 | 32767) || rule_table(message) == Some(LEAD_TABLE);
     if !ordinary {
         tracing::warn!(
             priority,

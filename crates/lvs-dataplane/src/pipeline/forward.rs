@@ -60,14 +60,14 @@ impl Pipeline {
         }
         decrement_ttl(frame.bytes_mut());
         match forward.method {
-            Forwarding::Nat => {
+            Forwarding::Nat | Forwarding::FullNat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
-                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
-                if job.from_host && job.inner.is_none() {
+                if job.from_host && job.inner.is_none() && forward.source.is_none() {
                     let client = LocalClient {
                         protocol: job.packet.protocol,
                         server: forward.target,
@@ -105,11 +105,11 @@ impl Pipeline {
         ports: bool,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        if forward.method == Forwarding::Nat {
+        if forward.method.translates() {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+            if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
@@ -129,7 +129,7 @@ impl Pipeline {
     }
 
     /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`).
-    fn too_big<N: Net>(
+    pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
         job: &Job<'_>,
@@ -300,8 +300,12 @@ impl Pipeline {
         if reply.source.is_none() && !self.hidden(job, cx) {
             return Fate::Left;
         }
-        let dst = job.packet.dst;
-        let hop = if job.to_host {
+        // Full NAT's replies are addressed to the director, whoever the client is.
+        let (dst, to_host) = match reply.destination {
+            Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
+            None => (job.packet.dst, job.to_host),
+        };
+        let hop = if to_host {
             None
         } else {
             let Some(hop) = cx.env.net.route(dst) else {
@@ -325,6 +329,11 @@ impl Pipeline {
         {
             return Fate::Dropped(reason);
         }
+        if let Some(client) = reply.destination
+            && let Err(reason) = rewrite(frame, job, End::Destination, client, ports)
+        {
+            return Fate::Dropped(reason);
+        }
         let Some(hop) = hop else {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
@@ -335,6 +344,20 @@ impl Pipeline {
         }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates a packet to a server: its destination, and with full NAT its source.
+fn rewrite_request(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    forward: &Forward,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    rewrite(frame, job, End::Destination, forward.target, ports)?;
+    match forward.source {
+        Some(local) => rewrite(frame, job, End::Source, local, ports),
+        None => Ok(()),
     }
 }
 

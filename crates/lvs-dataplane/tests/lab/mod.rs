@@ -195,6 +195,7 @@ impl Service {
                 server: None,
                 method: self.method,
                 target,
+                source: None,
                 virt,
                 tunnel: self.tunnel,
                 new: false,
@@ -209,6 +210,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        destination: None,
     })
 }
 
