@@ -52,6 +52,10 @@ pub enum Error {
     LocalAddressNeeded,
     /// Full NAT and one-packet scheduling: replies would find no connection.
     FullNatOnePacket,
+    /// No helper of this name is known (ENOENT).
+    UnknownHelper,
+    /// Ports for a helper: 0, one twice, or too many (EINVAL).
+    HelperPorts,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),
 }
@@ -89,6 +93,8 @@ impl fmt::Display for Error {
             Self::FullNatOnePacket => {
                 "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
             }
+            Self::UnknownHelper => "no helper of this name; there is one: ftp",
+            Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })
     }

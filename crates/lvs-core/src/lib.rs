@@ -38,6 +38,7 @@ mod director;
 mod engine;
 mod error;
 mod explain;
+mod ftp;
 mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
@@ -61,8 +62,11 @@ pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
+pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use local_ports::{LocalAddress, worker_of};
-pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+pub use packet::{
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};

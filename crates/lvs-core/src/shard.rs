@@ -10,6 +10,7 @@ use core::time::Duration;
 use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
+use crate::ftp;
 use crate::local_ports::LocalPorts;
 use crate::stats::Counters;
 use crate::sync::Queue;
@@ -47,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) master: Option<crate::sync::Master>,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
+    /// Virtual ports whose connections the helper for FTP looks at.
+    pub(crate) ftp_ports: Vec<u16>,
 }
 
 impl Settings {
@@ -90,6 +93,8 @@ pub struct Shard {
     pub(crate) sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     pub(crate) sequences: BTreeMap<u32, Sequences>,
+    /// What the helper knows of FTP's control connections, by the connections' indices.
+    pub(crate) sessions: BTreeMap<u32, ftp::Session>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -406,7 +411,7 @@ impl Shard {
     ) -> Verdict {
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
-        let verdict = self.transmit(index, meta, new);
+        let verdict = self.transmit(index, meta, new, now);
         let slot = self.table.get_mut(index);
         slot.in_packets = slot.in_packets.wrapping_add(1);
         if self.settings.master.is_some() {
@@ -418,8 +423,9 @@ impl Shard {
     }
 
     /// How a client's packet leaves.
-    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool) -> Verdict {
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
         let slot = self.table.get(index);
+        let helped = slot.has(flag::HELPED);
         match slot.method() {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
@@ -430,6 +436,15 @@ impl Shard {
                 }
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
+                }
+                if helped {
+                    return match self.help_request(index, meta, now) {
+                        Ok(shift) => Verdict::Forward(Forward {
+                            shift,
+                            ..self.forward_of(index, new)
+                        }),
+                        Err(reason) => Verdict::Drop(reason),
+                    };
                 }
             }
             Forwarding::Tunnel if slot.server == NO_SLOT => {
@@ -462,6 +477,16 @@ impl Shard {
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
+        let mut edit = None;
+        if self.table.get(index).has(flag::HELPED) {
+            match self.help_reply(index, meta, now) {
+                Ok(changes) => edit = changes,
+                Err(reason) => {
+                    self.table.restart(index, now);
+                    return Verdict::Drop(reason);
+                }
+            }
+        }
         self.count(index, |counters| counters.count_out(meta.len));
         self.transition(index, meta, false);
         if self.table.get(index).has(flag::DYING) {
@@ -470,7 +495,10 @@ impl Shard {
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
-        Verdict::Reply(self.reply_of(index))
+        Verdict::Reply(Reply {
+            edit,
+            ..self.reply_of(index)
+        })
     }
 
     /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
@@ -705,6 +733,7 @@ impl Shard {
                 .link_of(slot.server)
                 .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
             new,
+            shift: None,
         }
     }
 
@@ -715,6 +744,7 @@ impl Shard {
             server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
             source: slot.method().translates().then(|| slot.virt()),
             destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
+            edit: None,
         }
     }
 
@@ -812,6 +842,7 @@ impl Shard {
         let slot: &Slot = self.table.get(index);
         let slot_has_sequences = slot.has(flag::SYNC);
         let full_nat = slot.method() == Forwarding::FullNat;
+        let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
@@ -825,6 +856,9 @@ impl Shard {
         }
         if full_nat {
             self.local_ports.release(index, &self.table);
+        }
+        if helped {
+            self.sessions.remove(&index);
         }
         let template = self
             .templates

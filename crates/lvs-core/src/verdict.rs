@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use crate::ftp::{Edit, Shift};
 use crate::{Forwarding, Tunnel};
 
 /// A connection of one shard; valid until the connection ends.
@@ -66,6 +67,9 @@ pub struct Forward {
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
+    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be told in the server's
+    /// numbers: [`Shift::acknowledgement`].
+    pub shift: Option<Shift>,
 }
 
 /// How to treat a packet from a real server.
@@ -81,6 +85,8 @@ pub struct Reply {
     /// The client as the new destination (for an ICMP error: of the embedded packet's source, too), where the packet was
     /// addressed to what stands for it.
     pub destination: Option<SocketAddr>,
+    /// What a helper changes in the TCP segment.
+    pub edit: Option<Edit>,
 }
 
 /// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
@@ -148,6 +154,10 @@ reasons! {
         NoLocalPort => "no_local_port",
         /// A rule for marks says so.
         MarkRule => "mark_rule",
+        /// Of a control connection of FTP, with a wrong TCP checksum.
+        HelperChecksum => "helper_checksum",
+        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
     }

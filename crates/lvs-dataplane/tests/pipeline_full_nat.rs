@@ -11,9 +11,8 @@ use lvs_core::{
     Protocol, ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
 use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::PortId;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::segment::finish_checksum;
 use lvs_dataplane::shield_spec::ShieldSpec;
 use lvs_dataplane::wire::{Mac, ip_dst, ip_src, tcp};
@@ -96,7 +95,7 @@ impl Bed {
             net,
             shield,
             decide: Real(director),
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             now: Instant::from_secs(1),
         }
     }

@@ -174,6 +174,9 @@ impl Invocation<'_> {
         let mut text = Vec::new();
         self.input.read_to_end(&mut text)?;
         let rules = restore_input(&text);
+        if is_binary(&text) {
+            writeln!(self.errors, "grep: (standard input): binary file matches")?;
+        }
         self.argv0 = "ipvsadm".into();
         self.ipvsadm(&[b"-C".to_vec()])?;
         self.output.flush()?;
@@ -278,13 +281,21 @@ Environment:
   LVS_AUTOSTART=1                     start lvs-dataplane if no engine answers
 ";
 
-/// What the script passes on: no lines that begin with `#`, one line end at the end.
+/// Whether the script's `grep` says so in place of passing anything on: it does where there is a NUL, and anything but
+/// comments.
+fn is_binary(text: &[u8]) -> bool {
+    let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
+    text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
+}
+
+/// What the script passes on: no lines that begin with `#`, one line end at the end; nothing of a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
-    for line in text.split_inclusive(|&b| b == b'\n') {
-        if !line.starts_with(b"#") {
-            rules.extend(line.iter().filter(|&&b| b != 0));
-        }
+    if !text.contains(&0) {
+        let lines = text.split_inclusive(|&b| b == b'\n');
+        lines
+            .filter(|line| !line.starts_with(b"#"))
+            .for_each(|line| rules.extend_from_slice(line));
     }
     while rules.last() == Some(&b'\n') {
         rules.pop();
@@ -347,5 +358,8 @@ mod tests {
         assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
         assert_eq!(restore_input(b"-n\n"), b"\n");
         assert_eq!(restore_input(b""), b"\n");
+        assert_eq!(restore_input(b"-C\n\0"), b"\n");
+        assert!(is_binary(b"-C\n\0") && is_binary(b"#\0x"));
+        assert!(!is_binary(b"-C\n") && !is_binary(b"#\0#\n"));
     }
 }

@@ -39,8 +39,12 @@ pub(crate) mod flag {
     pub(crate) const ONE_PACKET: u32 = 0x2000;
     /// The host's connection tracking keeps it, too.
     pub(crate) const NFCT: u32 = 0x10000;
+    /// A helper looks at what it carries. Of this crate, not of the kernel.
+    pub(crate) const HELPED: u32 = 0x2000_0000;
     /// Ended, and taken out before the next packet that is not the host's own answer. Of this crate, not of the kernel.
     pub(crate) const DYING: u32 = 0x4000_0000;
+    /// Flags that are of no concern to others.
+    pub(crate) const OWN: u32 = HELPED | DYING;
 }
 
 /// The identity of a connection: protocol, client and virtual address.

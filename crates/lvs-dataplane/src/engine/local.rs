@@ -1,20 +1,23 @@
 //! What is the director's own in front of its servers: local addresses for full NAT, and servers on the host itself.
 //!
 //! A server on the host answers by the host's own routes, which know nothing of the virtual address that its clients
-//! asked. So its answers are led into the engine: a policy rule sends what comes from its port to a routing table of the
-//! engine's own, whose only route is `lvs-host0`. The route goes with that device; a rule that a killed engine leaves
-//! behind looks into an empty table, which changes nothing, and the next engine deletes it.
+//! asked. So its answers are led into the engine, by the same policy rule and table that the TUN backend has for every
+//! server ([`steering`]): `from RIP ipproto tcp sport 8080 lookup 7677`, whose only route is `lvs-host0`. The route goes with
+//! that device; a rule that a killed engine leaves behind looks into an empty table, which changes nothing, and the next
+//! engine deletes it.
 
-use std::collections::HashSet;
-use std::fs;
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{fs, io};
 
 use lvs_core::api::{Failure, FailureCode, LocalAddressInfo, LocalInfo};
 use lvs_core::{Control, LocalAddress, Shard};
-use tracing::{info, warn};
+use tracing::warn;
 
-use crate::netlink::{LEAD_TABLE, Netlink, NetlinkError};
-use crate::shield_spec::Endpoint;
+use crate::netlink::Requests;
+use crate::netlink::policy::{Action, Entry, Route, Rule};
+use crate::shield_spec::{Endpoint, Endpoints};
+use crate::steering;
 
 /// Local addresses at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
@@ -108,72 +111,83 @@ pub(super) fn check(addresses: &[IpAddr]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rules that lead the answers of servers on this host into the engine.
-#[derive(Debug, Default)]
+/// What leads the answers of servers on this host into the engine. It ends with this value.
+#[derive(Debug)]
 pub(super) struct LocalNodes {
-    led: HashSet<Endpoint>,
-    /// Which families have the route.
-    routed: (bool, bool),
+    requests: Requests,
+    present: BTreeSet<Entry>,
 }
 
 impl LocalNodes {
-    /// Takes away what an engine that was killed has left.
-    pub(super) fn clean(netlink: &mut Netlink) {
-        match netlink.delete_lead_rules() {
-            Ok(0) => {}
-            Ok(count) => info!(
-                "deleted {count} policy rules to table {LEAD_TABLE} of an engine that was killed"
-            ),
-            Err(error) => warn!("{error}"),
-        }
+    /// Leads nothing yet.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self {
+            requests: Requests::open()?,
+            present: BTreeSet::new(),
+        })
     }
 
     /// Leads the answers of exactly these servers into the device `ifindex`.
-    pub(super) fn follow(
-        &mut self,
-        wanted: &HashSet<Endpoint>,
-        netlink: &mut Netlink,
-        ifindex: u32,
-    ) {
-        for endpoint in wanted.difference(&self.led.clone()) {
-            match self.lead(endpoint, netlink, ifindex) {
+    pub(super) fn follow(&mut self, nodes: &Endpoints, ifindex: u32) {
+        let wanted: BTreeSet<Entry> = nodes
+            .iter()
+            .flat_map(|node| [way(node.address, ifindex), rule(node)])
+            .collect();
+        for entry in wanted.difference(&self.present.clone()) {
+            match self.requests.add(entry) {
                 Ok(()) => {
-                    info!(
-                        "leading the answers of {}:{} on this host to clients",
-                        endpoint.address, endpoint.port
-                    );
-                    self.led.insert(*endpoint);
+                    self.present.insert(entry.clone());
                 }
-                Err(error) => warn!(
-                    "clients get no answers of {} on this host: {error}",
-                    endpoint.address
-                ),
+                Err(error) => {
+                    warn!(
+                        "clients get no answers of servers on this host: cannot add {entry}: {error}"
+                    );
+                }
             }
         }
-        for endpoint in self.led.difference(wanted).copied().collect::<Vec<_>>() {
-            if let Err(error) = netlink.delete_lead_rule(&endpoint) {
-                warn!("{error}");
+        let surplus: Vec<Entry> = self.present.difference(&wanted).cloned().collect();
+        for entry in surplus.into_iter().rev() {
+            if let Err(error) = self.requests.delete(&entry) {
+                warn!("cannot delete {entry}: {error}");
             }
-            self.led.remove(&endpoint);
+            self.present.remove(&entry);
         }
     }
+}
 
-    fn lead(
-        &mut self,
-        endpoint: &Endpoint,
-        netlink: &mut Netlink,
-        ifindex: u32,
-    ) -> Result<(), NetlinkError> {
-        let routed = match endpoint.address {
-            IpAddr::V4(_) => &mut self.routed.0,
-            IpAddr::V6(_) => &mut self.routed.1,
-        };
-        if !*routed {
-            netlink.add_lead_route(endpoint.address, ifindex)?;
-            *routed = true;
-        }
-        netlink.add_lead_rule(endpoint)
+impl Drop for LocalNodes {
+    fn drop(&mut self) {
+        self.follow(&Endpoints::default(), 0);
     }
+}
+
+/// The only route of the table, for the family of `like`.
+fn way(like: IpAddr, ifindex: u32) -> Entry {
+    let to = match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    Entry::Route(Route {
+        table: steering::DEVICE,
+        to,
+        prefix_len: 0,
+        ifindex,
+    })
+}
+
+/// The rule that leads what comes from a server to that table.
+fn rule(node: &Endpoint) -> Entry {
+    let (first, last) = steering::RULE_PORTS;
+    let port = node.port;
+    Entry::Rule(Rule {
+        ipv6: node.address.is_ipv6(),
+        priority: steering::FROM_SERVERS,
+        interface: None,
+        from: Some(node.address),
+        protocol: Some(node.protocol.0),
+        ports: (first..=last).contains(&port).then_some((port, port)),
+        action: Action::Lookup(steering::DEVICE),
+    })
 }
 
 #[cfg(test)]

@@ -9,17 +9,19 @@
 //! the three that every host has, which is logged where others exist.
 
 pub(crate) mod message;
+pub(crate) mod policy;
+mod requests;
 mod state;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
-use self::message::{Builder, Message, messages, u32_at};
+use self::message::{Message, messages, u32_at};
+pub(crate) use self::requests::Requests;
 pub use self::state::{Address, Changes, Link, Mac, Neighbour, NetState, RouteHit, RouteKind};
-use crate::shield_spec::Endpoint;
 use crate::sys;
 
 /// What went wrong between this process and the kernel's routing tables.
@@ -50,19 +52,6 @@ const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// Receive buffer for events: a full table of a few ten thousand routes that comes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
-/// The routing table that answers of servers on this host are led to: "LVS" in ASCII.
-pub const LEAD_TABLE: u32 = 0x4c_56_53;
-/// Place of the rules that do it: before the table `main`, behind what an administrator is likely to put in front of it.
-const LEAD_PRIORITY: u32 = 30_000;
-
-// linux/fib_rules.h.
-const FRA_SRC: u16 = 2;
-const FRA_PRIORITY: u16 = 6;
-const FRA_TABLE: u16 = 15;
-const FRA_IP_PROTO: u16 = 22;
-const FRA_SPORT_RANGE: u16 = 23;
-const FR_ACT_TO_TBL: u8 = 1;
-
 /// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of events does not keep a
 /// worker from its packets.
 const EVENTS_MAX: usize = 256;
@@ -70,9 +59,8 @@ const EVENTS_MAX: usize = 256;
 /// The two sockets: one for requests, one for events.
 #[derive(Debug)]
 pub struct Netlink {
-    requests: Socket,
+    requests: Requests,
     events: Socket,
-    seq: u32,
     buf: Vec<u8>,
     rules_seen: bool,
     /// A reading failed; the next round repeats it.
@@ -85,13 +73,8 @@ impl Netlink {
     /// # Errors
     /// If the kernel does not let this process read its tables.
     pub fn open() -> Result<(Self, NetState), NetlinkError> {
-        let open = || -> io::Result<(Socket, Socket)> {
-            let mut requests = Socket::new(NETLINK_ROUTE)?;
-            requests.bind_auto()?;
-            requests.connect(&SocketAddr::new(0, 0))?;
-            requests.set_ext_ack(true)?;
-            requests.set_cap_ack(true)?;
-            sys::set_receive_buffer(&requests, 1 << 20)?;
+        let open = || -> io::Result<(Requests, Socket)> {
+            let requests = Requests::open()?;
             let mut events = Socket::new(NETLINK_ROUTE)?;
             events.bind_auto()?;
             sys::set_receive_buffer(&events, EVENT_BUFFER)?;
@@ -108,7 +91,6 @@ impl Netlink {
         let mut this = Self {
             requests,
             events,
-            seq: 1,
             buf: Vec::with_capacity(64 << 10),
             rules_seen: false,
             stale: false,
@@ -176,13 +158,14 @@ impl Netlink {
         } else if routes_stale {
             let mut fresh = state.clone();
             fresh.clear_routes();
-            self.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
-                fresh.apply(message, &mut Changes::default());
-            })
-            .map(|()| {
-                changes.routes = true;
-                *state = fresh;
-            })
+            self.requests
+                .dump(libc::RTM_GETROUTE, &[0; 12], |message| {
+                    fresh.apply(message, &mut Changes::default());
+                })
+                .map(|()| {
+                    changes.routes = true;
+                    *state = fresh;
+                })
         } else {
             Ok(())
         };
@@ -218,13 +201,68 @@ impl Netlink {
         header[8..10].copy_from_slice(&libc::NUD_INCOMPLETE.to_ne_bytes());
         header[10] = libc::NTF_USE;
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-        self.request(libc::RTM_NEWNEIGH, flags, &header, |b| {
-            b.attr(libc::NDA_DST, &octets(ip));
-        })
-        .map_err(|source| NetlinkError::Os {
-            what: format!("resolve the neighbour {ip} on interface {ifindex}"),
-            source,
-        })
+        self.requests
+            .request(libc::RTM_NEWNEIGH, flags, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("resolve the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have been heard of lately. One that
+    /// does not answer within three seconds counts as failed. Nothing happens to one that is not known, or was set by hand.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn confirm(
+        &mut self,
+        state: &NetState,
+        ifindex: u32,
+        ip: IpAddr,
+    ) -> Result<(), NetlinkError> {
+        let known = state.neighbour(ifindex, ip).filter(|n| !n.is_static());
+        let Some(mac) = known.and_then(|neighbour| neighbour.usable()) else {
+            return Ok(());
+        };
+        let mut header = [0; 12];
+        header[0] = family_of(ip);
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        header[8..10].copy_from_slice(&libc::NUD_PROBE.to_ne_bytes());
+        self.requests
+            .request(libc::RTM_NEWNEIGH, libc::NLM_F_REPLACE, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+                b.attr(libc::NDA_LLADDR, &mac);
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("confirm the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Gives an interface an address.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn add_address(
+        &mut self,
+        ifindex: u32,
+        ip: IpAddr,
+        prefix_len: u8,
+    ) -> Result<(), NetlinkError> {
+        let mut header = [family_of(ip), prefix_len, 0, 0, 0, 0, 0, 0];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.requests
+            .request(libc::RTM_NEWADDR, flags, &header, |b| {
+                b.attr(libc::IFA_LOCAL, &octets(ip));
+                b.attr(libc::IFA_ADDRESS, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("give interface {ifindex} the address {ip}/{prefix_len}"),
+                source,
+            })
     }
 
     /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface goes.
@@ -273,159 +311,10 @@ impl Netlink {
             0,
             0,
         ];
-        self.request(kind, flags, &header, |b| {
+        self.requests.request(kind, flags, &header, |b| {
             b.attr(libc::RTA_DST, &octets(ip));
             b.attr(libc::RTA_OIF, &ifindex.to_ne_bytes());
         })
-    }
-
-    /// Leads what comes from `endpoint` on this host to the routes of [`LEAD_TABLE`]; port 0 is every port.
-    ///
-    /// # Errors
-    /// If the kernel refuses, as one without policy routing does.
-    pub fn add_lead_rule(&mut self, endpoint: &Endpoint) -> Result<(), NetlinkError> {
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-        match self.lead_rule(libc::RTM_NEWRULE, flags, endpoint) {
-            Err(err) if err.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            result => result.map_err(|source| NetlinkError::Os {
-                what: format!("add a policy rule for what {} sends", endpoint.address),
-                source,
-            }),
-        }
-    }
-
-    /// Ends [`Self::add_lead_rule`]. A rule that is gone already is no error.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn delete_lead_rule(&mut self, endpoint: &Endpoint) -> Result<(), NetlinkError> {
-        match self.lead_rule(libc::RTM_DELRULE, 0, endpoint) {
-            Err(err) if err.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            result => result.map_err(|source| NetlinkError::Os {
-                what: format!("delete the policy rule for what {} sends", endpoint.address),
-                source,
-            }),
-        }
-    }
-
-    fn lead_rule(&mut self, kind: u16, flags: i32, endpoint: &Endpoint) -> io::Result<()> {
-        let bits = if endpoint.address.is_ipv4() { 32 } else { 128 };
-        // struct fib_rule_hdr: family, lengths of destination and source, TOS, table, two reserved, action, flags.
-        let header = [
-            family_of(endpoint.address),
-            0,
-            bits,
-            0,
-            0,
-            0,
-            0,
-            FR_ACT_TO_TBL,
-            0,
-            0,
-            0,
-            0,
-        ];
-        self.request(kind, flags, &header, |b| {
-            b.attr(FRA_SRC, &octets(endpoint.address));
-            b.attr(FRA_PRIORITY, &LEAD_PRIORITY.to_ne_bytes());
-            b.attr(FRA_TABLE, &LEAD_TABLE.to_ne_bytes());
-            b.attr(FRA_IP_PROTO, &[endpoint.protocol.0]);
-            if endpoint.port != 0 {
-                let [low, high] = endpoint.port.to_ne_bytes();
-                b.attr(FRA_SPORT_RANGE, &[low, high, low, high]);
-            }
-        })
-    }
-
-    /// Deletes every rule that leads to [`LEAD_TABLE`], and tells how many there were.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn delete_lead_rules(&mut self) -> Result<usize, NetlinkError> {
-        let mut ours: Vec<Vec<u8>> = Vec::new();
-        // A kernel without policy routing refuses this, and has no rules.
-        let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
-            if message.kind == libc::RTM_NEWRULE && rule_table(message) == Some(LEAD_TABLE) {
-                ours.push(message.payload.to_vec());
-            }
-        });
-        for rule in &ours {
-            self.request(libc::RTM_DELRULE, 0, rule, |_| {})
-                .map_err(|source| NetlinkError::Os {
-                    what: format!("delete a policy rule to table {LEAD_TABLE}"),
-                    source,
-                })?;
-        }
-        Ok(ours.len())
-    }
-
-    /// Gives [`LEAD_TABLE`] its only route, for the family of `like`: everything to an interface.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn add_lead_route(&mut self, like: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
-        let scope = match like {
-            IpAddr::V4(_) => libc::RT_SCOPE_LINK,
-            IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
-        };
-        let header = [
-            family_of(like),
-            0,
-            0,
-            0,
-            libc::RT_TABLE_UNSPEC,
-            libc::RTPROT_STATIC,
-            scope,
-            libc::RTN_UNICAST,
-            0,
-            0,
-            0,
-            0,
-        ];
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-        self.request(libc::RTM_NEWROUTE, flags, &header, |b| {
-            b.attr(libc::RTA_TABLE, &LEAD_TABLE.to_ne_bytes());
-            b.attr(libc::RTA_OIF, &ifindex.to_ne_bytes());
-        })
-        .map_err(|source| NetlinkError::Os {
-            what: format!("add a route to table {LEAD_TABLE} over interface {ifindex}"),
-            source,
-        })
-    }
-
-    /// Sends a request and waits for its acknowledgement.
-    fn request(
-        &mut self,
-        kind: u16,
-        flags: i32,
-        header: &[u8],
-        fill: impl FnOnce(&mut Builder),
-    ) -> io::Result<()> {
-        let mut builder = Builder::new(self.next_seq());
-        let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
-        builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);
-        fill(&mut builder);
-        builder.end();
-        self.requests.send(builder.bytes(), 0)?;
-        loop {
-            self.buf.clear();
-            receive(&self.requests, &mut self.buf)?;
-            for message in messages(&self.buf) {
-                if message.seq != self.seq {
-                    continue;
-                }
-                match message.error() {
-                    Some((0, _)) => return Ok(()),
-                    Some(error) => return Err(refusal(error)),
-                    None => {}
-                }
-            }
-        }
-    }
-
-    fn next_seq(&mut self) -> u32 {
-        self.seq = self.seq.wrapping_add(1).max(1);
-        self.seq
     }
 
     fn read_all(&mut self) -> io::Result<NetState> {
@@ -437,14 +326,15 @@ impl Netlink {
             (libc::RTM_GETROUTE, 12),
             (libc::RTM_GETNEIGH, 12),
         ] {
-            self.dump(kind, &[0; 16][..header_len], |message| {
-                state.apply(message, &mut changes);
-            })?;
+            self.requests
+                .dump(kind, &[0; 16][..header_len], |message| {
+                    state.apply(message, &mut changes);
+                })?;
         }
         if !self.rules_seen {
             let mut seen = false;
             // A kernel without policy routing refuses this, and has no rules.
-            let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
+            let _ = self.requests.dump(libc::RTM_GETRULE, &[0; 12], |message| {
                 if message.kind == libc::RTM_NEWRULE && !seen {
                     seen = warn_of_rule(message);
                 }
@@ -453,79 +343,21 @@ impl Netlink {
         }
         Ok(state)
     }
-
-    /// Asks for a whole table. One that changes while it is read is still consistent with the events that follow.
-    fn dump(
-        &mut self,
-        kind: u16,
-        header: &[u8],
-        mut each: impl FnMut(&Message<'_>),
-    ) -> io::Result<()> {
-        const NLMSG_DONE: u16 = 3;
-        let mut builder = Builder::new(self.next_seq());
-        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-        builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);
-        builder.end();
-        self.requests.send(builder.bytes(), 0)?;
-        loop {
-            self.buf.clear();
-            receive(&self.requests, &mut self.buf)?;
-            for message in messages(&self.buf) {
-                if message.seq != self.seq {
-                    continue;
-                }
-                if let Some(error) = message.error() {
-                    return Err(refusal(error));
-                }
-                if message.kind == NLMSG_DONE {
-                    return Ok(());
-                }
-                each(&message);
-            }
-        }
-    }
-}
-
-/// Receives one datagram whole; a signal does not end the wait.
-fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
-    loop {
-        match socket.recv(buf, libc::MSG_TRUNC) {
-            Ok(len) if len > buf.len() => {
-                return Err(io::Error::other(
-                    "the kernel's answer is longer than any known one",
-                ));
-            }
-            Ok(_) => return Ok(()),
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-}
-
-/// The kernel's refusal as an error, with its own words if it gave any.
-pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
-    let err = io::Error::from_raw_os_error(errno);
-    if let Some(words) = words {
-        tracing::debug!("the kernel says: {words} ({err})");
-    }
-    err
-}
-
-/// An attribute of 32 bits of a policy rule.
-fn rule_attribute(message: &Message<'_>, wanted: u16) -> Option<u32> {
-    let rest = message.payload.get(12..)?;
-    let (_, value) = message::attributes(rest).find(|(kind, _)| *kind == wanted)?;
-    u32_at(value, 0)
-}
-
-fn rule_table(message: &Message<'_>) -> Option<u32> {
-    rule_attribute(message, FRA_TABLE)
 }
 
 /// Warns of a policy rule beyond those that every host has and our own; says whether it did.
 fn warn_of_rule(message: &Message<'_>) -> bool {
-    let priority = rule_attribute(message, FRA_PRIORITY).unwrap_or(0);
-    let ordinary = matches!(priority, 0 | 32766 | 32767) || rule_table(message) == Some(LEAD_TABLE);
+    if policy::is_own_rule(message) {
+        return false;
+    }
+    const FRA_PRIORITY: u16 = 6;
+    let priority = message
+        .payload
+        .get(12..)
+        .and_then(|rest| message::attributes(rest).find(|(kind, _)| *kind == FRA_PRIORITY))
+        .and_then(|(_, value)| u32_at(value, 0))
+        .unwrap_or(0);
+    let ordinary = matches!(priority, 0 | 32766 | 32767);
     if !ordinary {
         tracing::warn!(
             priority,

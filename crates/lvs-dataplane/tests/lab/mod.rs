@@ -15,9 +15,8 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
 use lvs_dataplane::wire::Mac;
 
@@ -199,6 +198,7 @@ impl Service {
                 virt,
                 tunnel: self.tunnel,
                 new: false,
+                shift: None,
             }),
         }
     }
@@ -211,6 +211,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         server: None,
         source,
         destination: None,
+        edit: None,
     })
 }
 
@@ -283,7 +284,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),
