@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     Director, DropReason, Error, Family, Forward, Forwarding, Hook, IcmpError, Instant,
-    LocalAddress, Options, PacketMeta, Protocol, Reply, ServerConfig, ServiceConfig, ServiceFlags,
-    ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    LocalAddress, Options, PacketMeta, Protocol, Reply, Segment, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
 const CLIENT: &str = "192.0.2.7:40000";
@@ -59,6 +59,7 @@ fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
         transport: Transport::Tcp(TcpFlags(flags)),
         mark: 0,
         len: 60,
+        segment: Segment::default(),
     }
 }
 
