@@ -40,10 +40,8 @@ fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<
         },
         transport: Transport::Tcp(TcpFlags(flags)),
         segment: Segment::NONE,
-        segment: Segment::NONE,
         mark: 0,
         len,
-        segment: Default::default(),
     }
 }
 

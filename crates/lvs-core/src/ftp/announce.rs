@@ -295,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_read_without_harm(text: alloc::vec::Vec<u8>, six: bool, server: [u8; 4]) {
+        fn anything_is_read_without_harm(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);
