@@ -201,6 +201,7 @@ impl Service {
                 server: None,
                 method: self.method,
                 target,
+                source: None,
                 virt,
                 tunnel: self.tunnel,
                 new: false,
@@ -216,6 +217,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        destination: None,
         edit: None,
     })
 }

@@ -264,6 +264,11 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                     address.ip(),
                     address.port()
                 ),
+                Forwarding::FullNat => format!(
+                    "on {0}: is something listening on port {1}, and has it a route to the local addresses (lvsadm local)?",
+                    address.ip(),
+                    address.port()
+                ),
                 Forwarding::Tunnel => format!(
                     "on {}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is net.ipv4.conf.tunl0.rp_filter 0?",
                     address.ip()
