@@ -556,7 +556,7 @@ impl From<Error> for Failure {
             Error::DaemonNotRunning => FailureCode::NotRunning,
             Error::UnknownScheduler | Error::UnknownEngine | Error::UnknownHelper => {
                 FailureCode::NoScheduler
-            },
+            }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
             Error::Unsupported(_) => FailureCode::Unsupported,
             _ => FailureCode::Invalid,

@@ -10,11 +10,11 @@ use core::time::Duration;
 use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
+use crate::ftp;
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
 use crate::sysctl::Sysctls;
-use crate::ftp;
 use crate::{
     AcceptReason, ConnId, DropReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta,
     Protocol, Reply, Server, ServerId, TcpFlags, Transport, Tunnel, Tuple, Verdict,
@@ -420,13 +420,7 @@ impl Shard {
     }
 
     /// How a client's packet leaves.
-    fn transmit(
-        &mut self,
-        index: u32,
-        meta: &PacketMeta<'_>,
-        new: bool,
-        now: Instant,
-    ) -> Verdict {
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
         match slot.method() {

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, Segment, TcpFlags, Transport, Tuple, Verdict,
+    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 use proptest::prelude::*;
 

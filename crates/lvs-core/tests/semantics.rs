@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
-    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, Segment, TcpFlags, Transport, Tuple, Verdict, sync,
+    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, Segment, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
 const VIP: &str = "198.51.100.1:80";

@@ -5,8 +5,8 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use lvs_core::{
-    Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
-    ServerConfig, ServiceConfig, ServiceKey, Segment, Shard, TcpFlags, Transport, Tuple, Verdict,
+    Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Transport, Tuple, Verdict,
 };
 
 const WORKERS: usize = 4;

@@ -182,16 +182,12 @@ impl Frame {
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
-        if place.start > place.end
-            || place.end > self.len()
-            || start + place.len() < text.len()
-        {
+        if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
             return false;
         }
         // What is in front is shorter than what is behind: it moves.
         self.start = start + place.len() - text.len();
-        self.buf
-            .copy_within(start..start + place.start, self.start);
+        self.buf.copy_within(start..start + place.start, self.start);
         let at = self.start + place.start;
         self.buf[at..at + text.len()].copy_from_slice(text);
         true

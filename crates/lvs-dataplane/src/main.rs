@@ -222,7 +222,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
-        ftp_ports: args.helper.into_iter().flat_map(|helper| helper.0).collect(),
+        ftp_ports: args
+            .helper
+            .into_iter()
+            .flat_map(|helper| helper.0)
+            .collect(),
         sysctls: args.sysctl,
         rules,
         marks,

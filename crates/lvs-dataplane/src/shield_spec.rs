@@ -38,11 +38,7 @@ impl Endpoint {
 }
 
 /// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
-fn reply_ports<'a>(
-    key: &'a ServiceKey,
-    server: &Server,
-    helped: &[u16],
-) -> (&'a [Protocol], u16) {
+fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a [Protocol], u16) {
     match key {
         // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
         ServiceKey::Address { protocol, addr }
@@ -74,6 +70,23 @@ pub struct LocalClient {
     pub server: SocketAddr,
     /// The client's address and port on the director.
     pub local: SocketAddr,
+}
+
+/// IPsec, which follows ISAKMP connections and has no ports of its own.
+const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
+/// ISAKMP's port (RFC 2408 section 2.5.1).
+const ISAKMP: u16 = 500;
+
+/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
+    let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
+    let followers = IPSEC.map(|protocol| Endpoint {
+        protocol,
+        port: 0,
+        ..endpoint
+    });
+    let followers = followers.into_iter().filter(move |_| isakmp);
+    std::iter::once(endpoint).chain(followers)
 }
 
 /// Ports of a rule for marks that are hidden one by one.
@@ -127,7 +140,7 @@ impl ShieldSpec {
                 let nat = server.forwarding() == Forwarding::Nat
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
                 if nat {
-                    hidden.nat_servers.insert(endpoint);
+                    hidden.nat_servers.extend(with_followers(endpoint));
                 }
             }
         }
@@ -147,7 +160,9 @@ impl ShieldSpec {
                 let endpoints = protocols
                     .iter()
                     .map(|&protocol| Endpoint::new(protocol, addr));
-                hidden.nat_servers.extend(endpoints);
+                hidden
+                    .nat_servers
+                    .extend(endpoints.flat_map(with_followers));
             }
         }
         hidden
@@ -166,7 +181,9 @@ impl ShieldSpec {
 
     /// Hides what a service takes, and with `data` every other TCP port of its address.
     fn hide_key(&mut self, key: ServiceKey, data: bool) {
-        self.services.extend(service_endpoint(key));
+        let endpoint = service_endpoint(key);
+        self.services
+            .extend(endpoint.into_iter().flat_map(with_followers));
         if let ServiceKey::Address { protocol, addr } = key
             && protocol == Protocol::TCP
             && data
@@ -201,7 +218,8 @@ impl ShieldSpec {
                     protocol,
                     port,
                 };
-                self.services.extend(ports.iter().map(endpoint));
+                let endpoints = ports.iter().map(endpoint);
+                self.services.extend(endpoints.flat_map(with_followers));
             }
         }
     }

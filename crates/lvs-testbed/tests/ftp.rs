@@ -49,7 +49,10 @@ impl Ftp {
                 site.real_address(index).into()
             };
             let flag = site.options.forward.flag();
-            site.lvsadm(&format!("-a -t {virt} -r {} {flag}", SocketAddr::new(addr, 21)))?;
+            site.lvsadm(&format!(
+                "-a -t {virt} -r {} {flag}",
+                SocketAddr::new(addr, 21)
+            ))?;
         }
         Ok(())
     }
@@ -183,7 +186,10 @@ fn nat_with_the_helper() -> Result<()> {
         .filter(|row| row.is_server())
         .map(|row| Ok(row.number(2)? + row.number(3)?))
         .collect::<Result<Vec<_>>>()?;
-    ensure!(shares.len() == 2 && shares.iter().all(|n| *n > 0), "{listing}");
+    ensure!(
+        shares.len() == 2 && shares.iter().all(|n| *n > 0),
+        "{listing}"
+    );
     Ok(())
 }
 
@@ -237,10 +243,10 @@ fn direct_routing_with_a_mark() -> Result<()> {
 fn direct_routing_needs_persistence() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
-    let failed = ftp
-        .site
-        .client
-        .sh(&format!("curl -sS -m 5 -o /dev/null ftp://{}/www/file", ftp.site.vip));
+    let failed = ftp.site.client.sh(&format!(
+        "curl -sS -m 5 -o /dev/null ftp://{}/www/file",
+        ftp.site.vip
+    ));
     ensure!(failed.is_err(), "{failed:?}");
     content::write_file(&ftp.file, 1)?;
     Ok(())

@@ -21,7 +21,10 @@ fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
     let mut programs = Vec::new();
     for (index, server) in site.servers.iter().enumerate() {
         programs.push(servers::sipp(server, site.real_address(index))?);
-        site.lvsadm(&format!("-a -u {service} -r {}:5060 -m", site.real_address(index)))?;
+        site.lvsadm(&format!(
+            "-a -u {service} -r {}:5060 -m",
+            site.real_address(index)
+        ))?;
     }
     Ok((site, programs))
 }
@@ -46,8 +49,8 @@ fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
     (1..=site.servers.len())
         .map(|number| {
             let path = site.testbed.dir().join(format!("rs{number}-sip"));
-            let text = fs::read_to_string(&path)
-                .with_context(|| format!("reading {}", path.display()))?;
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
             Ok(text
                 .lines()
                 .filter_map(|line| line.strip_prefix("Call-ID: "))

@@ -79,9 +79,10 @@ fn tunnel() -> Result<()> {
 #[test]
 fn a_server_with_ports_of_its_own_is_not_found() -> Result<()> {
     let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;
-    let failed = site
-        .client
-        .sh(&format!("curl -sS -m 5 -o /dev/null tftp://{}/file", site.vip));
+    let failed = site.client.sh(&format!(
+        "curl -sS -m 5 -o /dev/null tftp://{}/file",
+        site.vip
+    ));
     ensure!(failed.is_err(), "{failed:?}");
     Ok(())
 }

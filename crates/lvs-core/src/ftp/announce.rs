@@ -216,7 +216,10 @@ mod tests {
             four("EPRT |1|192.0.2.7|40001|\r\n"),
             active("192.0.2.7:40001")
         );
-        assert_eq!(four("eprt !1!192.0.2.7!0040001!"), active("192.0.2.7:40001"));
+        assert_eq!(
+            four("eprt !1!192.0.2.7!0040001!"),
+            active("192.0.2.7:40001")
+        );
         assert_eq!(
             six("EPRT |2|2001:db8::7|40001|\r\n"),
             active("[2001:db8::7]:40001")
@@ -270,7 +273,10 @@ mod tests {
         assert_eq!(read("227-10,0,0,1,20,21\r\n", Mode::Passive), None);
         assert_eq!(read("200 10,0,0,1,20,21\r\n", Mode::Passive), None);
         assert_eq!(read("227 2 (10,0,0,1,20,21)\r\n", Mode::Passive), None);
-        assert_eq!(read("227 (10,0,0,1,20,21)\r\n", Mode::ExtendedPassive), None);
+        assert_eq!(
+            read("227 (10,0,0,1,20,21)\r\n", Mode::ExtendedPassive),
+            None
+        );
         assert_eq!(read("227 (10,0,0,1,20,21)\r\n", Mode::Active), None);
         assert_eq!(
             read(

@@ -17,12 +17,12 @@ use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
 use self::announce::Command;
-use self::sequence::is_after;
 pub use self::sequence::Shift;
+use self::sequence::is_after;
+use crate::admit::server_flags;
 use crate::conn::table::flag;
 use crate::conn::{Key, Slot, State};
 use crate::shard::{Settings, Shard};
-use crate::admit::server_flags;
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
@@ -411,12 +411,7 @@ impl Shard {
 
     /// What the client is to read in a reply that the server sends again, because it was lost behind the director. The
     /// kernel lets it pass as it is, with the wrong address and, if the length had changed, in the wrong place.
-    fn announced_again(
-        &self,
-        index: u32,
-        session: &Session,
-        tcp: &Tcp<'_>,
-    ) -> Option<Replacement> {
+    fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
         let slot = self.table.get(index);
@@ -462,10 +457,7 @@ impl Shard {
                 index
             }
         };
-        let timeout = self
-            .settings
-            .timeouts
-            .of(Protocol::TCP, State::TCP_LISTEN);
+        let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_LISTEN);
         let slot = self.table.get_mut(index);
         slot.state = State::TCP_LISTEN;
         slot.timeout = timeout;

@@ -14,8 +14,8 @@ use std::path::Path;
 
 use lvs_core::{
     Connection, Director, Error, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
-    SctpChunk, Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
-    Tuple, Verdict,
+    SctpChunk, Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
+    Transport, Tuple, Verdict,
 };
 use serde_json::Value;
 

@@ -32,7 +32,12 @@ pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), Frame
         let place = replacement.place();
         let place = payload + place.start..payload + place.end;
         let len = frame.len() - l4;
-        let longest = usize::from(u16::MAX) + if packet.is_ipv6() { ipv6::HEADER_LEN } else { 0 };
+        let longest = usize::from(u16::MAX)
+            + if packet.is_ipv6() {
+                ipv6::HEADER_LEN
+            } else {
+                0
+            };
         let grown = frame.len() + replacement.text().len() - place.len().min(frame.len());
         if grown > longest || !frame.replace(place, replacement.text()) {
             return Err(FrameDrop::NoRoom);
@@ -41,7 +46,13 @@ pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), Frame
     }
     let sent = be32(frame.bytes(), l4 + SEQUENCE);
     let mut delta = Delta::NONE;
-    store(frame.bytes_mut(), l4, SEQUENCE, edit.shift.sequence(sent), &mut delta);
+    store(
+        frame.bytes_mut(),
+        l4,
+        SEQUENCE,
+        edit.shift.sequence(sent),
+        &mut delta,
+    );
     update(frame, l4, delta);
     Ok(())
 }
@@ -73,7 +84,9 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
             break;
         }
         if kind == OPTION_SACK && len % 8 == 2 {
-            (at + 2..at + len).step_by(4).for_each(|edge| turn(ip, edge));
+            (at + 2..at + len)
+                .step_by(4)
+                .for_each(|edge| turn(ip, edge));
         }
         at += len;
     }

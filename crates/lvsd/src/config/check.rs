@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::mark::MarkRule;
-use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Sysctls, helper_ports};
+use lvs_core::{
+    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Sysctls, helper_ports,
+};
 use toml::Spanned;
 
 use super::diagnostic::{Diagnostic, did_you_mean};
