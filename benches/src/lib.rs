@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-    ServiceConfig, ServiceKey, Segment, TcpFlags, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// The virtual service of every benchmark.

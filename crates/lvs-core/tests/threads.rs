@@ -40,7 +40,6 @@ fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<
         },
         transport: Transport::Tcp(TcpFlags(flags)),
         segment: Segment::NONE,
-        segment: Segment::NONE,
         mark: 0,
         len,
     }

@@ -12,10 +12,9 @@ use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
 use super::shared::{Command, Shared};
 use crate::frame::Frame;
-use crate::icmp::Limits;
 use crate::net::PortId;
 use crate::netlink::Netlink;
-use crate::pipeline::{Env, Output, Pipeline};
+use crate::pipeline::{Env, Output, Pipeline, Settings};
 use crate::shield_spec::ShieldSpec;
 use crate::sys::Poller;
 
@@ -49,7 +48,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             hidden: ShieldSpec::default(),
             output: Output::new(),
         };
@@ -144,6 +143,9 @@ impl Offline {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Permits(_, reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,
@@ -180,7 +182,7 @@ impl Offline {
             self.shared.daemons().clear();
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Limits::NONE);
+        self.pipeline = Pipeline::new(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();

@@ -17,9 +17,8 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
 use lvs_dataplane::wire::Mac;
 
@@ -285,7 +284,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),

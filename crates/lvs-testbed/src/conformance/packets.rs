@@ -34,7 +34,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
         let Some(op) = step.maybe_text("op") else {
             let port = port_named(step.text("dev")?).context("an unknown device")?;
-            let sent = bed.inject(port, step.frame("frame")?);
+            let sent = bed.inject(port, &step.frame("frame")?);
             compare_frames(step, &sent, &mut flows, log)?;
             continue;
         };
