@@ -265,7 +265,8 @@ impl ShieldSpec {
             for addr in hidden.vips() {
                 for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
                     let any = SocketAddr::new(addr, 0);
-                    hidden.services.insert(Endpoint::new(protocol, any));
+                    let any = Endpoint::new(protocol, any);
+                    hidden.services.extend(with_followers(any));
                 }
             }
         }
@@ -330,13 +331,7 @@ impl ShieldSpec {
         let endpoint = service_endpoint(key);
         self.services
             .extend(endpoint.into_iter().flat_map(with_followers));
-        if let ServiceKey::Address { protocol, addr } = key
-            && protocol == Protocol::TCP
-            && data
-        {
-            let any = SocketAddr::new(addr.ip(), 0);
-            self.services.insert(Endpoint::new(protocol, any));
-        }
+        self.services.extend(any_port(key).filter(|_| data));
     }
 
     /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
