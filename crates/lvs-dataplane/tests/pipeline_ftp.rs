@@ -145,10 +145,11 @@ struct Talk {
 
 impl Talk {
     fn new(addrs: [&str; 3], first: [u32; 2], card: Card) -> Self {
-        let [client, virt, server] = addrs.map(|addr| addr.parse().expect("an address"));
+        let [client, virt, server]: [SocketAddr; 3] =
+            addrs.map(|addr| addr.parse().expect("an address"));
         let lab = DirectorLab::new(|control| {
             control.set_ftp_ports(vec![21]).expect("one port");
-            let config = ServiceConfig::new(Family::of(&IpAddr::from(SocketAddr::ip(&virt))), "rr");
+            let config = ServiceConfig::new(Family::of(&virt.ip()), "rr");
             let key = ServiceKey::tcp(virt);
             control.add_service(key, config, None).expect("a new one");
             let config = ServerConfig::new(1, Forwarding::Nat);
@@ -208,13 +209,13 @@ impl Talk {
 
     fn send_request(&mut self, segment: &Segment) -> Option<Segment> {
         let (ip, offload) = segment.emit(self.card);
-        let sent = self.lab.from_client(&ip, offload);
+        let sent = self.lab.request(&ip, offload);
         (!sent.is_empty()).then(|| Segment::read(only(sent, SERVERS)))
     }
 
     fn send_answer(&mut self, segment: &Segment) -> Option<Segment> {
         let (ip, offload) = segment.emit(self.card);
-        let sent = self.lab.from_server(&ip, offload);
+        let sent = self.lab.answer(&ip, offload);
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
@@ -429,9 +430,9 @@ fn damaged_and_impossible_segments_are_dropped() {
         let (mut ip, _) = segment.emit(Card::Finished);
         ip[41] ^= 1;
         let sent = if client {
-            talk.lab.from_client(&ip, Offload::default())
+            talk.lab.request(&ip, Offload::default())
         } else {
-            talk.lab.from_server(&ip, Offload::default())
+            talk.lab.answer(&ip, Offload::default())
         };
         assert!(sent.is_empty());
         // A device has verified it: then it is not looked at.
@@ -440,9 +441,9 @@ fn damaged_and_impossible_segments_are_dropped() {
             ..Offload::default()
         };
         let sent = if client {
-            talk.lab.from_client(&ip, verified)
+            talk.lab.request(&ip, verified)
         } else {
-            talk.lab.from_server(&ip, verified)
+            talk.lab.answer(&ip, verified)
         };
         assert_eq!(sent.len(), 1);
     }
@@ -514,7 +515,7 @@ proptest! {
             segment.sequence = segment.sequence.wrapping_add(sequence % 100).wrapping_sub(50);
             segment.acknowledgement = segment.acknowledgement.wrapping_add(acknowledgement % 100).wrapping_sub(50);
             let (ip, offload) = segment.emit(talk.card);
-            let sent = if client { talk.lab.from_client(&ip, offload) } else { talk.lab.from_server(&ip, offload) };
+            let sent = if client { talk.lab.request(&ip, offload) } else { talk.lab.answer(&ip, offload) };
             for (port, frame) in sent {
                 // A reset may have ended the connection: then the host has its own packet back.
                 if port != lab::HOST {
@@ -536,7 +537,7 @@ proptest! {
         header.set_options_raw(&options).expect("at most 40");
         let mut ip = Vec::new();
         PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("a vector takes all");
-        let sent = talk.lab.from_client(&ip, Offload::default());
+        let sent = talk.lab.request(&ip, Offload::default());
         Segment::read(only(sent, SERVERS));
     }
 }

@@ -132,8 +132,11 @@ fn lab(
     })
 }
 
-/// Everything that two hosts say to each other, from `(from the client, chunks)` to the state afterwards.
-const LIFE: &[(bool, &[(u8, u16)], &str)] = &[
+/// Whether it is the client who speaks, chunks with the lengths of their values, and the state afterwards.
+type Word = (bool, &'static [(u8, u16)], &'static str);
+
+/// Everything that two hosts say to each other.
+const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),
     // Bundles: a cookie with data behind it, an acknowledgement with data.
@@ -159,12 +162,12 @@ fn nat_life(client: &str, vip: &str, server: &str) {
         if request {
             let packet = sctp(client, vip, chunks);
             assert!(lab.hides(&packet));
-            let sent = lab.from_client(&packet, Offload::default());
+            let sent = lab.request(&packet, Offload::default());
             is_sctp(only(sent, SERVERS).bytes(), client, server);
         } else {
             let packet = sctp(server, client, chunks);
             assert!(lab.hides(&packet));
-            let sent = lab.from_server(&packet, Offload::default());
+            let sent = lab.answer(&packet, Offload::default());
             is_sctp(only(sent, CLIENTS).bytes(), vip, client);
         }
         assert_eq!(lab.states(), [state], "after packet {number}");
@@ -189,20 +192,20 @@ fn an_sctp_association_broken_off() {
     let init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     let stray = sctp(CLIENT, VIP, &[(ABORT, 0)]);
     // Not of an association: the host's.
-    let given = lab.from_client(&stray, Offload::default());
+    let given = lab.request(&stray, Offload::default());
     assert_eq!(only(given, lab::HOST).bytes(), stray);
-    only(lab.from_client(&init, Offload::default()), SERVERS);
+    only(lab.request(&init, Offload::default()), SERVERS);
     let abort = sctp(SERVER, CLIENT, &[(ABORT, 4)]);
-    let sent = lab.from_server(&abort, Offload::default());
+    let sent = lab.answer(&abort, Offload::default());
     is_sctp(only(sent, CLIENTS).bytes(), VIP, CLIENT);
     assert_eq!(lab.states(), ["REJECTED"]);
     // A new one with the same addresses and ports.
-    only(lab.from_client(&init, Offload::default()), SERVERS);
+    only(lab.request(&init, Offload::default()), SERVERS);
     assert_eq!(lab.states(), ["INIT"]);
     // The client breaks off behind a cookie.
     let bundle = sctp(CLIENT, VIP, &[(COOKIE_ECHO, 9), (ABORT, 0)]);
     is_sctp(
-        only(lab.from_client(&bundle, Offload::default()), SERVERS).bytes(),
+        only(lab.request(&bundle, Offload::default()), SERVERS).bytes(),
         CLIENT,
         SERVER,
     );
@@ -216,7 +219,7 @@ fn a_wrong_sctp_checksum() {
     let mut init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     init[29] ^= 0x40;
     is_sctp(
-        only(lab.from_client(&init, Offload::default()), SERVERS).bytes(),
+        only(lab.request(&init, Offload::default()), SERVERS).bytes(),
         CLIENT,
         SERVER,
     );
@@ -248,7 +251,7 @@ fn sctp_by_direct_routing_and_tunnels() {
         for (_, chunks, _) in requests {
             let packet = sctp(CLIENT, VIP, chunks);
             assert!(lab.hides(&packet));
-            let sent = only(lab.from_client(&packet, Offload::default()), SERVERS);
+            let sent = only(lab.request(&packet, Offload::default()), SERVERS);
             let inner = &sent.bytes()[outer..];
             is_sctp(inner, CLIENT, VIP);
             // Nothing but TTL and header checksum has changed.
@@ -305,14 +308,14 @@ fn ipsec_follows_isakmp() {
             // Before the exchange of keys it is the host's, which has not had it.
             let packet = ipsec(ISAKMP_CLIENT, ISAKMP_VIP, protocol);
             assert!(lab.hides(&packet));
-            let given = lab.from_client(&packet, Offload::default());
+            let given = lab.request(&packet, Offload::default());
             assert_eq!(only(given, lab::HOST).bytes(), packet);
         }
         let opens = isakmp(ISAKMP_CLIENT, ISAKMP_VIP);
-        only(lab.from_client(&opens, Offload::default()), SERVERS);
+        only(lab.request(&opens, Offload::default()), SERVERS);
         for protocol in [50, 51] {
             let packet = ipsec(ISAKMP_CLIENT, ISAKMP_VIP, protocol);
-            let sent = only(lab.from_client(&packet, Offload::default()), SERVERS);
+            let sent = only(lab.request(&packet, Offload::default()), SERVERS);
             let outer = if method == Forwarding::Tunnel { 20 } else { 0 };
             let inner = &sent.bytes()[outer..];
             let dst = if method == Forwarding::Nat {
@@ -341,17 +344,17 @@ fn ipsec_follows_isakmp() {
             let answer = ipsec(from, ISAKMP_CLIENT, protocol);
             if method == Forwarding::Nat {
                 assert!(lab.hides(&answer));
-                let sent = only(lab.from_server(&answer, Offload::default()), CLIENTS);
+                let sent = only(lab.answer(&answer, Offload::default()), CLIENTS);
                 assert_eq!(ip_src(sent.bytes()).to_string(), "10.0.0.80");
                 assert_eq!(sent.bytes()[20..], answer[20..]);
             } else {
                 // Not translated: the host forwards it, if it comes this way at all.
-                assert!(lab.from_server(&answer, Offload::default()).is_empty());
+                assert!(lab.answer(&answer, Offload::default()).is_empty());
             }
         }
         // Another host has exchanged no keys.
         let other = ipsec("192.0.2.8:0", ISAKMP_VIP, 50);
-        let given = lab.from_client(&other, Offload::default());
+        let given = lab.request(&other, Offload::default());
         assert_eq!(only(given, lab::HOST).bytes(), other);
         assert_eq!(lab.connections().len(), 1);
     }

@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use lvs_core::{Connection, Control, Director, IcmpError, Instant, Options, PacketMeta, Verdict};
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::PortId;
 use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::shield_spec::ShieldSpec;
 use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
 
@@ -43,25 +42,27 @@ impl DirectorLab {
         director.advance(now);
         set_up(&mut director.control);
         let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
-        let mut net = Table::default();
-        net.vips = shield.vips();
+        let mut net = Table {
+            vips: shield.vips(),
+            ..Table::default()
+        };
         net.local.extend(shield.vips());
         Self {
             net,
             shield,
             director,
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             now,
         }
     }
 
     /// An IP packet comes from the client's gateway; what leaves, without link headers.
-    pub fn from_client(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
+    pub fn request(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(CLIENTS, CL_MAC, ip, offload)
     }
 
     /// An IP packet comes from a server.
-    pub fn from_server(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
+    pub fn answer(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(SERVERS, SV_MAC, ip, offload)
     }
 
