@@ -342,6 +342,8 @@ pub struct Info {
     pub own_vips: Vec<core::net::IpAddr>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// Virtual ports at which the helper for FTP looks; none without it.
+    pub ftp_ports: Vec<u16>,
 }
 
 /// Another host with a virtual address.

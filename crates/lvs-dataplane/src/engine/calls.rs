@@ -460,6 +460,7 @@ impl Shared {
         let mut info = self.ask(Command::Info)?;
         info.pid = std::process::id();
         info.uptime = self.uptime().as_secs();
+        info.ftp_ports = self.control().ftp_ports().to_vec();
         Ok(info)
     }
 
