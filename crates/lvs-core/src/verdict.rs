@@ -43,8 +43,31 @@ pub enum Verdict {
     Accept(AcceptReason),
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
     Unreachable(DropReason),
+    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1), then drop it.
+    Reset(DropReason),
     /// Discard it, and count the reason.
     Drop(DropReason),
+}
+
+impl Verdict {
+    /// The connection whose sequence numbers the director keeps, if the packet belongs to one, and whether the packet
+    /// comes from its client: tell [`Shard::note_segment`](crate::Shard::note_segment) what it says.
+    #[inline]
+    pub const fn watched(&self) -> Option<(ConnId, bool)> {
+        match *self {
+            Self::Forward(Forward {
+                watched: true,
+                conn: Some(conn),
+                ..
+            }) => Some((conn, true)),
+            Self::Reply(Reply {
+                watched: true,
+                conn,
+                ..
+            }) => Some((conn, false)),
+            _ => None,
+        }
+    }
 }
 
 /// How to transmit a packet towards a real server.
@@ -64,6 +87,8 @@ pub struct Forward {
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
+    /// The director keeps the connection's sequence numbers.
+    pub watched: bool,
 }
 
 /// How to treat a packet from a real server.
@@ -76,6 +101,8 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
     /// because the connection is not translated.
     pub source: Option<SocketAddr>,
+    /// The director keeps the connection's sequence numbers.
+    pub watched: bool,
 }
 
 /// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
@@ -122,6 +149,9 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
+        /// The packet belongs to a connection whose real server went down, and the service's `on_server_down` says what
+        /// becomes of it.
+        ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",
         /// The connection table is full.

@@ -39,8 +39,19 @@ pub(crate) mod flag {
     pub(crate) const ONE_PACKET: u32 = 0x2000;
     /// The host's connection tracking keeps it, too.
     pub(crate) const NFCT: u32 = 0x10000;
-    /// Ended, and taken out before the next packet that is not the host's own answer. Of this crate, not of the kernel.
+
+    // Of this crate, not of the kernel:
+
+    /// The time until the server's first answer is measured.
+    pub(crate) const TIMED: u32 = 0x0800_0000;
+    /// Its server went down, and it does not come back with it.
+    pub(crate) const GONE: u32 = 0x1000_0000;
+    /// Sequence numbers are kept.
+    pub(crate) const TRACKED: u32 = 0x2000_0000;
+    /// Ended, and taken out before the next packet that is not the host's own answer.
     pub(crate) const DYING: u32 = 0x4000_0000;
+    /// All of these: no message tells them to others.
+    pub(crate) const OWN: u32 = TIMED | GONE | TRACKED | DYING;
 }
 
 /// The identity of a connection: protocol, client and virtual address.

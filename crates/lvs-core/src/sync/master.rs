@@ -227,7 +227,7 @@ impl Shard {
             client: slot.client(),
             virt: slot.virt(),
             server: slot.server_addr(),
-            flags: slot.flags & !flag::DYING,
+            flags: slot.flags & !flag::OWN,
             state: slot.state.0.into(),
             mark: slot.mark,
             timeout: slot.timeout,

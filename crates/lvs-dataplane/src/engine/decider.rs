@@ -5,8 +5,8 @@ use std::sync::Arc;
 use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Shard, Tuple,
-    Verdict,
+    AcceptReason, ConnId, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Segment,
+    Shard, Tuple, Verdict,
 };
 
 use super::shared::Shared;
@@ -139,7 +139,7 @@ impl Decider {
             self.told = Some((tuple, verdict));
         }
         match verdict {
-            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
+            Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {
                 self.drops[reason.index()] += 1;
             }
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
@@ -194,6 +194,10 @@ impl Decide for Decider {
             }
         };
         self.count(error.inner, verdict)
+    }
+
+    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
+        self.shard.note_segment(conn, from_client, segment);
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Counters {
     pub dropped: [u64; FrameDrop::ALL.len()],
     /// ICMP errors made here.
     pub icmp_sent: u64,
+    /// TCP resets made here.
+    pub resets_sent: u64,
     /// Frames that left, segments and fragments counted one by one.
     pub emitted: u64,
 }

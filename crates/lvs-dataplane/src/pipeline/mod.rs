@@ -14,10 +14,11 @@ mod host;
 mod idents;
 mod leave;
 mod output;
+mod reset;
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict};
+use lvs_core::{ConnId, Hook, IcmpError, Instant, PacketMeta, Protocol, Segment, Verdict};
 
 use crate::drop::FrameDrop;
 use crate::fragment::{History, Reassembler};
@@ -33,7 +34,7 @@ use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::ErrorKind;
 use crate::wire::{
     ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst,
-    ipv4, ipv6, is_ipv6,
+    ipv4, ipv6, is_ipv6, tcp,
 };
 
 pub use self::counters::{Counters, Fate};
@@ -47,6 +48,11 @@ pub trait Decide {
 
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
+
+    /// Takes note of a TCP segment whose [`Verdict`] asked for that ([`Verdict::watched`]).
+    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
+        let _ = (conn, from_client, segment);
+    }
 }
 
 /// What the packet path looks at beside the packets.
@@ -369,6 +375,13 @@ impl Pipeline {
             Some(Icmp::Host) => return self.accept(frame, &job, cx),
             None => decide.packet(&job.packet.meta(frame.bytes(), job.hook, 0), cx.now),
         };
+        if let Some((conn, from_client)) = verdict.watched()
+            && icmp.is_none()
+            && let Some(tcp) = frame.bytes().get(job.packet.l4..job.packet.len)
+            && let Some(segment) = tcp::segment(tcp)
+        {
+            decide.segment(conn, from_client, segment);
+        }
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
         match verdict {
             Verdict::Forward(forward) => self.forward(frame, &job, &forward, ports, cx),
@@ -380,6 +393,10 @@ impl Pipeline {
                     decrement_ttl(frame.bytes_mut());
                 }
                 self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Reset(_) => {
+                self.answer_with_reset(frame, &job.packet, cx);
                 Fate::Dropped(FrameDrop::Rejected)
             }
             Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),

@@ -198,6 +198,7 @@ impl Service {
                 virt,
                 tunnel: self.tunnel,
                 new: false,
+                watched: false,
             }),
         }
     }
@@ -209,6 +210,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        watched: false,
     })
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
-    ServiceKey, Verdict,
+    ConnId, Director, Hook, IcmpError, Instant, Options, PacketMeta, Segment, ServerConfig,
+    ServiceConfig, ServiceKey, Verdict,
 };
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::Frame;
@@ -207,6 +207,10 @@ impl Decide for Marking<'_> {
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         self.director.handle_icmp_error(error, now)
+    }
+
+    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
+        self.director.shard.note_segment(conn, from_client, segment);
     }
 }
 

@@ -223,6 +223,8 @@ impl State {
                 inactive: 0,
                 persistent: 0,
                 overloaded: false,
+                slow_start: None,
+                latency_us: None,
                 stats: Stats::default(),
             },
         );
