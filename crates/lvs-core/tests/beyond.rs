@@ -607,7 +607,7 @@ fn nobody_starts_slowly_without_somebody_to_spare_it() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {
-        let now = Instant::from_secs(u64::from(n) * 10);
+        let now = Instant::from_secs(u64::from(n - 1) * 10);
         director.advance(now);
         add(&mut director, key, n, 1, Forwarding::Nat, now).unwrap();
         let service = director.control.services().next().unwrap();
