@@ -594,7 +594,9 @@ impl Checker<'_> {
                 at.clone(),
                 "the scheduler ewma needs servers that are reached by NAT",
             )
-            .label("their answers do not pass through the director, which measures how soon they come")
+            .label(
+                "their answers do not pass through the director, which measures how soon they come",
+            )
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );
@@ -1064,7 +1066,8 @@ fn default_on_down(config: &ServiceConfig, templates_stay: bool) -> OnDown {
     };
     if config.extras.on_server_down != OnServerDown::Kernel
         || hashed
-        || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT)) {
+        || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
+    {
         OnDown::Remove
     } else {
         OnDown::Quiesce
