@@ -164,17 +164,13 @@ impl Control {
             Opened::Entry(index) => shard.forward_icmp_error(index, error, true),
             Opened::Once(slot, template) => {
                 // A datagram's error: the connection is gone before anything can follow.
-                let index = shard.open(slot, template, now);
-                match index {
-                    Some(index) => {
-                        shard.count(index, Counters::count_connection);
-                        let verdict = shard.forward_icmp_error(index, error, true);
-                        shard.end(index);
-                        shard.bury();
-                        verdict
-                    }
-                    None => Verdict::Drop(DropReason::TableFull),
-                }
+                let Some(index) = self.enter_once(shard, slot, template, now) else {
+                    return Verdict::Drop(DropReason::TableFull);
+                };
+                let verdict = shard.forward_icmp_error(index, error, true);
+                shard.end(index);
+                shard.bury();
+                verdict
             }
             // In transit, the error may still be about a packet from a client.
             Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
@@ -243,7 +239,6 @@ impl Control {
         now: Instant,
     ) -> Opened {
         const FULL: Opened = Opened::Refused(Verdict::Drop(DropReason::TableFull));
-        let quiescent = self.settings.sysctls.expire_quiescent_template;
         let service = self
             .services
             .get_mut(&number)
@@ -264,16 +259,10 @@ impl Control {
             ask.client,
             ask.virt,
         );
-        let found = self.templates.find(&key, data).filter(|&index| {
-            let template = self.templates.get(index);
-            let server = self.servers.get(template.server.load(Relaxed) as usize);
-            let valid = server.and_then(Option::as_ref).is_some_and(|entry| {
-                entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
-            });
-            if !valid {
-                self.templates.invalidate(index);
-            }
-            valid
+        let quiescent = self.settings.sysctls.expire_quiescent_template;
+        let found = self.templates.find_valid(&key, data, |place| {
+            let entry = self.servers.get(place).and_then(Option::as_ref);
+            entry.is_some_and(|entry| may_lead_to(&entry.server, quiescent))
         });
         let (index, template) = match found {
             Some(index) => (index, self.templates.get(index).clone()),
@@ -332,7 +321,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
-        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         flags |= if once {
             flag::ONE_PACKET
         } else {
@@ -353,6 +342,25 @@ impl Control {
         server.bind(false);
         shard.count(index, Counters::count_connection);
         Opened::Entry(index)
+    }
+
+    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if that is full.
+    fn enter_once(
+        &self,
+        shard: &mut Shard,
+        slot: Slot,
+        template: Option<(u32, Arc<Template>)>,
+        now: Instant,
+    ) -> Option<u32> {
+        let server = self.servers.get(slot.server as usize);
+        let index = shard.open(slot, template, now);
+        match (index, server.and_then(Option::as_ref)) {
+            (Some(index), _) => shard.count(index, Counters::count_connection),
+            // It was counted for the server already.
+            (None, Some(entry)) => entry.server.unbind(false),
+            (None, None) => {}
+        }
+        index
     }
 
     /// Forgets a connection of one packet.
@@ -456,12 +464,12 @@ impl Control {
                 client: SocketAddr::new(network(dst.ip(), config.netmask), 0),
                 virt,
             };
-            let found = self.templates.find(&key, Some(data));
+            let quiescent = self.settings.sysctls.expire_quiescent_template;
+            let found = self.templates.find_valid(&key, Some(data), |place| {
+                place == server.id().0 as usize && may_lead_to(&server, quiescent)
+            });
             let made = match found {
-                Some(index) => {
-                    let made = self.templates.get(index).clone();
-                    (made.server.load(Relaxed) == server.id().0).then_some((index, made))?
-                }
+                Some(index) => (index, self.templates.get(index).clone()),
                 None => {
                     let bits = server_flags(&server, self.settings.sysctls.conntrack);
                     let mut made = Template::new(key, server.addr(), bits, config.timeout);
@@ -491,8 +499,7 @@ impl Control {
         match self.bind(shard, &server, port, &ask, once, template, now) {
             Opened::Entry(index) => Some(shard.reply(index, meta, now)),
             Opened::Once(slot, template) => {
-                let index = shard.open(slot, template, now)?;
-                shard.count(index, Counters::count_connection);
+                let index = self.enter_once(shard, slot, template, now)?;
                 let verdict = shard.reply(index, meta, now);
                 shard.end(index);
                 shard.bury();
@@ -551,8 +558,13 @@ impl Ask<'_> {
     }
 }
 
+/// Whether a template may lead to a server (`ip_vs_check_template`).
+fn may_lead_to(server: &Server, quiescent: bool) -> bool {
+    server.is_available() && !(quiescent && server.weight() == 0)
+}
+
 /// The flags that connections to a server begin with.
-fn server_flags(server: &Server, conntrack: bool) -> u32 {
+pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
     if method != Forwarding::Nat {

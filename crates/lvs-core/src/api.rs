@@ -560,7 +560,9 @@ impl From<Error> for Failure {
             Error::NoDevice => FailureCode::NoDevice,
             Error::DaemonRunning => FailureCode::Running,
             Error::DaemonNotRunning => FailureCode::NotRunning,
-            Error::UnknownScheduler | Error::UnknownEngine => FailureCode::NoScheduler,
+            Error::UnknownScheduler | Error::UnknownEngine | Error::UnknownHelper => {
+                FailureCode::NoScheduler
+            }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
             Error::Unsupported(_) => FailureCode::Unsupported,
             _ => FailureCode::Invalid,

@@ -166,8 +166,6 @@ pub struct Control {
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
-    /// Virtual ports whose connections a helper for FTP looks at.
-    ftp_ports: Vec<u16>,
 }
 
 /// What a shard is to do when it is swept next.
@@ -235,7 +233,6 @@ impl Control {
             backup: None,
             sync: Queue::default(),
             local: Vec::new(),
-            ftp_ports: Vec::new(),
         }
     }
 
@@ -257,6 +254,7 @@ impl Control {
             sync: Queue::default(),
             sequences: BTreeMap::new(),
             down: Down::default(),
+            sessions: BTreeMap::new(),
         };
         self.refresh(&mut shard);
         shard
@@ -757,20 +755,26 @@ impl Control {
         self.local = prefixes;
     }
 
-    /// Tells that whoever embeds the director rewrites the commands of FTP on connections to these ports, as
-    /// `ip_vs_ftp` does where it is loaded. None at first.
-    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) {
-        self.ftp_ports = ports;
+    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
+    /// at first; it concerns connections that are made from now on.
+    ///
+    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)), and whoever embeds the
+    /// director then changes segments as verdicts say ([`Forward::shift`](crate::Forward::shift),
+    /// [`Reply::edit`](crate::Reply::edit)).
+    ///
+    /// # Errors
+    /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
+    /// [`FTP_PORTS_MAX`](crate::FTP_PORTS_MAX).
+    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) -> Result<(), Error> {
+        crate::ftp::check_ports(&ports)?;
+        self.settings.ftp_ports = ports;
+        self.changed();
+        Ok(())
     }
 
-    /// The flags of a connection that a helper looks at (`ip_vs_ftp_init_conn`).
-    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
-        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
-        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
-            flag::NFCT
-        } else {
-            0
-        }
+    /// The ports set by [`set_ftp_ports`](Self::set_ftp_ports).
+    pub fn ftp_ports(&self) -> &[u16] {
+        &self.settings.ftp_ports
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {

@@ -16,8 +16,8 @@ use crate::conn::table::flag;
 use crate::conn::{NO_SLOT, Slot, State};
 use crate::shard::{Pending, Shard, is_ipsec, opens};
 use crate::{
-    AcceptReason, ConnId, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol,
-    TcpFlags, Transport, Tuple, Verdict,
+    AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
+    Transport, Tuple, Verdict,
 };
 
 /// How long packets of connections that end silently are dropped at most.
@@ -25,15 +25,40 @@ const SILENCE: u32 = 120;
 
 /// What a TCP segment says about sequence numbers (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// The sequence number.
-    pub seq: u32,
-    /// The acknowledgement number, if the segment has one.
-    pub ack: Option<u32>,
-    /// What it takes of the sequence space: its payload in bytes, and one each for SYN and FIN.
-    pub len: u32,
+struct Numbers {
+    /// What comes after it: its sequence number and what it takes of the sequence space, which is its payload in bytes, and
+    /// one each for SYN and FIN.
+    next: u32,
+    /// The acknowledgement number, if it has one.
+    ack: Option<u32>,
     /// It is a SYN: the numbers begin anew.
-    pub syn: bool,
+    syn: bool,
+}
+
+impl Numbers {
+    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments; `None` if the header is
+    /// cut short.
+    fn read(tcp: &[u8]) -> Option<Self> {
+        let number = |at: usize| {
+            let bytes = tcp.get(at..at + 4)?;
+            Some(u32::from_be_bytes(bytes.try_into().ok()?))
+        };
+        let header = usize::from(tcp.get(12)? >> 4) * 4;
+        let payload = tcp.len().checked_sub(header.max(20))?;
+        let flags = TcpFlags(tcp[13]);
+        let syn = flags.has(TcpFlags::SYN);
+        let len =
+            u32::try_from(payload).ok()? + u32::from(syn) + u32::from(flags.has(TcpFlags::FIN));
+        Some(Self {
+            next: number(4)?.wrapping_add(len),
+            ack: if flags.has(TcpFlags::ACK) {
+                number(8)
+            } else {
+                None
+            },
+            syn,
+        })
+    }
 }
 
 /// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
@@ -92,19 +117,18 @@ impl Down {
 }
 
 impl Expected {
-    fn note(&mut self, segment: Segment, from_client: bool) {
+    fn note(&mut self, said: Numbers, from_client: bool) {
         let (sender, receiver) = if from_client {
             (&mut self.of_client, &mut self.of_server)
         } else {
             (&mut self.of_server, &mut self.of_client)
         };
-        let next = segment.seq.wrapping_add(segment.len);
-        if segment.syn {
-            *sender = Some(next);
+        if said.syn {
+            *sender = Some(said.next);
         } else {
-            raise(sender, next);
+            raise(sender, said.next);
         }
-        if let Some(ack) = segment.ack {
+        if let Some(ack) = said.ack {
             raise(receiver, ack);
         }
     }
@@ -119,10 +143,13 @@ fn raise(number: &mut Option<u32>, to: u32) {
 }
 
 impl Shard {
-    /// Takes note of a segment of a connection that is [watched](Verdict::watched).
-    pub fn note_segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
-        if let Some(expected) = self.down.expected.get_mut(conn.index()) {
-            expected.note(segment, from_client);
+    /// Takes note of the sequence numbers of a segment of connection `index`.
+    fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
+        if meta.tuple.protocol == Protocol::TCP
+            && let Some(said) = Numbers::read(meta.segment.bytes)
+            && let Some(expected) = self.down.expected.get_mut(index as usize)
+        {
+            expected.note(said, from_client);
         }
     }
 
@@ -323,8 +350,7 @@ impl Shard {
         }
     }
 
-    /// Before a packet from the server of connection `index`, which has a flag of this crate's own.
-    #[cold]
+    /// Before a packet from the server of connection `index`, which is watched.
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,
@@ -342,15 +368,22 @@ impl Shard {
         if self.table.get(index).has(flag::GONE) {
             return self.reply_gone(index, meta);
         }
+        if self.table.get(index).has(flag::TRACKED) {
+            self.track(index, meta, false);
+        }
         None
     }
 
-    /// Before a packet from the client of connection `index`, whose server's first answer is measured: a packet that
-    /// opens the connection once more says that the server has not answered the one before.
-    #[cold]
-    pub(crate) fn watch_repeated(&self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
+    /// Before a packet from the client of connection `index`, which is watched. Where the server's first answer is
+    /// measured, a packet that opens the connection once more says that the one before was not answered.
+    pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
-        if slot.in_packets > 0
+        if slot.has(flag::TRACKED) {
+            self.track(index, meta, true);
+        }
+        let slot = self.table.get(index);
+        if slot.has(flag::TIMED)
+            && slot.in_packets > 0
             && opens(meta)
             && let Some(link) = self.link(index)
         {
@@ -364,4 +397,31 @@ impl Shard {
 fn last_restart(slot: &Slot) -> Instant {
     let timeout = u64::from(slot.timeout) * 1_000_000_000;
     Instant::from_nanos(slot.expires.as_nanos().saturating_sub(timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_in_the_sequence_space() {
+        let read = |flags: u8, payload: usize| {
+            let mut tcp = std::vec![0; 20 + payload];
+            tcp[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+            tcp[12] = 0x50;
+            tcp[13] = flags;
+            let said = Numbers::read(&tcp).unwrap();
+            (said.next, said.ack, said.syn)
+        };
+        assert_eq!(read(0x02, 0), (0, None, true));
+        assert_eq!(read(0x12, 0), (0, Some(0), true));
+        assert_eq!(read(0x11, 10), (10, Some(0), false));
+        assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
+        assert_eq!(Numbers::read(&[0; 12]), None);
+        assert_eq!(
+            Numbers::read(&[0xf0; 30]),
+            None,
+            "options that are not there"
+        );
+    }
 }

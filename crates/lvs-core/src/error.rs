@@ -50,6 +50,10 @@ pub enum Error {
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
+    /// No helper of this name is known (ENOENT).
+    UnknownHelper,
+    /// Ports for a helper: 0, one twice, or too many (EINVAL).
+    HelperPorts,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),
 }
@@ -84,6 +88,8 @@ impl fmt::Display for Error {
             Self::NoDevice => "no such network interface; `ip link` lists them",
             Self::DaemonRunning => "a synchronisation daemon of this role is running already",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
+            Self::UnknownHelper => "no helper of this name; there is one: ftp",
+            Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })
     }

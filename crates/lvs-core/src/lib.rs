@@ -40,6 +40,7 @@ mod engine;
 mod error;
 mod explain;
 mod extras;
+mod ftp;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod latency;
@@ -61,12 +62,15 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Control, Options, Profile, Service};
 pub use director::Director;
-pub use down::{Reset, Segment};
+pub use down::Reset;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
 pub use extras::{Extras, OnServerDown};
+pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use latency::Latency;
-pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+pub use packet::{
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};

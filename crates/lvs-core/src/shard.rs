@@ -11,6 +11,7 @@ use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::down::Down;
+use crate::ftp;
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
@@ -47,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) master: Option<crate::sync::Master>,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
+    /// Virtual ports whose connections the helper for FTP looks at.
+    pub(crate) ftp_ports: Vec<u16>,
 }
 
 impl Settings {
@@ -90,6 +93,8 @@ pub struct Shard {
     pub(crate) sequences: BTreeMap<u32, Sequences>,
     /// What is known of connections whose servers may go down, and what is to be done about those that did.
     pub(crate) down: Down,
+    /// What the helper knows of FTP's control connections, by the connections' indices.
+    pub(crate) sessions: BTreeMap<u32, ftp::Session>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -414,12 +419,12 @@ impl Shard {
         now: Instant,
         new: bool,
     ) -> Verdict {
-        if self.table.get(index).has(flag::TIMED) {
-            self.watch_repeated(index, meta, now);
+        if self.table.get(index).has(flag::WATCHED) {
+            self.watch_request(index, meta, now);
         }
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
-        let verdict = self.transmit(index, meta, new);
+        let verdict = self.transmit(index, meta, new, now);
         let slot = self.table.get_mut(index);
         slot.in_packets = slot.in_packets.wrapping_add(1);
         if self.settings.master.is_some() {
@@ -431,8 +436,9 @@ impl Shard {
     }
 
     /// How a client's packet leaves.
-    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool) -> Verdict {
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
         let slot = self.table.get(index);
+        let helped = slot.has(flag::HELPED);
         match slot.method() {
             Forwarding::Nat => {
                 if matches!(meta.transport, Transport::Short { .. }) {
@@ -440,6 +446,15 @@ impl Shard {
                 }
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
+                }
+                if helped {
+                    return match self.help_request(index, meta, now) {
+                        Ok(shift) => Verdict::Forward(Forward {
+                            shift,
+                            ..self.forward_of(index, new)
+                        }),
+                        Err(reason) => Verdict::Drop(reason),
+                    };
                 }
             }
             Forwarding::Tunnel if slot.server == NO_SLOT => {
@@ -472,10 +487,20 @@ impl Shard {
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
-        if self.table.get(index).has(flag::TIMED | flag::GONE)
+        if self.table.get(index).has(flag::WATCHED)
             && let Some(verdict) = self.watch_reply(index, meta, now)
         {
             return verdict;
+        }
+        let mut edit = None;
+        if self.table.get(index).has(flag::HELPED) {
+            match self.help_reply(index, meta, now) {
+                Ok(changes) => edit = changes,
+                Err(reason) => {
+                    self.table.restart(index, now);
+                    return Verdict::Drop(reason);
+                }
+            }
         }
         self.count(index, |counters| counters.count_out(meta.len));
         self.transition(index, meta, false);
@@ -485,7 +510,10 @@ impl Shard {
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
-        Verdict::Reply(self.reply_of(index))
+        Verdict::Reply(Reply {
+            edit,
+            ..self.reply_of(index)
+        })
     }
 
     /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
@@ -699,7 +727,7 @@ impl Shard {
                 .link_of(slot.server)
                 .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
             new,
-            watched: slot.has(flag::TRACKED),
+            shift: None,
         }
     }
 
@@ -709,7 +737,7 @@ impl Shard {
             conn: ConnId(index),
             server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
             source: (slot.method() == Forwarding::Nat).then(|| slot.virt()),
-            watched: slot.has(flag::TRACKED),
+            edit: None,
         }
     }
 
@@ -806,6 +834,7 @@ impl Shard {
     fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
         let slot_has_sequences = slot.has(flag::SYNC);
+        let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
@@ -816,6 +845,9 @@ impl Shard {
         }
         if slot_has_sequences {
             self.sequences.remove(&index);
+        }
+        if helped {
+            self.sessions.remove(&index);
         }
         let template = self
             .templates

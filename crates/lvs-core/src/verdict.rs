@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use crate::ftp::{Edit, Shift};
 use crate::{Forwarding, Tunnel};
 
 /// A connection of one shard; valid until the connection ends.
@@ -49,27 +50,6 @@ pub enum Verdict {
     Drop(DropReason),
 }
 
-impl Verdict {
-    /// The connection whose sequence numbers the director keeps, if the packet belongs to one, and whether the packet
-    /// comes from its client: tell [`Shard::note_segment`](crate::Shard::note_segment) what it says.
-    #[inline]
-    pub const fn watched(&self) -> Option<(ConnId, bool)> {
-        match *self {
-            Self::Forward(Forward {
-                watched: true,
-                conn: Some(conn),
-                ..
-            }) => Some((conn, true)),
-            Self::Reply(Reply {
-                watched: true,
-                conn,
-                ..
-            }) => Some((conn, false)),
-            _ => None,
-        }
-    }
-}
-
 /// How to transmit a packet towards a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
@@ -87,8 +67,9 @@ pub struct Forward {
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
-    /// The director keeps the connection's sequence numbers.
-    pub watched: bool,
+    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be told in the server's
+    /// numbers: [`Shift::acknowledgement`].
+    pub shift: Option<Shift>,
 }
 
 /// How to treat a packet from a real server.
@@ -101,8 +82,8 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
     /// because the connection is not translated.
     pub source: Option<SocketAddr>,
-    /// The director keeps the connection's sequence numbers.
-    pub watched: bool,
+    /// What a helper changes in the TCP segment.
+    pub edit: Option<Edit>,
 }
 
 /// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
@@ -170,6 +151,10 @@ reasons! {
         Unbound => "unbound",
         /// A rule for marks says so.
         MarkRule => "mark_rule",
+        /// Of a control connection of FTP, with a wrong TCP checksum.
+        HelperChecksum => "helper_checksum",
+        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
     }

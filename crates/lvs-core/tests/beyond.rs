@@ -40,6 +40,7 @@ fn packet<'a>(src: SocketAddr, dst: SocketAddr, transport: Transport<'a>) -> Pac
             dst,
         },
         transport,
+        segment: Segment::NONE,
         mark: 0,
         len: 40,
     }
@@ -104,26 +105,26 @@ fn only(director: &Director, now: Instant) -> Connection {
     only
 }
 
-/// A packet and what it says about sequence numbers, as the packet path does it.
+/// A segment with its numbers and so many bytes of payload.
 fn send(
     director: &mut Director,
     meta: &PacketMeta<'_>,
-    (seq, ack, len): (u32, u32, u32),
+    (seq, ack, len): (u32, u32, usize),
     now: Instant,
 ) -> Verdict {
-    let verdict = director.handle_packet(meta, now);
-    if let (Some((conn, from_client)), Transport::Tcp(flags)) = (verdict.watched(), meta.transport)
-    {
-        let syn = flags.has(SYN);
-        let segment = Segment {
-            seq,
-            ack: flags.has(ACK).then_some(ack),
-            len: len + u32::from(syn),
-            syn,
-        };
-        director.shard.note_segment(conn, from_client, segment);
-    }
-    verdict
+    let Transport::Tcp(flags) = meta.transport else {
+        panic!("TCP");
+    };
+    let mut bytes = vec![0; 20 + len];
+    bytes[4..8].copy_from_slice(&seq.to_be_bytes());
+    bytes[8..12].copy_from_slice(&ack.to_be_bytes());
+    bytes[12] = 5 << 4;
+    bytes[13] = flags.0;
+    let segment = Segment {
+        bytes: &bytes,
+        trusted: true,
+    };
+    director.handle_packet(&PacketMeta { segment, ..*meta }, now)
 }
 
 /// An established connection that has moved a request of 100 bytes, and behind NAT an answer of 1000.

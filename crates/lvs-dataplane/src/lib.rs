@@ -17,6 +17,7 @@ pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
 #[cfg(feature = "names")]
+pub mod mld;
 pub mod names;
 #[cfg(feature = "engine")]
 pub mod ndp;
@@ -38,6 +39,8 @@ pub mod segment;
 pub mod shield;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
+#[cfg(feature = "engine")]
+pub mod steering;
 #[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]

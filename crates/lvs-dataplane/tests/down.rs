@@ -7,14 +7,13 @@ use std::net::SocketAddr;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
 use lvs_core::{
-    ConnId, Director, Extras, Family, Forwarding, IcmpError, Instant, OnServerDown, Options,
-    PacketMeta, Segment, ServerConfig, ServiceConfig, ServiceKey, Verdict,
+    Director, Extras, Family, Forwarding, IcmpError, Instant, OnServerDown, Options, PacketMeta,
+    ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
 use lvs_dataplane::frame::Frame;
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::PortId;
 use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::shield_spec::ShieldSpec;
 use lvs_dataplane::wire::{Mac, tcp};
 
@@ -27,10 +26,6 @@ impl Decide for Real {
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         self.0.handle_icmp_error(error, now)
-    }
-
-    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
-        self.0.shard.note_segment(conn, from_client, segment);
     }
 }
 
@@ -125,7 +120,7 @@ impl Bench {
         let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
         Self {
             decide: Real(director),
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             net,
             shield,
             client: addr("203.0.113.9:40000", "[2001:db8:2::9]:40000"),
@@ -372,22 +367,4 @@ fn silence_is_the_default() {
         assert!(bench.send(bench.from_client("A", 1301, 5301)).is_empty());
         assert_eq!(bench.pipeline.counters.resets_sent, 0);
     }
-}
-
-#[test]
-fn lengths_in_the_sequence_space() {
-    let read = |flags: u8, payload: usize| {
-        let mut header = vec![0; 20 + payload];
-        header[12] = 0x50;
-        header[13] = flags;
-        let segment = tcp::segment(&header).expect("a header");
-        (segment.len, segment.ack.is_some(), segment.syn)
-    };
-    assert_eq!(read(0x02, 0), (1, false, true));
-    assert_eq!(read(0x12, 0), (1, true, true));
-    assert_eq!(read(0x11, 10), (11, true, false));
-    assert_eq!(read(0x10, 64_000), (64_000, true, false));
-    assert_eq!(tcp::segment(&[0; 12]), None);
-    let short = [0xf0; 30];
-    assert_eq!(tcp::segment(&short), None, "options that are not there");
 }

@@ -421,12 +421,22 @@ impl Site {
     ///
     /// When it is not built or ends at once; the error holds what it printed.
     pub fn start_engine(&mut self, extra: &[&str]) -> Result<()> {
+        self.start_engine_by(&[], extra)
+    }
+
+    /// The same, started by another program: the words before the engine's name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_engine`].
+    pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
         self.engine = None;
-        let mut arguments = self.engine_arguments();
-        arguments.extend_from_slice(extra);
-        let mut engine = self
-            .director
-            .spawn(programs::find("lvs-dataplane")?, &arguments)?;
+        let program = programs::find("lvs-dataplane")?.display().to_string();
+        let mut words = launcher.to_vec();
+        words.push(&program);
+        words.extend(self.engine_arguments());
+        words.extend_from_slice(extra);
+        let mut engine = self.director.spawn(words[0], &words[1..])?;
         let director = &self.director;
         let mut ended = false;
         wait_until(

@@ -16,8 +16,8 @@ use anyhow::{Context, Result, bail};
 use lvs_core::sched::WeightedLeastConnections;
 use lvs_core::{
     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Registry, Request,
-    Scheduler, Server, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple,
-    Verdict,
+    Scheduler, Segment, Server, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport,
+    Tuple, Verdict,
 };
 
 /// An address with the number of its leading bits that count.
@@ -128,7 +128,9 @@ impl Scheduler for Geographic {
 
 fn regions() -> Result<Arc<[Region]>> {
     let region = |clients: &[&str], servers: &[&str]| -> Result<Region> {
-        let all = |texts: &[&str]| texts.iter().map(|text| Prefix::parse(text)).collect();
+        let all = |texts: &[&str]| -> Result<Vec<Prefix>> {
+            texts.iter().map(|text| Prefix::parse(text)).collect()
+        };
         Ok(Region {
             clients: all(clients)?,
             servers: all(servers)?,
@@ -194,6 +196,7 @@ fn show(director: &mut Director, when: &str, clients: &[&str], port: u16) -> Res
                 dst: "192.0.2.10:80".parse()?,
             },
             transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+            segment: Segment::NONE,
             mark: 0,
             len: 60,
         };

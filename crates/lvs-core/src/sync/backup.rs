@@ -191,7 +191,9 @@ impl Control {
                     slot.server = server.id().0;
                     slot.flags = inherit(slot.flags, server);
                 }
-                slot.flags |= self.helper_flags(key.protocol, key.virt, slot.flags);
+                slot.flags |= self
+                    .settings
+                    .helper_flags(key.protocol, key.virt, slot.flags);
                 let active = slot.flags & flag::INACTIVE == 0;
                 let Some(index) = shard.open(slot, None, now) else {
                     return;

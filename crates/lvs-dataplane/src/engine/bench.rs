@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
-use lvs_core::{ConnId, Family, IcmpError, Instant, PacketMeta, Protocol, Segment, Verdict};
+use lvs_core::{Family, IcmpError, Instant, PacketMeta, Protocol, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -439,10 +439,6 @@ impl Decide for Marking<'_> {
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         self.decider.icmp_error(error, now)
-    }
-
-    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
-        self.decider.segment(conn, from_client, segment);
     }
 }
 

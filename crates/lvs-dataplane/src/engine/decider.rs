@@ -5,8 +5,8 @@ use std::sync::Arc;
 use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, ConnId, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Segment,
-    Shard, Tuple, Verdict,
+    AcceptReason, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Shard, Tuple,
+    Verdict,
 };
 
 use super::shared::Shared;
@@ -194,10 +194,6 @@ impl Decide for Decider {
             }
         };
         self.count(error.inner, verdict)
-    }
-
-    fn segment(&mut self, conn: ConnId, from_client: bool, segment: Segment) {
-        self.shard.note_segment(conn, from_client, segment);
     }
 }
 

@@ -12,10 +12,9 @@ use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
 use super::shared::{Command, Shared};
 use crate::frame::Frame;
-use crate::icmp::Limits;
 use crate::net::PortId;
 use crate::netlink::Netlink;
-use crate::pipeline::{Env, Output, Pipeline};
+use crate::pipeline::{Env, Output, Pipeline, Settings};
 use crate::shield_spec::ShieldSpec;
 use crate::sys::Poller;
 
@@ -51,7 +50,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             hidden: ShieldSpec::default(),
             output: Output::new(),
         };
@@ -149,6 +148,9 @@ impl Offline {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Permits(_, reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,
@@ -175,13 +177,17 @@ impl Offline {
         *self.shared.bench_ports() = net.names();
         {
             let mut control = self.shared.control();
+            let ftp_ports = control.ftp_ports().to_vec();
             *control = Control::new(self.options.clone());
+            if let Err(error) = control.set_ftp_ports(ftp_ports) {
+                error!("cannot keep the helper's ports: {error}");
+            }
             control.set_local_addresses(net.local());
             self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
             self.shared.daemons().clear();
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Limits::NONE);
+        self.pipeline = Pipeline::new(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();

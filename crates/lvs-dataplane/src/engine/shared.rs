@@ -9,6 +9,7 @@ use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, Info, ReasonCount, S
 use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Explanation, Instant, ServiceKey, Tuple};
 
+use super::access::Wish;
 use super::bench::{Test, Tested};
 
 use crate::sys::EventFd;
@@ -50,6 +51,8 @@ pub(super) enum Command {
     Explain(Tuple, u32, mpsc::SyncSender<Explanation>),
     /// Show packets until the receiver is gone.
     Capture(CaptureFilter, mpsc::SyncSender<CapturedPacket>),
+    /// Whether something can be done at all.
+    Permits(Wish, mpsc::SyncSender<Result<(), Failure>>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.

@@ -11,7 +11,7 @@ use super::{family_of, octets};
 
 /// The origin of our rules, routes and proxy neighbours, as `ip rule` and `ip route` show it (`proto 76`). The registered
 /// numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
-pub const PROTOCOL: u8 = 76;
+pub(crate) const PROTOCOL: u8 = 76;
 
 /// One thing that leads packets. They are in the order in which they are put up; taken down in the opposite one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,6 +6,7 @@ use super::{Cx, Env, Fate, Job, Output, Pipeline};
 use crate::frame::Frame;
 use crate::net::Net;
 use crate::parse::{self, Packet};
+use crate::wire::ip_options::Wanted;
 use crate::wire::tcp;
 
 impl Pipeline {
@@ -31,6 +32,7 @@ impl Pipeline {
                         to_host: env.net.is_local(packet.dst),
                         inner: None,
                         history: None,
+                        options: Wanted::default(),
                     };
                     self.forward(&mut frame, &job, forward, true, &mut cx)
                 }

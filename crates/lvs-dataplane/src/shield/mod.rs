@@ -10,12 +10,15 @@
 //! table netdev lvs-1234 { flags owner;
 //!   chain in-eth0 { type filter hook ingress device "eth0" priority -300;      one for each interface
 //!     pkttype != host accept            other stations' frames: a macvlan child's, and what IPVS does not take
-//!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device
-//!     ether type ip6 jump hide6 }
+//!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device,
+//!     ether type ip6 jump hide6         unless the tag says nothing but a priority
+//!     vlan id 0 vlan type ip  jump hide4
+//!     vlan id 0 vlan type ip6 jump hide6 }
 //!   chain hide4 {
 //!     daddr @own_vips drop              its route leads into the engine: it would come in a second time
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
+//!     daddr . protocol @service_protocols jump short4                           what has no room for ports
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
 //!     fragment saddr @server_addresses fib daddr type != local drop
 //!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
@@ -31,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
+use lvs_core::Protocol;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
 
 use self::nft::{
@@ -39,6 +43,7 @@ use self::nft::{
 use crate::netlink::message::messages;
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys;
+use crate::wire::vlan;
 
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
@@ -188,6 +193,18 @@ impl Shield {
                     .equal(REG, &family.ether_type)
                     .jump(&family.name(HIDE));
             });
+            for tag in [vlan::TAG, vlan::SERVICE_TAG] {
+                batch.add_rule(&chain, |rule| {
+                    rule.load(Base::Link, 12, 2, REG)
+                        .equal(REG, &tag.to_be_bytes())
+                        .load(Base::Link, 14, 2, REG)
+                        .mask(REG, &[0x0f, 0xff])
+                        .equal(REG, &[0, 0])
+                        .load(Base::Link, 16, 2, REG)
+                        .equal(REG, &family.ether_type)
+                        .jump(&family.name(HIDE));
+                });
+            }
         }
         self.commit(batch)
             .map_err(|failure| match failure.source.raw_os_error() {
@@ -400,12 +417,14 @@ impl From<io::Error> for Failure {
 const OWN_VIPS: &str = "own_vips";
 const SERVICES: &str = "services";
 const SERVICE_HOSTS: &str = "service_hosts";
+const SERVICE_PROTOCOLS: &str = "service_protocols";
 const VIPS: &str = "vips";
 const SERVERS: &str = "servers";
 const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
 const HIDE: &str = "hide";
+const SHORT: &str = "short";
 /// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to connections.
 const ICMP_ERRORS: &str = "icmp_errors4";
 
@@ -475,6 +494,7 @@ impl Family {
             set(OWN_VIPS, &[ip], len),
             set(SERVICES, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVICE_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
+            set(SERVICE_PROTOCOLS, &[ip, TYPE_PROTOCOL], len + 4),
             set(VIPS, &[ip], len),
             set(SERVERS, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVER_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
@@ -498,7 +518,9 @@ impl Family {
         let address = |rule: &mut Rule<'_>, offset| {
             rule.load(Base::Network, offset, len, REG);
         };
+        let short = self.name(SHORT);
         batch.add_chain(&hide);
+        self.add_short_rules(&short, batch);
         batch.add_rule(&hide, |rule| {
             address(rule, self.destination);
             rule.in_set(&self.name(OWN_VIPS)).drop();
@@ -520,6 +542,12 @@ impl Family {
             self.fragment(rule);
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.load_protocol(second)
+                .in_set(&self.name(SERVICE_PROTOCOLS))
+                .jump(&short);
         });
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
@@ -569,6 +597,29 @@ impl Family {
         });
     }
 
+    /// The chain that drops what is too short to have ports: an expression that cannot load them ends its rule. Padding of
+    /// Ethernet can be loaded, so the length that the IP header tells is looked at first.
+    fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
+        const PORTS: u16 = 4;
+        // Of IPv4 the length counts the header, here one without options.
+        let (length_at, least) = match self.suffix {
+            '4' => (2, PORTS + 20),
+            _ => (4, PORTS),
+        };
+        batch.add_chain(short);
+        batch.add_rule(short, |rule| {
+            rule.load(Base::Network, length_at, 2, REG)
+                .less(REG, &least.to_be_bytes())
+                .drop();
+        });
+        batch.add_rule(short, |rule| {
+            rule.load(Base::Transport, 0, PORTS.into(), REG).go_back();
+        });
+        batch.add_rule(short, |rule| {
+            rule.drop();
+        });
+    }
+
     fn fragment(self, rule: &mut Rule<'_>) {
         match self.suffix {
             // More fragments, or an offset.
@@ -602,6 +653,13 @@ fn elements(spec: &ShieldSpec) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     };
     for ip in &spec.own_vips {
         put(*ip, OWN_VIPS, address_key(*ip));
+    }
+    for (ip, protocol) in spec.services.protocols() {
+        if [Protocol::TCP, Protocol::UDP, Protocol::SCTP].contains(&protocol) {
+            let mut key = address_key(ip);
+            key.extend([protocol.0, 0, 0, 0]);
+            put(ip, SERVICE_PROTOCOLS, key);
+        }
     }
     for (endpoints, one_port, all_ports, addresses) in [
         (&spec.services, SERVICES, SERVICE_HOSTS, VIPS),
@@ -652,8 +710,6 @@ fn port_key(port: u16) -> [u8; 4] {
 mod tests {
     use std::net::SocketAddr;
 
-    use lvs_core::Protocol;
-
     use super::*;
     use crate::shield_spec::Endpoint;
 
@@ -681,8 +737,9 @@ mod tests {
         assert_eq!(keys("services4"), [[192, 0, 2, 1, 6, 0, 0, 0, 0, 80, 0, 0]]);
         assert_eq!(keys("service_hosts4"), [[192, 0, 2, 1, 17, 0, 0, 0]]);
         assert_eq!(keys("vips4"), [[192, 0, 2, 1]]);
+        assert_eq!(keys("service_protocols4").len(), 2);
         assert_eq!(keys("services6")[0].len(), 24);
-        assert_eq!(sets.len(), 5);
+        assert_eq!(sets.len(), 7);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::TcpHeader;
-use lvs_core::{Segment, TcpFlags};
+use lvs_core::TcpFlags;
 
 use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv6, is_ipv6, put16};
 use crate::frame::Frame;
@@ -69,23 +69,6 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
     let sum = checksum(frame.bytes(), at, 6);
     put16(frame.bytes_mut(), at + 16, sum);
     true
-}
-
-/// What the segment `tcp` (its header and all of its payload, also where it stands for several segments) says about
-/// sequence numbers; `None` if its header is cut short.
-pub fn segment(tcp: &[u8]) -> Option<Segment> {
-    let header = usize::from(tcp.get(12)? >> 4) * 4;
-    let payload = tcp.len().checked_sub(header.max(20))?;
-    let flags = TcpFlags(tcp[13]);
-    let syn = flags.has(TcpFlags::SYN);
-    Some(Segment {
-        seq: be32(tcp, 4),
-        ack: flags.has(TcpFlags::ACK).then(|| be32(tcp, 8)),
-        len: u32::try_from(payload).unwrap_or(0)
-            + u32::from(syn)
-            + u32::from(flags.has(TcpFlags::FIN)),
-        syn,
-    })
 }
 
 /// Whether the transport checksum of TCP, UDP or the like at `l4` is right.

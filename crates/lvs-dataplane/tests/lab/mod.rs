@@ -15,9 +15,8 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
 use lvs_dataplane::wire::Mac;
 
@@ -198,7 +197,7 @@ impl Service {
                 virt,
                 tunnel: self.tunnel,
                 new: false,
-                watched: false,
+                shift: None,
             }),
         }
     }
@@ -210,7 +209,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
-        watched: false,
+        edit: None,
     })
 }
 
@@ -283,7 +282,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),

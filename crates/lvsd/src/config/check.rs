@@ -9,6 +9,7 @@ use lvs_core::api::ServiceId;
 use lvs_core::mark::MarkRule;
 use lvs_core::{
     Family, Forwarding, OnServerDown, ServerConfig, ServiceConfig, ServiceFlags, Sysctls,
+    helper_ports,
 };
 use toml::Spanned;
 
@@ -42,6 +43,7 @@ pub(super) fn check(
         text,
         complete,
         findings,
+        routed: None,
     };
     let dataplane = checker.dataplane(&raw.dataplane);
     let sysctls = checker.sysctls(raw);
@@ -66,6 +68,8 @@ struct Checker<'a> {
     text: &'a str,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
+    /// Where the file says that the host routes packets to the engine.
+    routed: Option<Range<usize>>,
 }
 
 impl Checker<'_> {
@@ -142,12 +146,15 @@ impl Checker<'_> {
         );
         let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
         let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
+        if backend.as_deref() == Some("tun") {
+            self.routed = raw.backend.as_ref().map(Spanned::span);
+        }
         if let Some(helpers) = &raw.helper {
             for helper in &helpers.get_ref().0 {
-                if helper != "ftp" {
+                if let Err(error) = helper_ports(helper) {
                     self.report(
-                        Diagnostic::error(helpers.span(), format!("unknown helper `{helper}`"))
-                            .help("the helpers are: ftp"),
+                        Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
+                            .help("write \"ftp\", or \"ftp=21,2121\" with ports of its own"),
                     );
                 }
             }
@@ -471,6 +478,15 @@ impl Checker<'_> {
                 ],
             )
             .unwrap_or_default();
+        if let (VipMode::Host, Some(mode), Some(backend)) = (vip, &raw.vip, &self.routed) {
+            let finding = Diagnostic::error(
+                mode.span(),
+                "what is addressed to the host itself is not routed to an engine with the backend `tun`",
+            )
+            .context(backend.clone(), "the backend")
+            .help("take the address from the host and remove `vip`: the engine owns it then");
+            self.report(finding);
+        }
         if let (Some(vip), Some((ServiceId::Fwmark { .. }, _))) = (&raw.vip, identity) {
             self.report(
                 Diagnostic::error(vip.span(), "a service with a mark has no VIP")
@@ -689,14 +705,24 @@ impl Checker<'_> {
                 return None;
             }
         }
-        self.word(
+        let method = self.word(
             raw,
             &[
                 ("nat", Forwarding::Nat),
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
             ],
-        )
+        );
+        if let (Some(Forwarding::Route), Some(value), Some(backend)) = (method, raw, &self.routed) {
+            let finding = Diagnostic::error(
+                value.span(),
+                "direct routing needs frames, and the backend `tun` has packets only",
+            )
+            .context(backend.clone(), "the backend")
+            .help("set forward = \"nat\" or \"tun\", or remove `backend`");
+            self.report(finding);
+        }
+        method
     }
 
     fn server(

@@ -52,7 +52,8 @@ pub(super) struct RawDataplane {
     pub(super) profile: Option<Spanned<String>>,
     /// The engine owns the address of every service, also of those typed by hand. Default: false.
     pub(super) own_vips: Option<bool>,
-    /// Application helpers: `ftp`. Default: none.
+    /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
+    #[serde(alias = "helpers")]
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<i64>>,
