@@ -74,6 +74,23 @@ fn synchronisation() {
     check("lvs-core/tests/golden/sync", "sync", 1910);
 }
 
+/// Random operations and frames, recorded from Linux 6.12 to be unlike the other recordings: servers and sysctls changed in
+/// mid-run, reuse, `drop_packet`, bundled SCTP chunks, fragments, ICMP errors and complaints about tunnels, counters after
+/// them, what a master sends and a backup takes.
+#[test]
+fn random_operations() {
+    for (kind, passed) in [
+        ("schedulers", 160),
+        ("persistence", 180),
+        ("tcpstates", 300),
+        ("packets", 104),
+        ("stats", 46),
+        ("sync", 169),
+    ] {
+        check("lvs-testbed/golden/differential", kind, passed);
+    }
+}
+
 /// A recording that is told something else fails, by name, and so does the program.
 #[test]
 fn a_difference_is_told() {
