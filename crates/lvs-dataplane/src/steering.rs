@@ -33,18 +33,18 @@ use crate::shield_spec::ShieldSpec;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
 const VIPS: u32 = 7676;
-const DEVICE: u32 = 7677;
+pub(crate) const DEVICE: u32 = 7677;
 
 // Priorities of the rules: before those that people usually have, behind the host's own addresses (0).
 const FROM_DIRECTOR: u32 = 60;
 const TO_VIPS: u32 = 61;
-const FROM_SERVERS: u32 = 62;
+pub(crate) const FROM_SERVERS: u32 = 62;
 const OTHER_PORTS: u32 = 63;
 const FRAGMENTS: u32 = 64;
 const PASSED: u32 = 65;
 
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
-const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
+pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
 /// Above so many addresses of a family, neighbouring ones share a route.
 const SINGLE_ROUTES: usize = 1024;

@@ -262,6 +262,10 @@ impl Access {
                      the address routed here"
                 )
             }
+            Wish::Local(addr) if state.is_local(*addr) => format!(
+                "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
+                 (--backend tun): give one that the host does not have, which the engine then answers for"
+            ),
             Wish::Mark(rule) if rule.interface.is_some() => {
                 "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
                  on: leave --interface out"
@@ -285,6 +289,8 @@ pub(super) enum Wish {
     Server(Forwarding),
     /// A rule for marks.
     Mark(MarkRule),
+    /// An address that stands for clients.
+    Local(IpAddr),
 }
 
 fn shield_failure(error: &ShieldError) -> Failure {

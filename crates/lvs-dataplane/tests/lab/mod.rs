@@ -7,6 +7,8 @@
     reason = "shared by test programs, of which each uses a part"
 )]
 
+pub mod director;
+
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -201,6 +203,7 @@ impl Service {
                 server: None,
                 method: self.method,
                 target,
+                source: None,
                 virt,
                 tunnel: self.tunnel,
                 new: false,
@@ -216,6 +219,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        destination: None,
         edit: None,
     })
 }
