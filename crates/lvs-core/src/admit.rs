@@ -321,6 +321,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
+        flags = self.translated_flags(server, ask.client.ip(), once, flags);
         flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
@@ -334,8 +335,15 @@ impl Control {
             server.bind(false);
             return Opened::Once(slot, template);
         }
-        let Some(index) = shard.open(slot, template, now) else {
-            return Opened::Refused(Verdict::Drop(DropReason::TableFull));
+        let opened = if slot.method() == Forwarding::FullNat {
+            shard.open_full_nat(slot, template, &self.full_nat.pool, now)
+        } else {
+            let opened = shard.open(slot, template, now);
+            opened.ok_or(DropReason::TableFull)
+        };
+        let index = match opened {
+            Ok(index) => index,
+            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
         };
         server.bind(false);
         shard.count(index, Counters::count_connection);
@@ -565,7 +573,7 @@ fn may_lead_to(server: &Server, quiescent: bool) -> bool {
 pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if conntrack {

@@ -11,7 +11,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Forwarding, Protocol, Server, Service, ServiceFlags, ServiceKey};
+use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
 
 use crate::parse::Packet;
 
@@ -238,13 +238,20 @@ impl<'a> IntoIterator for &'a Endpoints {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
     /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
-    /// them, and packets of their protocols that are too short to have ports.
+    /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
+    /// there is hidden, too, except to the host itself: the host would take it for forged where it has the address.
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
     /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
     pub nat_servers: Endpoints,
+    /// Addresses of the host that stand for clients towards servers: what those servers send to them is hidden although
+    /// it is addressed to the host.
+    pub local_addresses: HashSet<IpAddr>,
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is hidden for them: what is no
+    /// answer of a service's leaves as it is.
+    pub local_nodes: Endpoints,
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
@@ -285,7 +292,7 @@ impl ShieldSpec {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
                 // A server that was taken from NAT to another method still has connections that are translated.
-                let nat = server.forwarding() == Forwarding::Nat
+                let nat = server.forwarding().translates()
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
                 if nat {
                     hidden.nat_servers.extend(with_followers(endpoint));
@@ -301,7 +308,7 @@ impl ShieldSpec {
         let mut hidden = Self::default();
         hidden.hide_service(service, helped);
         for server in service.servers() {
-            if server.forwarding() == Forwarding::Nat {
+            if server.forwarding().translates() {
                 let key = service.key();
                 let (protocols, port) = reply_ports(&key, server, helped);
                 let addr = SocketAddr::new(server.addr().ip(), port);
@@ -314,6 +321,24 @@ impl ShieldSpec {
             }
         }
         hidden
+    }
+
+    /// The servers of `control` that are this host itself, as `is_local` tells, and whose answers are translated.
+    pub fn local_nodes_of(control: &Control, is_local: impl Fn(IpAddr) -> bool) -> Endpoints {
+        let any = control.services().next().is_some();
+        let mut nodes = Endpoints::default();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            if server.forwarding().translates() && is_local(server.addr().ip()) {
+                let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                nodes.extend(
+                    protocols
+                        .iter()
+                        .map(|&protocol| Endpoint::new(protocol, addr)),
+                );
+            }
+        }
+        nodes
     }
 
     fn hide_service(&mut self, service: &Service, helped: &[u16]) {
@@ -361,6 +386,20 @@ impl ShieldSpec {
         }
     }
 
+    /// Whether a packet of this host's own comes from a server on it.
+    pub fn is_of_local_node(&self, packet: &Packet) -> bool {
+        let from = |port| Endpoint {
+            address: packet.src,
+            protocol: packet.protocol,
+            port,
+        };
+        let (sport, _) = packet.ports.unwrap_or_default();
+        self.local_nodes.has_address(packet.src)
+            && [sport, 0]
+                .iter()
+                .any(|&port| self.local_nodes.contains(&from(port)))
+    }
+
     /// The addresses of the services.
     pub fn vips(&self) -> HashSet<IpAddr> {
         self.services.addresses().collect()
@@ -389,11 +428,19 @@ impl ShieldSpec {
         }
         if let Some((_, about)) = inner {
             let about = about.ip();
-            let concerns = self.is_nat_server(about) || self.is_vip(about);
-            return self.is_vip(dst) || (!to_host && concerns);
+            if self.is_vip(dst) {
+                return true;
+            }
+            return if to_host {
+                self.local_addresses.contains(&dst) && self.is_nat_server(about)
+            } else {
+                self.is_nat_server(about) || self.is_vip(about)
+            };
         }
         if packet.fragment.is_some() {
-            return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
+            return self.is_vip(dst)
+                || (!to_host && self.is_vip(src))
+                || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
         let protocol = packet.protocol;
@@ -414,7 +461,10 @@ impl ShieldSpec {
             return true;
         }
         if !to_host {
-            return one_of(&self.nat_servers, src, sport);
+            return one_of(&self.nat_servers, src, sport) || one_of(&self.services, src, sport);
+        }
+        if self.local_addresses.contains(&dst) && one_of(&self.nat_servers, src, sport) {
+            return true;
         }
         !self.local_clients.is_empty()
             && self.local_clients.contains(&LocalClient {
@@ -428,8 +478,8 @@ impl ShieldSpec {
 #[cfg(test)]
 mod tests {
     use lvs_core::{
-        Director, Family, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
-        TcpFlags, Transport, Tuple, Verdict,
+        Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+        ServiceConfig, TcpFlags, Transport, Tuple, Verdict,
     };
 
     use super::*;

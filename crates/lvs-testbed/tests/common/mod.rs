@@ -88,7 +88,9 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             "incoming: {listing}"
         );
         match site.options.forward {
-            Forward::Nat => ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}"),
+            Forward::Nat | Forward::FullNat => {
+                ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}");
+            }
             // What the director does not see it does not count.
             Forward::Dr | Forward::Tun => ensure!(
                 (row.number(2)?, row.number(4)?) == (0, 0),
@@ -106,7 +108,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             "the service is the sum of its servers: {listing}"
         );
     }
-    if site.options.forward == Forward::Nat {
+    if matches!(site.options.forward, Forward::Nat | Forward::FullNat) {
         ensure!(
             rows[0].number(4)? > report.bytes,
             "at least the bodies went out: {listing}"
@@ -174,7 +176,7 @@ fn sum(printed: &str) -> String {
 /// iperf3 both ways over TCP and UDP, and DNS.
 pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let address = match site.options.forward {
-        Forward::Nat => site.real_address(0),
+        Forward::Nat | Forward::FullNat => site.real_address(0),
         Forward::Dr | Forward::Tun => site.vip,
     };
     let _iperf = servers::iperf3(&site.servers[0], address)?;

@@ -197,7 +197,11 @@ fn addresses(
         if !info.own_vips.contains(&vip) && !is_local(vip) {
             findings.add(
                 format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+                if is_routed(info) {
+                    "start the engine with --own-vips (lvsd does that by itself), unless a router sends here what is for it".to_owned()
+                } else {
+                    format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 })
+                },
             );
         }
     }
@@ -258,6 +262,11 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
             let cure = match server.config.forwarding {
                 Forwarding::Nat => format!(
                     "on {0}: is something listening on port {1}, and is this director its default gateway (ip route)? Answers that take another way reach the client from the wrong address",
+                    address.ip(),
+                    address.port()
+                ),
+                Forwarding::FullNat => format!(
+                    "on {0}: is something listening on port {1}, and has it a route to the local addresses (lvsadm local)?",
                     address.ip(),
                     address.port()
                 ),
