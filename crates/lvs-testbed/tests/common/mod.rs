@@ -89,7 +89,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
         );
         match site.options.forward {
             Forward::Nat | Forward::FullNat => {
-                ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}")
+                ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}");
             }
             // What the director does not see it does not count.
             Forward::Dr | Forward::Tun => ensure!(

@@ -44,7 +44,10 @@ pub(super) fn check(
         local: None,
     };
     let dataplane = checker.dataplane(&raw.dataplane);
-    checker.local = dataplane.local.as_ref().map(|local| local.addresses.clone());
+    checker.local = dataplane
+        .local
+        .as_ref()
+        .map(|local| local.addresses.clone());
     let sysctls = checker.sysctls(raw);
     let marks = checker.marks(raw);
     let reuse_templates = sysctls
