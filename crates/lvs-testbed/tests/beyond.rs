@@ -260,8 +260,10 @@ fn full_nat_out_of_a_file() -> Result<()> {
         &["--config", &file.display().to_string()],
     )?;
     for local in ["192.0.2.60", "192.0.2.61"] {
-        std::fs::write(&file, text(local))?;
-        daemon.signal(Signal::SIGHUP)?;
+        if local != "192.0.2.60" {
+            std::fs::write(&file, text(local))?;
+            daemon.signal(Signal::SIGHUP)?;
+        }
         let seen = || {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
