@@ -221,9 +221,12 @@ impl<'a> IntoIterator for &'a Endpoints {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
     /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
-    /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
-    /// there is hidden, too, except to the host itself: the host would take it for forged where it has the address.
+    /// them, and packets of their protocols that are too short to have ports.
     pub services: Endpoints,
+    /// What servers without translation send from there, except to the host itself, is hidden too, and forwarded by the
+    /// engine: the host would take it for forged where it has the address. Without this it is left to the host, as the
+    /// kernel's IPVS leaves it.
+    pub forwards_answers: bool,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
@@ -426,7 +429,7 @@ impl ShieldSpec {
         }
         if packet.fragment.is_some() {
             return self.is_vip(dst)
-                || (!to_host && self.is_vip(src))
+                || (!to_host && self.forwards_answers && self.is_vip(src))
                 || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
@@ -448,7 +451,8 @@ impl ShieldSpec {
             return true;
         }
         if !to_host {
-            return one_of(&self.nat_servers, src, sport) || one_of(&self.services, src, sport);
+            return one_of(&self.nat_servers, src, sport)
+                || (self.forwards_answers && one_of(&self.services, src, sport));
         }
         if self.local_addresses.contains(&dst) && one_of(&self.nat_servers, src, sport) {
             return true;

@@ -656,6 +656,7 @@ impl Worker {
             self.pmtu_disc = control.sysctls().pmtu_disc;
             hidden = ShieldSpec::of(&control, &self.hidden);
             let is_local = |addr| self.network.state.is_local(addr);
+            hidden.forwards_answers = true;
             hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
             hidden.local_addresses = self
                 .local_addresses()
