@@ -245,6 +245,7 @@ fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
         && now.timeout == wanted.timeout
         && now.netmask == wanted.netmask
         && now.engine == wanted.engine
+        && now.extras == wanted.extras
 }
 
 fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
@@ -284,9 +285,10 @@ mod tests {
     }
 
     prop_compose! {
-        fn service_config()(rr in any::<bool>(), timeout in 0..2u32) -> ServiceConfig {
+        fn service_config()(rr in any::<bool>(), timeout in 0..2u32, slow_start in 0..2u32) -> ServiceConfig {
             let mut config = ServiceConfig::new(lvs_core::Family::V4, if rr { "rr" } else { "wlc" });
             config.timeout = timeout;
+            config.extras.slow_start = slow_start;
             config
         }
     }

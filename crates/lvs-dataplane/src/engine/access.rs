@@ -148,6 +148,13 @@ impl Access {
         }
     }
 
+    /// Something that leads packets here may have been deleted.
+    pub(super) const fn distrust(&mut self) {
+        if let Self::Routed { steering, .. } = self {
+            steering.distrust();
+        }
+    }
+
     /// Says which of the services' addresses the host keeps to itself.
     pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
         let Self::Routed { kept, .. } = self else {

@@ -79,6 +79,18 @@ pub struct Dataplane {
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
+    /// `answer` or `drop`.
+    pub echo: Option<String>,
+    /// Echo requests that are answered in a second.
+    pub echo_limit: Option<u32>,
+    /// `auto` or a number of bytes.
+    pub clamp_mss: Option<String>,
+    /// Time between two ICMP errors to one receiver.
+    pub icmp_ratelimit: Option<Duration>,
+    /// ICMP errors in a second to all.
+    pub icmp_msgs_per_sec: Option<u32>,
+    /// ICMP errors at once to all.
+    pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
     /// `drop` or `evict`.
@@ -121,6 +133,20 @@ impl Dataplane {
         }
         for helper in &self.helpers {
             option("--helper", Some(helper.clone()));
+        }
+        let ratelimit = self.icmp_ratelimit.map(|time| time.as_millis().to_string());
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        for (name, value) in [
+            ("--echo", self.echo.clone()),
+            ("--echo-limit", number(self.echo_limit)),
+            ("--clamp-mss", self.clamp_mss.clone()),
+            ("--icmp-ratelimit", ratelimit),
+            ("--icmp-msgs-per-sec", number(self.icmp_msgs_per_sec)),
+            ("--icmp-msgs-burst", number(self.icmp_msgs_burst)),
+        ] {
+            if value.is_some() {
+                option(name, value);
+            }
         }
         if let Some(bound) = self.max_connections {
             option("--max-connections", Some(bound.to_string()));

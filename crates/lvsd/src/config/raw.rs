@@ -60,6 +60,18 @@ pub(super) struct RawDataplane {
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     #[serde(alias = "helpers")]
     pub(super) helper: Option<Spanned<OneOrMore>>,
+    /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
+    pub(super) echo: Option<Spanned<String>>,
+    /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
+    pub(super) echo_limit: Option<Spanned<i64>>,
+    /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default: untouched.
+    pub(super) clamp_mss: Option<Spanned<Scalar>>,
+    /// Time between two ICMP errors to one receiver. Default: the engine's.
+    pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
+    /// ICMP errors in a second to all; 0 for no limit. Default: the engine's.
+    pub(super) icmp_msgs_per_sec: Option<Spanned<i64>>,
+    /// ICMP errors at once to all. Default: the engine's.
+    pub(super) icmp_msgs_burst: Option<Spanned<i64>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<i64>>,
     /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
@@ -99,6 +111,11 @@ pub(super) struct RawService {
     pub(super) check: Option<Spanned<RawCheck>>,
     /// What a failed check does to a server: `quiesce` or `remove`. Default: see the documentation.
     pub(super) on_down: Option<Spanned<String>>,
+    /// What becomes of the connections of a server that is removed: `kernel`, `reset`, `reschedule` or `drop`. Default:
+    /// `kernel`.
+    pub(super) on_server_down: Option<Spanned<String>>,
+    /// How long a server that comes into the running service takes to get its full share, in whole seconds. Default: none.
+    pub(super) slow_start: Option<Spanned<RawDuration>>,
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 

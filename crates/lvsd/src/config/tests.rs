@@ -23,6 +23,12 @@ socket = "/run/lvs/engine.sock"
 profile = "kernel"
 own_vips = false
 helper = "ftp"
+echo = "drop"
+echo_limit = 10
+clamp_mss = "auto"
+icmp_ratelimit = "500ms"
+icmp_msgs_per_sec = 0
+icmp_msgs_burst = 1
 max_connections = 1000000
 when_full = "evict"
 program = "/usr/sbin/lvs-dataplane"
@@ -82,6 +88,39 @@ persistence = { timeout = "1h", engine = "sip" }
 [[service.server]]
 address = "10.0.0.1:5060"
 "#;
+
+#[test]
+fn what_the_engine_is_told_about_icmp_and_vlans() {
+    let text = "[dataplane]\ninterface = [\"eth0.100=10.0.100.1/24,fd00::1/64\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
+                clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
+    assert_eq!(
+        load(text).dataplane.arguments().join(" "),
+        "--interface eth0.100=10.0.100.1/24,fd00::1/64 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
+         --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
+    );
+    for (line, wanted) in [
+        ("echo = \"host\"", "unknown word `host`"),
+        ("clamp_mss = 535", "`535` is no segment size"),
+        ("clamp_mss = \"Auto\"", "`Auto` is no segment size"),
+        ("icmp_msgs_burst = 0", "is out of range"),
+        ("echo_limit = -1", "is out of range"),
+        (
+            "interface = \"eth0=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.100=10.0.0.1\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.4095=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+    ] {
+        let found = errors(&format!("[dataplane]\n{line}\n"));
+        assert!(found.contains(wanted), "{line}: {found}");
+    }
+}
 
 fn load(text: &str) -> Config {
     Config::from_toml("test.toml", text)
@@ -163,7 +202,8 @@ fn defaults_and_the_full_file() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --max-connections 1000000 --when-full evict"
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
+         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full evict"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -230,7 +270,7 @@ error: unknown scheduler `wcl`
 4 | scheduler = "wcl"
   |             ^^^^^
   |
-  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, none
+  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, ewma, none
 
 error: unknown forwarding method `masq`
  --> test.toml:5:11
@@ -546,7 +586,7 @@ address = "2001:db8::11"
             format!("--destination 2001:db8::1 --protocol udp --mark {of_all}"),
         ]
     );
-    let owned: [std::net::IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
     assert_eq!(config.own_vips(|_| false), owned);
 }
 
