@@ -333,7 +333,10 @@ impl Testbed {
     ///
     /// When there is no LAN.
     pub fn groups(&self) -> Result<String> {
-        self.switch.as_ref().context("there is no LAN")?.sh("bridge mdb show")
+        self.switch
+            .as_ref()
+            .context("there is no LAN")?
+            .sh("bridge mdb show")
     }
 
     /// Runs a shell script on each host, all at the same time.

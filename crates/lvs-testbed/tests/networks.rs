@@ -53,7 +53,17 @@ impl<'a> Download<'a> {
         site.serve("long", SIZE)?;
         let file = site.testbed.dir().join("downloaded").display().to_string();
         let url = format!("http://{}/long", site.vip);
-        let arguments = ["-sS", "-f", "-m", "60", "--limit-rate", "4M", "-o", &file, &url];
+        let arguments = [
+            "-sS",
+            "-f",
+            "-m",
+            "60",
+            "--limit-rate",
+            "4M",
+            "-o",
+            &file,
+            &url,
+        ];
         let program = site.client.spawn("curl", &arguments)?;
         let download = Self {
             site,
@@ -108,7 +118,10 @@ fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
     new_connections(&site, "another name")?;
     ensure!(logged(&site, "eth1 is called lan1 now") == 1);
     let rules = director.sh("nft list ruleset")?;
-    ensure!(rules.contains("in-lan1") && !rules.contains("in-eth1"), "{rules}");
+    ensure!(
+        rules.contains("in-lan1") && !rules.contains("in-eth1"),
+        "{rules}"
+    );
 
     // Servers take less from now on: what clients send has to be told so.
     let download = Download::start(&site)?;
@@ -144,7 +157,8 @@ fn the_way_to_the_clients_changes() -> Result<()> {
     router.sh("ip addr add 192.0.2.253/24 dev eth1")?;
 
     let download = Download::start(&site)?;
-    site.director.sh("ip route replace default via 192.0.2.253")?;
+    site.director
+        .sh("ip route replace default via 192.0.2.253")?;
     download.finish().context("another gateway")?;
 
     let download = Download::start(&site)?;
@@ -165,7 +179,9 @@ fn a_server_gets_another_link_layer_address() -> Result<()> {
         server.sysctl("ipv4/conf/eth0/arp_notify", &notify.to_string())?;
         let download = Download::start(&site)?;
         server.sh(&format!("ip link set eth0 address {mac}"))?;
-        download.finish().with_context(|| format!("announced: {notify}"))?;
+        download
+            .finish()
+            .with_context(|| format!("announced: {notify}"))?;
     }
     // Nobody hears of it: the server is silent, and knows its gateway by heart.
     new_connections(&site, "two other addresses")?;
@@ -178,9 +194,7 @@ fn a_server_gets_another_link_layer_address() -> Result<()> {
     ensure!(known.contains("77:02"), "the director was told: {known}");
     // The client's own repetitions are what gives it away.
     let url = format!("http://{}/id", site.vip);
-    let printed = site
-        .client
-        .run("curl", &["-sS", "-f", "-m", "25", &url])?;
+    let printed = site.client.run("curl", &["-sS", "-f", "-m", "25", &url])?;
     ensure!(printed == "rs1\n", "{printed}");
     Ok(())
 }
@@ -202,10 +216,7 @@ fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
         let url = format!("http://{}/id", site.vip);
         let refused = site.client.run("curl", &["-sSv", "-m", "25", &url]);
         let said = format!("{:#}", refused.err().context("nobody answers")?);
-        ensure!(
-            said.contains("No route to host"),
-            "{forward:?}: {said}"
-        );
+        ensure!(said.contains("No route to host"), "{forward:?}: {said}");
         ensure!(counted(&site, "no_neighbour")? > 0, "{forward:?}");
     }
     Ok(())
@@ -327,7 +338,10 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
         };
         for (virt, servers) in [
             ("192.0.2.10:80", ["10.0.0.11:80", "10.0.0.12:80"]),
-            ("[fd00:192::10]:80", ["[fd00:10::11]:80", "[fd00:10::12]:80"]),
+            (
+                "[fd00:192::10]:80",
+                ["[fd00:10::11]:80", "[fd00:10::12]:80"],
+            ),
         ] {
             lvsadm(&format!("-A -t {virt} -s rr"))?;
             for server in servers {
@@ -351,7 +365,8 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
         ensure!(printed == "rs1\n", "{printed}");
 
         // A third VLAN is another network, and so is none: same addresses, nobody there.
-        site.client.sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
+        site.client
+            .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;
         ensure!(site.client.run(&own, &["ping", "192.0.2.10"]).is_err());
         site.client.sh("ip addr flush dev eth0")?;
@@ -376,23 +391,35 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
     let mut site = trunk("tags", 1500)?;
     site.relays.push(vlan::start(&site.director, "eth0.100")?);
-    site.director
-        .sh("ip addr add 192.0.2.1/24 dev eth0.100")?;
+    site.director.sh("ip addr add 192.0.2.1/24 dev eth0.100")?;
     let file = site.testbed.dir().join("tags.pcap").display().to_string();
     let mut capture = site.client.spawn(
         "dumpcap",
-        &["-q", "-i", "eth0", "-a", "duration:20", "-c", "4", "-f", "vlan 100 and (arp or icmp)", "-w", &file],
+        &[
+            "-q",
+            "-i",
+            "eth0",
+            "-a",
+            "duration:20",
+            "-c",
+            "4",
+            "-f",
+            "vlan 100 and (arp or icmp)",
+            "-w",
+            &file,
+        ],
     )?;
-    wait_until("the capture", PATIENCE, || {
-        capture.log().contains("File:")
-    })
-    .with_context(|| capture.log())?;
+    wait_until("the capture", PATIENCE, || capture.log().contains("File:"))
+        .with_context(|| capture.log())?;
     let own = programs::own()?;
     site.client.run(&own, &["ping", "192.0.2.1"])?;
     capture.wait(PATIENCE)?;
     let fields = ["-r", &file, "-T", "fields", "-e", "vlan.id"];
     let ids = site.client.run("tshark", &fields)?;
     // ARP and echo, there and back.
-    ensure!(ids.lines().count() == 4 && ids.lines().all(|id| id == "100"), "{ids}");
+    ensure!(
+        ids.lines().count() == 4 && ids.lines().all(|id| id == "100"),
+        "{ids}"
+    );
     Ok(())
 }

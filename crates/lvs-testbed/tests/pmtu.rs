@@ -6,7 +6,7 @@ mod common;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Site, SiteOptions, Topology, content};
+use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 
 /// Enough for hundreds of segments.
 const SIZE: u64 = 1_500_001;
@@ -18,9 +18,11 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
     options.servers = 1;
     let site = Site::new(options)?;
     if forward == Forward::Nat {
-        // What servers send goes to the director, not straight to the client.
+        // What servers send goes to the director, not straight to the client. And the router's own complaints pass it again,
+        // on their way from the director to the servers.
         router(&site)?.sh(
-            "ip rule add iif eth2 lookup 100; ip route add default via 192.0.2.1 table 100
+            "echo 1 > /proc/sys/net/ipv4/conf/all/accept_local
+             ip rule add iif eth2 lookup 100; ip route add default via 192.0.2.1 table 100
              ip -6 rule add iif eth2 lookup 100; ip -6 route add default via fd00:192::1 table 100",
         )?;
     }
@@ -42,6 +44,8 @@ enum Narrow {
     /// To the servers: requests do not fit behind the director.
     Servers,
 }
+
+const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
 /// Makes a way of the router's narrow, and all others wide; nobody remembers anything.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
@@ -88,9 +92,9 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// All narrow hops for services of these kinds: IPv6 or not for the client, for the server, and how it is forwarded to.
-fn every_hop(site: &mut Site, kinds: &[(bool, bool, &str)]) -> Result<()> {
-    for which in [Narrow::Client, Narrow::Director, Narrow::Servers] {
+/// These narrow hops for services of these kinds: IPv6 or not for the client, for the server, and how it is forwarded to.
+fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
+    for &which in hops {
         for &(six, server6, options) in kinds {
             narrow(site, which)?;
             let virt: IpAddr = if six {
@@ -116,7 +120,53 @@ fn every_hop(site: &mut Site, kinds: &[(bool, bool, &str)]) -> Result<()> {
 #[test]
 fn nat() -> Result<()> {
     let mut site = site("pmtu-nat", Forward::Nat)?;
-    every_hop(&mut site, &[(false, false, "-m"), (true, true, "-m")])
+    let hops = [Narrow::Client, Narrow::Director];
+    every_hop(
+        &mut site,
+        &hops,
+        &[(false, false, "-m"), (true, true, "-m")],
+    )
+}
+
+/// The server behind a router of its own, which complains to clients by way of the director.
+#[test]
+fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
+    let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);
+    options.servers = 1;
+    let mut site = Site::new(options)?;
+    site.serve("big", SIZE)?;
+    let server = site.servers[0].clone();
+    let [hop] = site.testbed.hosts(["hop"])?;
+    site.testbed.connect(&[Link::Cable {
+        a: (&hop, "eth1"),
+        b: (&server, "eth1"),
+        mtu: 1500,
+    }])?;
+    site.testbed.plug("back", &hop, "eth0")?;
+    hop.sh("ip link set eth0 up; ip link set eth1 up
+            ip addr add 10.0.0.254/24 dev eth0; ip addr add fd00:10::254/64 dev eth0 nodad
+            ip addr add 10.9.0.254/24 dev eth1; ip addr add fd00:9::254/64 dev eth1 nodad
+            ip route replace 10.9.0.0/24 dev eth1 mtu lock 1400
+            ip -6 route replace fd00:9::/64 dev eth1 proto kernel metric 256 mtu lock 1400
+            ip route add default via 10.0.0.1; ip route add default via fd00:10::1
+            echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")?;
+    server.sh(
+        "ip addr flush dev eth0; ip link set eth1 up
+               ip addr add 10.9.0.11/24 dev eth1; ip addr add fd00:9::11/64 dev eth1 nodad
+               ip route replace default via 10.9.0.254; ip route replace default via fd00:9::254",
+    )?;
+    site.director
+        .sh("ip route add 10.9.0.0/24 via 10.0.0.254; ip route add fd00:9::/64 via fd00:10::254")?;
+    site.start_engine(&[])?;
+    for (virt, server) in [
+        (SocketAddr::from((site.vip, 80)), "10.9.0.11:80"),
+        ((site.vip6, 80).into(), "[fd00:9::11]:80"),
+    ] {
+        site.lvsadm(&format!("-A -t {virt}"))?;
+        site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
+        both_ways(&site, virt).with_context(|| virt.to_string())?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -124,6 +174,7 @@ fn tunnels_of_ipv4() -> Result<()> {
     let mut site = site("pmtu-tun4", Forward::Tun)?;
     every_hop(
         &mut site,
+        &HOPS,
         &[
             (false, false, "-i"),
             (false, false, "-i --tun-type gre"),
@@ -138,6 +189,7 @@ fn tunnels_of_ipv6() -> Result<()> {
     let mut site = site("pmtu-tun6", Forward::Tun)?;
     every_hop(
         &mut site,
+        &HOPS,
         &[
             (true, true, "-i"),
             (true, true, "-i --tun-type gre"),
@@ -182,7 +234,11 @@ fn switched_off() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_engine(&["--sysctl", "pmtu_disc=0"])?;
-    for options in ["-i", "-i --tun-type gre", "-i --tun-type gue --tun-port 6080"] {
+    for options in [
+        "-i",
+        "-i --tun-type gre",
+        "-i --tun-type gue --tun-port 6080",
+    ] {
         let virt = site.service(80);
         site.lvsadm(&format!("-A -t {virt}"))?;
         let server = SocketAddr::new(site.real_address(0).into(), 80);
@@ -204,7 +260,8 @@ fn jumbo_frames_on_one_side() -> Result<()> {
         site.serve("big", SIZE)?;
         // The servers do not know either: their own links take 9,000.
         site.director.sh("ip link set eth1 mtu 1500")?;
-        site.director.sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;
+        site.director
+            .sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;
         site.servers[0].sh("ip route replace default via 10.0.0.1 mtu lock 1500")?;
         site.start_engine(clamp)?;
         site.add_service(80, "rr")?;
