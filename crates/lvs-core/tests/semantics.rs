@@ -636,6 +636,48 @@ fn a_full_table_is_a_verdict_and_leaves_counts_alone() {
 }
 
 #[test]
+fn a_server_is_free_when_the_table_was_full_for_a_connection_of_one_packet() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = Director::new(Options {
+        max_connections: 1,
+        ..Options::default()
+    });
+    let control = &mut director.control;
+    control.set_sysctl("schedule_icmp", "1").unwrap();
+    control.add_service(key, config, None).unwrap();
+    let web = ServiceKey::tcp(addr(VIP));
+    control.add_service(web, rr(), None).unwrap();
+    let server = ServerConfig::new(1, Forwarding::Nat);
+    for key in [key, web] {
+        control
+            .add_server(&key, addr("10.0.0.1:80"), &server, Instant::ZERO)
+            .unwrap();
+    }
+    let opened = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::ZERO);
+    assert!(matches!(opened, Verdict::Forward(_)));
+    let error = IcmpError {
+        hook: Hook::Local,
+        src: addr(CLIENT).ip(),
+        dst: addr(VIP).ip(),
+        inner: Tuple {
+            protocol: Protocol::UDP,
+            src: addr(VIP),
+            dst: addr(CLIENT),
+        },
+        inner_ports: true,
+        checksum_ok: true,
+        mark: 0,
+        len: 56,
+    };
+    let full = director.handle_icmp_error(&error, Instant::ZERO);
+    assert_eq!(full, Verdict::Drop(DropReason::TableFull));
+    let service = director.control.service(&key).unwrap();
+    assert_eq!(service.servers()[0].total(), 0);
+}
+
+#[test]
 fn a_million_connections_come_and_go() {
     let mut director = Director::new(Options {
         max_connections: 1_000_000,

@@ -1,8 +1,10 @@
 //! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -57,6 +59,15 @@ struct Args {
     #[arg(long)]
     own_vips: bool,
 
+    /// Let this address stand for clients towards servers of full NAT; may be given several times. One that the host does
+    /// not have is answered for.
+    #[arg(long, value_name = "ADDRESS")]
+    local_address: Vec<IpAddr>,
+
+    /// Let NAT translate both ends where replies would not come back here: for clients on a server's network, and for
+    /// servers that are clients of their own service. Needs --local-address.
+    #[arg(long, requires = "local_address")]
+    hairpin: bool,
     /// Echo requests to addresses that the engine owns: answer them, or drop them. Those to the host's are the host's.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
@@ -91,9 +102,10 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Helper for a protocol that names addresses in its payload: ftp (not built yet).
-    #[arg(long, value_name = "NAME")]
-    helper: Vec<String>,
+    /// Let data connections of FTP through NAT follow their control connections, which are those to virtual port 21, or to
+    /// up to 8 other ports.
+    #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
+    helper: Vec<Helper>,
 
     /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
     #[arg(long, conflicts_with = "interface")]
@@ -152,6 +164,18 @@ enum WhenFull {
     Evict,
 }
 
+/// The ports of a helper.
+#[derive(Clone, Debug)]
+struct Helper(Vec<u16>);
+
+impl FromStr for Helper {
+    type Err = lvs_core::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        lvs_core::helper_ports(text).map(Self)
+    }
+}
+
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -194,7 +218,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             when_full: WhenFull::Evict,
             ..
         } => "--when-full evict",
-        Args { helper, .. } if !helper.is_empty() => "--helper",
         Args { workers, .. } if *workers != 1 => "--workers above 1",
         _ => return Ok(()),
     };
@@ -232,6 +255,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
+        local_addresses: args.local_address,
+        hairpin: args.hairpin,
         settings: Settings {
             limits: Limits {
                 per_receiver: Duration::from_millis(args.icmp_ratelimit.into()),
@@ -249,6 +274,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        ftp_ports: args
+            .helper
+            .into_iter()
+            .flat_map(|helper| helper.0)
+            .collect(),
         sysctls: args.sysctl,
         rules,
         marks,

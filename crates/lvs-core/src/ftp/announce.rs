@@ -162,7 +162,9 @@ fn decimal(text: &[u8], max: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
     use proptest::prelude::*;
+    use std::borrow::ToOwned;
 
     const PASSIVE: Option<Command> = Some(Command::Passive(Mode::Passive));
     const EXTENDED: Option<Command> = Some(Command::Passive(Mode::ExtendedPassive));
@@ -252,7 +254,6 @@ mod tests {
             Some((alloc::format!("{listens}"), text[place].to_owned()))
         };
         let pair = |listens: &str, text: &str| Some((listens.to_owned(), text.to_owned()));
-        use std::borrow::ToOwned;
         assert_eq!(
             read(
                 "227 Entering Passive Mode (10,0,0,1,156,65).\r\n",
@@ -294,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_read_without_harm(text: alloc::vec::Vec<u8>, six: bool, server: [u8; 4]) {
+        fn anything_is_read_without_harm(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);

@@ -12,6 +12,7 @@
 mod announce;
 mod sequence;
 
+use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
@@ -22,10 +23,47 @@ use crate::admit::server_flags;
 use crate::conn::table::flag;
 use crate::conn::{Key, Slot, State};
 use crate::shard::{Settings, Shard};
-use crate::{DropReason, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport};
+use crate::{
+    DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
+};
 
 /// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
+
+/// Where the helper looks if nothing else is said.
+const FTP_PORT: u16 = 21;
+
+/// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+///
+/// # Errors
+/// [`Error::UnknownHelper`], [`Error::HelperPorts`].
+pub fn helper_ports(text: &str) -> Result<Vec<u16>, Error> {
+    let (name, ports) = match text.split_once('=') {
+        Some((name, ports)) => (name, Some(ports)),
+        None => (text, None),
+    };
+    if name != "ftp" {
+        return Err(Error::UnknownHelper);
+    }
+    let ports = match ports {
+        Some(ports) => ports
+            .split(',')
+            .map(|port| port.parse().map_err(|_| Error::HelperPorts))
+            .collect::<Result<Vec<u16>, Error>>()?,
+        None => alloc::vec![FTP_PORT],
+    };
+    check_ports(&ports)?;
+    Ok(ports)
+}
+
+/// Whether the helper can look at these ports.
+pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
+    let twice = |(at, port): (usize, &u16)| ports[..at].contains(port);
+    if ports.iter().enumerate().any(twice) || ports.contains(&0) || ports.len() > FTP_PORTS_MAX {
+        return Err(Error::HelperPorts);
+    }
+    Ok(())
+}
 
 /// What is to be done to a segment from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

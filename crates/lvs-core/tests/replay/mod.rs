@@ -414,6 +414,17 @@ impl<'a> Replay<'a> {
     }
 
     fn packet(&mut self, hook: Hook, tuple: Tuple, transport: Transport<'_>, len: u32) -> Verdict {
+        self.packet_with(hook, tuple, transport, Segment::NONE, len)
+    }
+
+    fn packet_with(
+        &mut self,
+        hook: Hook,
+        tuple: Tuple,
+        transport: Transport<'_>,
+        segment: Segment<'_>,
+        len: u32,
+    ) -> Verdict {
         let mark = self
             .marks
             .iter()
@@ -423,7 +434,7 @@ impl<'a> Replay<'a> {
             hook,
             tuple,
             transport,
-            segment: Segment::NONE,
+            segment,
             mark,
             len,
         };
@@ -1035,7 +1046,8 @@ impl<'a> Replay<'a> {
                     return;
                 }
                 let hook = hook(tuple.dst.ip());
-                let verdict = self.packet(hook, tuple, header.transport(), len);
+                let segment = header.segment();
+                let verdict = self.packet_with(hook, tuple, header.transport(), segment, len);
                 self.answer(&verdict, tuple, header.transport(), hook);
                 self.went(step, &verdict);
             }

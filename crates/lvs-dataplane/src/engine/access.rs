@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use lvs_core::api::{Failure, FailureCode};
-use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::mark::MarkRule;
 use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
@@ -126,6 +126,14 @@ impl Access {
         }
     }
 
+    /// Packets that the device had no room for.
+    pub(super) fn drops(&self) -> u64 {
+        match self {
+            Self::Copies { .. } => 0,
+            Self::Routed { hop, .. } => hop.drops(),
+        }
+    }
+
     /// Takes what `spec` says from the host.
     pub(super) fn update(&mut self, spec: &ShieldSpec) -> Result<(), Failure> {
         match self {
@@ -137,6 +145,13 @@ impl Access {
                 let done = steering.update(spec);
                 done.map_err(|error| steering_failure(&error))
             }
+        }
+    }
+
+    /// Something that leads packets here may have been deleted.
+    pub(super) const fn distrust(&mut self) {
+        if let Self::Routed { steering, .. } = self {
+            steering.distrust();
         }
     }
 
@@ -247,17 +262,15 @@ impl Access {
                      the address routed here"
                 )
             }
+            Wish::Local(addr) if state.is_local(*addr) => format!(
+                "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
+                 (--backend tun): give one that the host does not have, which the engine then answers for"
+            ),
             Wish::Mark(rule) if rule.interface.is_some() => {
                 "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
                  on: leave --interface out"
                     .to_owned()
             }
-            Wish::Mark(rule)
-                if rule.action != MarkAction::Host && rule.destination.addresses().is_none() =>
-            format!(
-                "--destination {}: more than 65536 addresses are not routed through a TUN device (--backend tun)",
-                rule.destination
-            ),
             _ => return Ok(()),
         };
         Err(Failure {
@@ -276,6 +289,8 @@ pub(super) enum Wish {
     Server(Forwarding),
     /// A rule for marks.
     Mark(MarkRule),
+    /// An address that stands for clients.
+    Local(IpAddr),
 }
 
 fn shield_failure(error: &ShieldError) -> Failure {

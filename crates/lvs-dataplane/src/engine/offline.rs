@@ -10,6 +10,7 @@ use tracing::error;
 
 use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
+use super::local;
 use super::shared::{Command, Shared};
 use crate::frame::Frame;
 use crate::net::PortId;
@@ -104,6 +105,14 @@ impl Offline {
                     })
                 });
             }
+            Command::LocalPool(wanted, reply) => {
+                let pool = local::pool(&wanted.addresses, |_| false);
+                let done = self.shared.control().set_local_pool(pool, wanted.hairpin);
+                let _ = reply.send(done.map_err(Failure::from));
+            }
+            Command::LocalInfo(reply) => {
+                let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
+            }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
@@ -172,7 +181,11 @@ impl Offline {
         *self.shared.bench_ports() = net.names();
         {
             let mut control = self.shared.control();
+            let ftp_ports = control.ftp_ports().to_vec();
             *control = Control::new(self.options.clone());
+            if let Err(error) = control.set_ftp_ports(ftp_ports) {
+                error!("cannot keep the helper's ports: {error}");
+            }
             control.set_local_addresses(net.local());
             self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
             self.shared.daemons().clear();

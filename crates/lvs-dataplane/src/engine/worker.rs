@@ -11,14 +11,15 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, LocalPool, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
-use super::access::{Access, HOP_PORT, HOST_PORT};
+use super::access::{Access, HOP_PORT, HOST_PORT, Wish};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
+use super::local::{self, LocalNodes};
 use super::network::{Network, is_usable};
 use super::shared::{self, Command, Shared};
 use super::trunks::Trunks;
@@ -122,6 +123,10 @@ pub(super) struct Worker {
     pmtu_disc: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
+    /// The local addresses of full NAT that were asked for.
+    wanted_pool: LocalPool,
+    /// Where packets come as copies; a host that routes them knows the way.
+    local_nodes: Option<LocalNodes>,
     /// Announcements that own addresses still get.
     announcing: HashMap<IpAddr, u8>,
     /// Questions who else has the services' addresses, still to be asked.
@@ -155,6 +160,10 @@ impl Worker {
         mut setup: Setup,
     ) -> Result<Self, StartError> {
         let access = Access::open(setup.backend)?;
+        let local_nodes = match access {
+            Access::Copies { .. } => Some(LocalNodes::open().map_err(StartError::Requests)?),
+            Access::Routed { .. } => None,
+        };
         let (mut netlink, mut state) = Netlink::open()?;
         let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
         for Wanted { name, .. } in &setup.interfaces {
@@ -188,6 +197,8 @@ impl Worker {
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
+            wanted_pool: LocalPool::default(),
+            local_nodes,
             announcing: HashMap::new(),
             probing: HashMap::new(),
             next_hops: HashSet::new(),
@@ -507,7 +518,10 @@ impl Worker {
         self.forget_local_clients();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
-        let removed = || self.shared.control().has_removed();
+        let retired = |addr| !self.wanted_pool.addresses.contains(&addr);
+        let removed = || {
+            self.decider.shard.local_addresses().any(retired) || self.shared.control().has_removed()
+        };
         if quiet || (self.followed + REMOVED_PERIOD <= now && removed()) {
             self.follow_or_warn();
         }
@@ -571,6 +585,13 @@ impl Worker {
                 let done = self.follow_control();
                 let _ = reply.send(done);
             }
+            Command::LocalPool(pool, reply) => {
+                let _ = reply.send(self.set_local_pool(pool));
+            }
+            Command::LocalInfo(reply) => {
+                let control = self.shared.control();
+                let _ = reply.send(local::info(&control, &self.decider.shard));
+            }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
@@ -605,6 +626,27 @@ impl Worker {
         }
     }
 
+    /// Lets other addresses stand for clients.
+    fn set_local_pool(&mut self, wanted: LocalPool) -> Result<(), Failure> {
+        for &addr in &wanted.addresses {
+            self.access
+                .permits(&Wish::Local(addr), &self.network.state)?;
+        }
+        let pool = local::pool(&wanted.addresses, |addr| self.network.state.is_local(addr));
+        self.shared
+            .control()
+            .set_local_pool(pool, wanted.hairpin)
+            .map_err(Failure::from)?;
+        self.wanted_pool = wanted;
+        self.follow_control()
+    }
+
+    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let wanted = self.wanted_pool.addresses.iter().copied();
+        wanted.chain(self.decider.shard.local_addresses())
+    }
+
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
         let (mut hidden, next_hops);
@@ -613,6 +655,12 @@ impl Worker {
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
             hidden = ShieldSpec::of(&control, &self.hidden);
+            let is_local = |addr| self.network.state.is_local(addr);
+            hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
+            hidden.local_addresses = self
+                .local_addresses()
+                .filter(|&addr| is_local(addr))
+                .collect();
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
@@ -650,6 +698,9 @@ impl Worker {
             hidden.services.clone_from(&self.hidden.services);
             hidden.nat_servers.clone_from(&self.hidden.nat_servers);
             hidden.own_vips.clone_from(&self.hidden.own_vips);
+            hidden
+                .local_addresses
+                .clone_from(&self.hidden.local_addresses);
             self.changed = Some(self.followed);
         }
         // The host has none of the addresses that it routes through a device: whatever nobody takes there, the engine answers.
@@ -663,6 +714,9 @@ impl Worker {
         self.network.set_vips(reached, answered);
         self.hidden = hidden;
         self.route_own(&own);
+        if let Some(nodes) = &mut self.local_nodes {
+            nodes.follow(&self.hidden.local_nodes, self.access.ifindex());
+        }
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
         for addr in vips {
@@ -716,6 +770,9 @@ impl Worker {
         self.access.extend(&more)?;
         self.hidden.services.extend(more.services);
         self.hidden.nat_servers.extend(more.nat_servers);
+        if servers.iter().any(|&server| self.network.is_local(server)) {
+            return self.follow_control();
+        }
         let next_hops = self.next_hops_of(&servers);
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
@@ -731,6 +788,7 @@ impl Worker {
             .iter()
             .chain(all.into_iter().flatten())
             .copied()
+            .chain(self.local_addresses())
             .filter(|&addr| !self.network.state.is_local(addr))
             .collect()
     }
@@ -849,10 +907,18 @@ impl Worker {
                 warn!("{error}");
             }
         }
+        if changes.steering && self.access.is_routed() {
+            self.access.distrust();
+            self.changed.get_or_insert(self.shared.now());
+        }
         if changes.links || changes.addresses {
             self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);
-            self.follow_or_warn();
+            // An address that comes to the host, or leaves it, has other ports than before.
+            if let Err(failure) = self.set_local_pool(self.wanted_pool.clone()) {
+                warn!("{}", failure.message);
+                self.follow_or_warn();
+            }
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a storm.
             self.changed.get_or_insert(self.shared.now());
@@ -1062,6 +1128,7 @@ impl Worker {
     /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
+        self.local_nodes = None;
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
@@ -1134,7 +1201,8 @@ impl Worker {
             .flatten()
             .map(|port| port.io.drops())
             .sum();
-        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
+        let missed = missed + self.access.drops();
+        let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
         all.push(reason("drop", "not_received", missed, ring));
         let limited = "ICMP errors that the director owed and did not send: --icmp-ratelimit, --icmp-msgs-per-sec.";
         all.push(reason(

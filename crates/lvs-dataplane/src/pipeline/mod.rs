@@ -32,6 +32,7 @@ use crate::net::{Net, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
 use crate::rewrite::mac;
 use crate::rewrite::tunnel;
+use crate::segment;
 use crate::shield_spec::ShieldSpec;
 use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::ErrorKind;
@@ -267,13 +268,8 @@ impl Pipeline {
         };
         // Ethernet pads to 60 bytes.
         frame.truncate(packet.len);
-        if let Some(partial) = frame.offload.checksum
-            && usize::from(partial.start) + usize::from(partial.offset) + 2 > packet.len
-        {
-            return Fate::Dropped(FrameDrop::BadOffload);
-        }
-        if aggregate && !packet.is_ipv6() && be16(frame.bytes(), 2) == 0 {
-            ipv4::set_total_len(frame.bytes_mut(), u16::try_from(packet.len).unwrap_or(0));
+        if aggregate {
+            finish_length(frame.bytes_mut());
         }
         let dst = packet.dst;
         let to_host = net.is_local(dst);
@@ -292,6 +288,14 @@ impl Pipeline {
             history: None,
             options: Wanted::default(),
         };
+        // What a virtual link says of a frame is a peer's word.
+        if let Err(reason) = segment::check_offload(frame, &packet) {
+            return if self.hidden(&job, cx) {
+                Fate::Dropped(reason)
+            } else {
+                Fate::Left
+            };
+        }
         if !from_host && checks::is_martian(&packet, virtual_dst, net) {
             return if virtual_dst || self.hidden(&job, cx) {
                 Fate::Dropped(FrameDrop::Martian)
@@ -312,6 +316,10 @@ impl Pipeline {
             && let Some(fate) = self.transit_checks(frame, &job, cx)
         {
             return fate;
+        }
+        // A "fragment" that is the whole datagram may be unfinished (RFC 6946); no device finishes what is put together.
+        if let Err(reason) = segment::finish_checksum(frame) {
+            return Fate::Dropped(reason);
         }
         match self
             .reassembler
@@ -437,5 +445,17 @@ impl Pipeline {
         }
         self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
         Some(Fate::Dropped(FrameDrop::TtlExceeded))
+    }
+}
+
+/// Stores the length of an aggregate whose sender has left it out.
+fn finish_length(ip: &mut [u8]) {
+    if is_ipv6(ip) {
+        if be16(ip, 4) == 0 {
+            ipv6::finish_len(ip);
+        }
+    } else if be16(ip, 2) == 0 {
+        let len = u16::try_from(ip.len()).unwrap_or(0);
+        ipv4::set_total_len(ip, len);
     }
 }

@@ -104,7 +104,7 @@ fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     let words = |number: u32| {
         let [a, b, c, d] = number.to_be_bytes();
         // Options may begin at odd places, where high bytes are low ones of the sum.
-        if at % 2 == 0 {
+        if at.is_multiple_of(2) {
             [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
         } else {
             [u16::from_be_bytes([b, a]), u16::from_be_bytes([d, c])]

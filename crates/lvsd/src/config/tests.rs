@@ -455,6 +455,16 @@ fn what_does_not_fit_is_refused() {
             "unknown word `xdp`",
         ),
         (
+            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"dr\"",
+            "address = \"10.0.0.1:80\"",
+            "direct routing needs frames",
+        ),
+        (
+            "vip = \"host\"\n[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "not routed to an engine with the backend `tun`",
+        ),
+        (
             "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
             "address = \"10.0.0.1:80\"",
             "unknown sysctl `conn_reuse`",
