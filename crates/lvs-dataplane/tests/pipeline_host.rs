@@ -402,6 +402,24 @@ fn a_frame_of_a_vlan_is_not_taken_for_another() {
 }
 
 #[test]
+fn a_first_fragment_without_its_headers_is_told() {
+    let mut lab = web(Forwarding::Nat);
+    let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
+    let whole = segment6((CLIENT6, 4000), (virt, 80));
+    // Sixteen bytes of TCP: the flags are in the next one.
+    let mut tiny = whole[..56].to_vec();
+    tiny.splice(40..40, [6, 0, 0, 1, 0, 0, 0, 9]);
+    tiny[6] = ipv6::FRAGMENT;
+    ipv6::finish_len(&mut tiny);
+    let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &tiny));
+    let (src, dst, kind, code, _) = error(&sent[0].1);
+    assert_eq!((src, dst, kind, code), (virt.into(), CLIENT6.into(), 4, 3));
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::TinyFragment), 1);
+    assert_eq!(lab.pipeline.reassembler.waiting(), 0);
+}
+
+#[test]
 fn a_repeated_syn_casts_doubt_on_the_neighbour() {
     // The lab's connections are never new.
     let mut lab = web(Forwarding::Nat);
