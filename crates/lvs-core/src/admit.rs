@@ -323,9 +323,11 @@ impl Control {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
         flags = self.translated_flags(server, ask.client.ip(), once, flags);
         flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
-        if once {
-            flags |= flag::ONE_PACKET;
-        }
+        flags |= if once {
+            flag::ONE_PACKET
+        } else {
+            server.watches(ask.protocol)
+        };
         let addr = SocketAddr::new(server.addr().ip(), port);
         let mut slot = Slot::new(&ask.key(), addr, flags);
         slot.server = server.id().0;

@@ -245,6 +245,7 @@ fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
         && now.timeout == wanted.timeout
         && now.netmask == wanted.netmask
         && now.engine == wanted.engine
+        && now.extras == wanted.extras
 }
 
 fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
@@ -284,9 +285,10 @@ mod tests {
     }
 
     prop_compose! {
-        fn service_config()(rr in any::<bool>(), timeout in 0..2u32) -> ServiceConfig {
+        fn service_config()(rr in any::<bool>(), timeout in 0..2u32, slow_start in 0..2u32) -> ServiceConfig {
             let mut config = ServiceConfig::new(lvs_core::Family::V4, if rr { "rr" } else { "wlc" });
             config.timeout = timeout;
+            config.extras.slow_start = slow_start;
             config
         }
     }
@@ -315,6 +317,8 @@ mod tests {
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
                 marks: Some(vec!["--destination 192.0.2.1 --mark 1".into()]),
+                port_marks: Vec::new(),
+                local: None,
                 adopt,
             }
         }
@@ -348,6 +352,7 @@ mod tests {
             vips: engine.vips.clone(),
             sysctls: engine.sysctls.clone().into_iter().collect(),
             marks: engine.marks.clone(),
+            local: engine.local.clone(),
         }
     }
 

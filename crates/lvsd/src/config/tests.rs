@@ -270,7 +270,7 @@ error: unknown scheduler `wcl`
 4 | scheduler = "wcl"
   |             ^^^^^
   |
-  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, none
+  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, ewma, none
 
 error: unknown forwarding method `masq`
  --> test.toml:5:11
