@@ -387,8 +387,8 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
         spec.services.insert(endpoint("2001:db8::1", UDP, port));
     }
-    // The services, and their two addresses.
-    assert_eq!(shield.update(&spec).unwrap(), 6002);
+    // The services, their two addresses, and the protocol of each.
+    assert_eq!(shield.update(&spec).unwrap(), 6004);
     assert_eq!(shield.update(&spec).unwrap(), 0);
     let monitor = host.run(|| {
         let mut child = Command::new("nft")
@@ -595,8 +595,10 @@ fn a_killed_owner_leaves_nothing() {
 /// A frame from the client to the director, `tag` behind its addresses, with this IPv4 packet.
 fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     let mac = |host: &Host, device: &str| -> Vec<u8> {
-        let text = host.sh(&format!("cat /sys/class/net/{device}/address"));
-        let bytes = text.trim().split(':');
+        let text = host.sh(&format!("ip -o link show {device}"));
+        let words = text.split_ascii_whitespace();
+        let bytes = words.skip_while(|word| *word != "link/ether").nth(1);
+        let bytes = bytes.unwrap().split(':');
         bytes.map(|b| u8::from_str_radix(b, 16).unwrap()).collect()
     };
     let (to, from) = (mac(&net.director, "dc"), mac(&net.client, "c0"));
