@@ -92,6 +92,8 @@ struct Attached {
     io: AfPacket,
     name: Arc<str>,
     down: bool,
+    /// What comes in there was inside of packets that IPVS does not balance.
+    decapsulates: bool,
 }
 
 impl Attached {
@@ -104,6 +106,12 @@ impl Attached {
             warn!("{}: {addr} may not be found there: {error}", self.name);
         }
     }
+}
+
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
+/// balances, so that `ignore_tunneled` is not about them.
+fn decapsulates(kind: Option<&str>) -> bool {
+    matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
 /// Everything that one thread of packet processing owns.
@@ -124,6 +132,7 @@ pub(super) struct Worker {
     trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
+    ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
     /// Announcements that own addresses still get.
@@ -193,6 +202,7 @@ impl Worker {
             trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
+            ignore_tunneled: false,
             wanted_vips: HashSet::new(),
             announcing: HashMap::new(),
             probing: HashMap::new(),
@@ -306,6 +316,8 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            self.decider.interface = self.interface_of(port);
+            self.decider.ignores = self.ignore_tunneled && self.decapsulates(port);
             if !self.captures.is_empty() {
                 self.process_shown(port, count, now);
                 if count < BATCH {
@@ -313,7 +325,6 @@ impl Worker {
                 }
                 continue;
             }
-            self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -644,6 +655,7 @@ impl Worker {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
+            self.ignore_tunneled = control.sysctls().ignore_tunneled;
             hidden = ShieldSpec::of(&control, &self.hidden);
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
@@ -1007,6 +1019,7 @@ impl Worker {
                         io,
                         name: Arc::from(link.name.as_str()),
                         down,
+                        decapsulates: decapsulates(link.kind.as_deref()),
                     };
                     for &addr in self.announcing.keys() {
                         attached.listen(addr, true);
@@ -1082,6 +1095,11 @@ impl Worker {
             Some(Some(attached)) => attached.name.clone(),
             _ => self.host_name.clone(),
         }
+    }
+
+    fn decapsulates(&self, port: PortId) -> bool {
+        let attached = self.ports.get(port.index()).and_then(Option::as_ref);
+        attached.is_some_and(|attached| attached.decapsulates)
     }
 
     fn name_of(&self, port: PortId) -> &str {
