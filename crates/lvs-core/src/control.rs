@@ -837,7 +837,7 @@ impl Control {
                 self.changed();
             }
         }
-        if stats && self.settings.sysctls.run_estimation {
+        if stats && self.settings.sysctls.estimates() {
             self.total.tick();
             self.services
                 .values_mut()

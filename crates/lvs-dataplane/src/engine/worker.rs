@@ -93,6 +93,8 @@ struct Attached {
     io: AfPacket,
     name: Arc<str>,
     down: bool,
+    /// What comes in there was inside of packets that IPVS does not balance.
+    decapsulates: bool,
 }
 
 impl Attached {
@@ -105,6 +107,12 @@ impl Attached {
             warn!("{}: {addr} may not be found there: {error}", self.name);
         }
     }
+}
+
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
+/// balances, so that `ignore_tunneled` is not about them.
+fn decapsulates(kind: Option<&str>) -> bool {
+    matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
 /// Everything that one thread of packet processing owns.
@@ -125,6 +133,7 @@ pub(super) struct Worker {
     trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
+    ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
     /// The local addresses of full NAT that were asked for.
@@ -202,6 +211,7 @@ impl Worker {
             trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
+            ignore_tunneled: false,
             wanted_vips: HashSet::new(),
             wanted_pool: LocalPool::default(),
             local_nodes,
@@ -317,6 +327,8 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            self.decider.interface = self.interface_of(port);
+            self.decider.ignores = self.ignore_tunneled && self.decapsulates(port);
             if !self.captures.is_empty() {
                 self.process_shown(port, count, now);
                 if count < BATCH {
@@ -324,7 +336,6 @@ impl Worker {
                 }
                 continue;
             }
-            self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -686,6 +697,7 @@ impl Worker {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
+            self.ignore_tunneled = control.sysctls().ignore_tunneled;
             hidden = ShieldSpec::of(&control, &self.hidden);
             let is_local = |addr| self.network.state.is_local(addr);
             hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
@@ -1073,6 +1085,7 @@ impl Worker {
                         io,
                         name: Arc::from(link.name.as_str()),
                         down,
+                        decapsulates: decapsulates(link.kind.as_deref()),
                     };
                     for &addr in self.announcing.keys() {
                         attached.listen(addr, true);
@@ -1148,6 +1161,11 @@ impl Worker {
             Some(Some(attached)) => attached.name.clone(),
             _ => self.host_name.clone(),
         }
+    }
+
+    fn decapsulates(&self, port: PortId) -> bool {
+        let attached = self.ports.get(port.index()).and_then(Option::as_ref);
+        attached.is_some_and(|attached| attached.decapsulates)
     }
 
     fn name_of(&self, port: PortId) -> &str {
