@@ -6,6 +6,7 @@ mod capture;
 mod decider;
 mod network;
 mod offline;
+mod remedies;
 mod rules;
 mod shared;
 mod worker;

@@ -19,6 +19,7 @@ use tracing::{debug, error, info, warn};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::network::{Network, is_usable};
+use super::remedies;
 use super::shared::{Change, Command, Shared};
 use super::{PacketHook, StartError};
 use crate::drop::FrameDrop;
@@ -491,17 +492,15 @@ impl Worker {
                 let done = self.follow_control();
                 let _ = reply.send(done);
             }
-            Command::Connections { start, max, reply } => {
-                let now = self.shared.now();
-                let connections = self.decider.shard.connections_from(start, now);
-                let _ = reply.send(connections.take(max).collect());
+            Command::Connections(slots, reply) => {
+                let _ = reply.send(self.decider.connections(slots));
             }
             Command::IsBroadcast(addr, reply) => {
                 let route = self.network.state.lookup(addr);
                 let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
-            Command::Explain(tuple, mark, reply) => {
-                let _ = reply.send(self.decider.explain(tuple, mark));
+            Command::Explain(question, reply) => {
+                let _ = reply.send(self.decider.explain(&question));
             }
             Command::Capture(filter, out) => self.captures.push(Capture::new(filter, out)),
             Command::Marked(reply) => {
@@ -898,15 +897,16 @@ impl Worker {
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
-    fn info(&self) -> Info {
-        let attached = self.ports.iter().zip((0..).map(PortId));
+    fn info(&mut self) -> Info {
+        let attached = self.ports.iter_mut().zip((0..).map(PortId));
         Info {
             connections: self.decider.shard.len() as u64,
             capacity: self.decider.shard.capacity() as u64,
             interfaces: attached
                 .filter_map(|(attached, port)| {
-                    let attached = attached.as_ref()?;
+                    let attached = attached.as_mut()?;
                     Some(InterfaceInfo {
+                        lost: attached.io.drops(),
                         name: attached.name.to_string(),
                         backend: attached.io.capabilities().name.to_owned(),
                         mtu: self.network.port(port)?.mtu,
@@ -914,6 +914,7 @@ impl Worker {
                     })
                 })
                 .collect(),
+            too_big: self.pipeline.misfits.all(),
             own_vips: self.network.own_vips().iter().copied().collect(),
             conflicts: self
                 .conflicts
@@ -934,31 +935,20 @@ impl Worker {
             // What these two stand for is counted by the director's own reasons.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
-                reason(
-                    "drop",
-                    drop.name(),
-                    counters.dropped_for(drop),
-                    drop.describe(),
-                )
+                let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                reason("drop", counters.dropped_for(drop), told)
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
-        let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
-        all.push(reason("drop", "not_sent", self.refused, unsent));
+        all.push(reason("drop", self.refused, remedies::NOT_SENT));
         let missed: u64 = self
             .ports
             .iter_mut()
             .flatten()
             .map(|port| port.io.drops())
             .sum();
-        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
-        all.push(reason("drop", "not_received", missed, ring));
-        let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
-        all.push(reason(
-            "drop",
-            "no_neighbour",
-            self.pipeline.waiting.dropped,
-            waiting,
-        ));
+        all.push(reason("drop", missed, remedies::NOT_RECEIVED));
+        let waited = self.pipeline.waiting.dropped;
+        all.push(reason("drop", waited, remedies::NO_NEIGHBOUR));
         all
     }
 }

@@ -13,6 +13,7 @@ mod forward;
 mod host;
 mod idents;
 mod leave;
+mod misfits;
 mod output;
 
 use std::net::{IpAddr, SocketAddr};
@@ -38,6 +39,7 @@ use crate::wire::{
 
 pub use self::counters::{Counters, Fate};
 use self::idents::Idents;
+pub use self::misfits::Misfits;
 pub use self::output::{Output, Request};
 
 /// Who decides what becomes of packets: the director.
@@ -93,6 +95,8 @@ pub struct Pipeline {
     pub waiting: Waiting,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
+    /// Requests that were too long for the way to their server.
+    pub misfits: Misfits,
     idents: Idents,
     tunnels: TunnelPaths,
 }
@@ -105,6 +109,7 @@ impl Pipeline {
             reassembler: Reassembler::default(),
             waiting: Waiting::default(),
             rate_limit: RateLimit::new(limits),
+            misfits: Misfits::default(),
             idents: Idents::new(),
             tunnels: TunnelPaths::default(),
         }
