@@ -50,7 +50,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     servers(&services, &seen, &mut findings);
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
-    host::kernel(&info, &mut findings);
+    host::kernel(&mut findings);
     host::cards(&info, &mut findings);
     host::rules(&services, &host::ruleset(), &mut findings);
     let Findings(findings) = findings;

@@ -8,7 +8,7 @@ use lvs_core::api::{Info, ServiceInfo};
 use super::doctor::{Findings, virt};
 use super::service_text;
 
-pub(super) fn kernel(info: &Info, findings: &mut Findings) {
+pub(super) fn kernel(findings: &mut Findings) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     if read("/proc/net/ip_vs").lines().count() > 3 {
         findings.add(
