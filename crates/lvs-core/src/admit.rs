@@ -164,17 +164,13 @@ impl Control {
             Opened::Entry(index) => shard.forward_icmp_error(index, error, true),
             Opened::Once(slot, template) => {
                 // A datagram's error: the connection is gone before anything can follow.
-                let index = shard.open(slot, template, now);
-                match index {
-                    Some(index) => {
-                        shard.count(index, Counters::count_connection);
-                        let verdict = shard.forward_icmp_error(index, error, true);
-                        shard.end(index);
-                        shard.bury();
-                        verdict
-                    }
-                    None => Verdict::Drop(DropReason::TableFull),
-                }
+                let Some(index) = self.enter_once(shard, slot, template, now) else {
+                    return Verdict::Drop(DropReason::TableFull);
+                };
+                let verdict = shard.forward_icmp_error(index, error, true);
+                shard.end(index);
+                shard.bury();
+                verdict
             }
             // In transit, the error may still be about a packet from a client.
             Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
@@ -325,7 +321,8 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
-        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
+        flags = self.translated_flags(server, ask.client.ip(), once, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }
@@ -338,12 +335,38 @@ impl Control {
             server.bind(false);
             return Opened::Once(slot, template);
         }
-        let Some(index) = shard.open(slot, template, now) else {
-            return Opened::Refused(Verdict::Drop(DropReason::TableFull));
+        let opened = if slot.method() == Forwarding::FullNat {
+            shard.open_full_nat(slot, template, &self.full_nat.pool, now)
+        } else {
+            let opened = shard.open(slot, template, now);
+            opened.ok_or(DropReason::TableFull)
+        };
+        let index = match opened {
+            Ok(index) => index,
+            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
         };
         server.bind(false);
         shard.count(index, Counters::count_connection);
         Opened::Entry(index)
+    }
+
+    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if that is full.
+    fn enter_once(
+        &self,
+        shard: &mut Shard,
+        slot: Slot,
+        template: Option<(u32, Arc<Template>)>,
+        now: Instant,
+    ) -> Option<u32> {
+        let server = self.servers.get(slot.server as usize);
+        let index = shard.open(slot, template, now);
+        match (index, server.and_then(Option::as_ref)) {
+            (Some(index), _) => shard.count(index, Counters::count_connection),
+            // It was counted for the server already.
+            (None, Some(entry)) => entry.server.unbind(false),
+            (None, None) => {}
+        }
+        index
     }
 
     /// Forgets a connection of one packet.
@@ -482,8 +505,7 @@ impl Control {
         match self.bind(shard, &server, port, &ask, once, template, now) {
             Opened::Entry(index) => Some(shard.reply(index, meta, now)),
             Opened::Once(slot, template) => {
-                let index = shard.open(slot, template, now)?;
-                shard.count(index, Counters::count_connection);
+                let index = self.enter_once(shard, slot, template, now)?;
                 let verdict = shard.reply(index, meta, now);
                 shard.end(index);
                 shard.bury();
@@ -548,10 +570,10 @@ fn may_lead_to(server: &Server, quiescent: bool) -> bool {
 }
 
 /// The flags that connections to a server begin with.
-fn server_flags(server: &Server, conntrack: bool) -> u32 {
+pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if conntrack {

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
-    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
+    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, Segment, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
 const VIP: &str = "198.51.100.1:80";
@@ -30,6 +30,7 @@ fn meta<'a>(
             dst: addr(dst),
         },
         transport,
+        segment: Segment::NONE,
         mark: 0,
         len: 40,
     }
@@ -632,6 +633,48 @@ fn a_full_table_is_a_verdict_and_leaves_counts_alone() {
         (server.total(), server.active(), server.templates()),
         (0, 0, 0)
     );
+}
+
+#[test]
+fn a_server_is_free_when_the_table_was_full_for_a_connection_of_one_packet() {
+    let mut config = rr();
+    config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = Director::new(Options {
+        max_connections: 1,
+        ..Options::default()
+    });
+    let control = &mut director.control;
+    control.set_sysctl("schedule_icmp", "1").unwrap();
+    control.add_service(key, config, None).unwrap();
+    let web = ServiceKey::tcp(addr(VIP));
+    control.add_service(web, rr(), None).unwrap();
+    let server = ServerConfig::new(1, Forwarding::Nat);
+    for key in [key, web] {
+        control
+            .add_server(&key, addr("10.0.0.1:80"), &server, Instant::ZERO)
+            .unwrap();
+    }
+    let opened = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::ZERO);
+    assert!(matches!(opened, Verdict::Forward(_)));
+    let error = IcmpError {
+        hook: Hook::Local,
+        src: addr(CLIENT).ip(),
+        dst: addr(VIP).ip(),
+        inner: Tuple {
+            protocol: Protocol::UDP,
+            src: addr(VIP),
+            dst: addr(CLIENT),
+        },
+        inner_ports: true,
+        checksum_ok: true,
+        mark: 0,
+        len: 56,
+    };
+    let full = director.handle_icmp_error(&error, Instant::ZERO);
+    assert_eq!(full, Verdict::Drop(DropReason::TableFull));
+    let service = director.control.service(&key).unwrap();
+    assert_eq!(service.servers()[0].total(), 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use lvs_core::{
-    Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
+    Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
     ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Transport, Tuple, Verdict,
 };
 
@@ -39,6 +39,7 @@ fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<
             dst,
         },
         transport: Transport::Tcp(TcpFlags(flags)),
+        segment: Segment::NONE,
         mark: 0,
         len,
     }

@@ -31,6 +31,26 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     Ok(())
 }
 
+/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the packet, an aggregate of
+/// the packet's own protocol. A guest on a virtual link can say anything.
+///
+/// # Errors
+/// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
+#[inline]
+pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
+    if let Some(partial) = frame.offload.checksum {
+        let start = usize::from(partial.start);
+        if start < packet.l4 || start + usize::from(partial.offset) + 2 > packet.len {
+            return Err(FrameDrop::BadOffload);
+        }
+    }
+    match frame.offload.segments {
+        Some(_) if packet.fragment.is_some() => Err(FrameDrop::BadAggregate),
+        Some(_) => Cut::new(frame, packet).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
 /// Where an aggregate is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
@@ -51,12 +71,12 @@ impl Cut {
             return Ok(None);
         };
         let ip = frame.bytes();
-        let header = match (segments.kind, packet.protocol.0) {
-            (SegmentKind::Tcp4 | SegmentKind::Tcp6, 6) => ip
+        let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
+            (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
                 .get(packet.l4 + 12)
                 .map_or(0, |b| usize::from(b >> 4) * 4),
-            (SegmentKind::Udp, 17) => 8,
-            (SegmentKind::UdpFragments, 17) => return Ok(None),
+            (SegmentKind::Udp, 17, _) => 8,
+            (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
             _ => return Err(FrameDrop::BadAggregate),
         };
         let headers = packet.l4 + header;

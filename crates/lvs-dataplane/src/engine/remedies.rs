@@ -36,6 +36,13 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
         DropReason::Unbound => {
             "Configure the same services and servers here as on the director that sends its connections."
         }
+        DropReason::NoLocalPort => {
+            "More addresses for full NAT (lvsadm local --help), or shorter timeouts (lvsadm --set)."
+        }
+        DropReason::HelperChecksum => MALFORMED,
+        DropReason::HelperSequence => {
+            "Connections that were open before the engine started, or somebody guesses. Clients that log in again work."
+        }
         DropReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
         DropReason::Hook => "Ask the program that embeds the engine.",
         _ => MALFORMED,
@@ -105,11 +112,17 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Give the interface towards the server an address of the server's IP version."
         }
         FrameDrop::Unsupported => {
-            "lvsadm -Ln --tun-info: use another method or tunnel for that server."
+            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun knows neither direct \
+             routing nor this host's own connections to servers behind NAT."
         }
         FrameDrop::NoRoom => "This is an error of the engine; please report it with its log.",
         FrameDrop::Martian => {
-            "A real server or virtual address of 127.0.0.0/8 works on this host only; use another address."
+            "Somebody forges addresses, or two hosts have the same one: lvsadm capture dropped -w FILE shows the MAC. A real \
+             server or virtual address of 127.0.0.0/8 works on this host only."
+        }
+        FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
+        FrameDrop::EchoOff | FrameDrop::EchoLimit => {
+            "As lvs-dataplane was told: --echo and --echo-limit decide who may ping its virtual addresses."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the engine: correct the server's address, or the route."
@@ -137,6 +150,21 @@ pub(super) const NOT_RECEIVED: [&str; 3] = [
     "More CPU for lvs-dataplane (nothing else on its core, CPUQuota of its unit), and room for bursts: sysctl -w \
      net.core.rmem_max=67108864 before it starts.",
 ];
+pub(super) const ICMP_LIMITED: [&str; 3] = [
+    "icmp_limited",
+    "ICMP errors that the director owed and did not send.",
+    "Somebody sends much that is refused: lvsadm drops tells what. More errors: --icmp-ratelimit, --icmp-msgs-per-sec.",
+];
+pub(super) const INCOMPLETE: [&str; 3] = [
+    "incomplete",
+    "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.",
+    "Packets are lost on the way in, or one of several links brings only some fragments: have clients send smaller datagrams.",
+];
+pub(super) const VLAN: [&str; 3] = [
+    "vlan",
+    "Of a VLAN that has no device here.",
+    "If services are in it: --interface NAME.VLAN makes one.",
+];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     "no_neighbour",
     "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
@@ -163,7 +191,11 @@ mod tests {
             assert!(remedy.len() > 20 && remedy.ends_with('.'), "{name}");
         }
         // A new reason of the core's falls through here until it has a remedy of its own.
-        let malformed = [DropReason::ShortHeader, DropReason::IcmpChecksum];
+        let malformed = [
+            DropReason::ShortHeader,
+            DropReason::IcmpChecksum,
+            DropReason::HelperChecksum,
+        ];
         for &reason in DropReason::ALL {
             assert!(
                 of_drop(reason) != MALFORMED || malformed.contains(&reason),

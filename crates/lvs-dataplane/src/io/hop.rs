@@ -10,6 +10,7 @@
 //! gets it back once more before the host takes it. What the director gives back as it is gets nothing: if some rule of the
 //! host led it into the device again, it would go round for ever.
 
+use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -39,7 +40,10 @@ impl HopDevice {
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
-        let options = TunOptions { multi_queue: true };
+        let options = TunOptions {
+            multi_queue: true,
+            ..TunOptions::default()
+        };
         let host = HostDevice::create_with(name, options, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
             // All that came from outside has passed the host's own look at its source before.
@@ -68,6 +72,12 @@ impl HopDevice {
             decrement_ttl(frame.bytes_mut());
         }
         self.host.send(frames)
+    }
+
+    /// Packets for which there was no room in the device's queues since it was created.
+    pub fn drops(&self) -> u64 {
+        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        transmit_drops(&text, self.name()).unwrap_or(0)
     }
 
     /// One more queue, for another worker. The kernel spreads connections over the queues.
@@ -119,6 +129,15 @@ impl PacketIo for HopQueue {
     }
 }
 
+/// What `/proc/net/dev` says of packets that a device did not take. What the host transmits is what we receive.
+fn transmit_drops(text: &str, device: &str) -> Option<u64> {
+    const TRANSMIT_DROP: usize = 11;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, numbers) = lines.find(|(name, _)| name.trim() == device)?;
+    let number = numbers.split_ascii_whitespace().nth(TRANSMIT_DROP)?;
+    number.parse().ok()
+}
+
 fn received(io: &mut impl PacketIo, frames: &mut [Frame]) -> io::Result<usize> {
     let count = io.recv(frames)?;
     for frame in &mut frames[..count] {
@@ -132,4 +151,19 @@ fn sent(io: &mut impl PacketIo, frames: &mut [Frame]) -> usize {
         increment_ttl(frame.bytes_mut());
     }
     io.send(frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table_of_devices() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+            lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\
+            lvs-tun0:100  2    3    4    5     6          7         8      9      10    11   1200    13     14      15         16\n";
+        assert_eq!(transmit_drops(text, "lvs-tun0"), Some(1200));
+        assert_eq!(transmit_drops(text, "lvs-tun1"), None);
+    }
 }

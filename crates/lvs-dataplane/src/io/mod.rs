@@ -4,6 +4,7 @@ pub mod af_packet;
 pub mod hop;
 pub mod memory;
 pub mod tun;
+pub mod vlan;
 mod vnet;
 
 use std::io;

@@ -19,6 +19,11 @@ pub enum TunError {
     /// The kernel has no TUN driver, or this container does not show it.
     #[error("/dev/net/tun is missing: load the module tun, or give the container that device")]
     NoDriver,
+    /// The file that all devices are made from may not be opened.
+    #[error(
+        "no permission to open /dev/net/tun: `chmod 0666 /dev/net/tun` (what Debian has; a capability is needed beside), or run as root"
+    )]
+    File,
     /// The process may not create devices.
     #[error(
         "no permission to create the device {name}: run as root, or give the program CAP_NET_ADMIN"
@@ -83,6 +88,10 @@ impl Tun {
     fn open(name: &str, device: io::Result<TunDevice>) -> Result<Self, TunError> {
         let device = device.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => TunError::NoDriver,
+            // The file refuses with the one, its driver with the other.
+            io::ErrorKind::PermissionDenied if source.raw_os_error() == Some(libc::EACCES) => {
+                TunError::File
+            }
             io::ErrorKind::PermissionDenied => TunError::Permission {
                 name: name.to_owned(),
             },

@@ -126,6 +126,7 @@ impl Netlink {
                         if message.kind == libc::RTM_NEWRULE && !self.rules_seen {
                             self.rules_seen |= warn_of_rule(&message);
                         }
+                        changes.steering |= policy::is_deletion(&message);
                         routes_stale |= state.apply(&message, &mut changes);
                     }
                 }
@@ -150,6 +151,7 @@ impl Netlink {
                     addresses: true,
                     routes: true,
                     neighbours: fresh.differing_neighbours(state),
+                    steering: true,
                     resynchronised: true,
                 };
                 changes.neighbours.extend(known);
@@ -207,6 +209,60 @@ impl Netlink {
             })
             .map_err(|source| NetlinkError::Os {
                 what: format!("resolve the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have been heard of lately. One that
+    /// does not answer within three seconds counts as failed. Nothing happens to one that is not known, or was set by hand.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn confirm(
+        &mut self,
+        state: &NetState,
+        ifindex: u32,
+        ip: IpAddr,
+    ) -> Result<(), NetlinkError> {
+        let known = state.neighbour(ifindex, ip).filter(|n| !n.is_static());
+        let Some(mac) = known.and_then(|neighbour| neighbour.usable()) else {
+            return Ok(());
+        };
+        let mut header = [0; 12];
+        header[0] = family_of(ip);
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        header[8..10].copy_from_slice(&libc::NUD_PROBE.to_ne_bytes());
+        self.requests
+            .request(libc::RTM_NEWNEIGH, libc::NLM_F_REPLACE, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+                b.attr(libc::NDA_LLADDR, &mac);
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("confirm the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Gives an interface an address.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn add_address(
+        &mut self,
+        ifindex: u32,
+        ip: IpAddr,
+        prefix_len: u8,
+    ) -> Result<(), NetlinkError> {
+        let mut header = [family_of(ip), prefix_len, 0, 0, 0, 0, 0, 0];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.requests
+            .request(libc::RTM_NEWADDR, flags, &header, |b| {
+                b.attr(libc::IFA_LOCAL, &octets(ip));
+                b.attr(libc::IFA_ADDRESS, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("give interface {ifindex} the address {ip}/{prefix_len}"),
                 source,
             })
     }

@@ -11,7 +11,7 @@ use super::{family_of, octets};
 
 /// The origin of our rules, routes and proxy neighbours, as `ip rule` and `ip route` show it (`proto 76`). The registered
 /// numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
-pub const PROTOCOL: u8 = 76;
+pub(crate) const PROTOCOL: u8 = 76;
 
 /// One thing that leads packets. They are in the order in which they are put up; taken down in the opposite one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -315,6 +315,17 @@ fn unspecified(family: u8) -> Option<IpAddr> {
         libc::AF_INET => Some(std::net::Ipv4Addr::UNSPECIFIED.into()),
         libc::AF_INET6 => Some(std::net::Ipv6Addr::UNSPECIFIED.into()),
         _ => None,
+    }
+}
+
+/// Whether a message of the kernel tells that something of ours was deleted.
+pub(super) fn is_deletion(message: &Message<'_>) -> bool {
+    let of = |kind| Message { kind, ..*message };
+    match message.kind {
+        libc::RTM_DELRULE => Rule::parse(&of(libc::RTM_NEWRULE)).is_some(),
+        libc::RTM_DELROUTE => Route::parse(&of(libc::RTM_NEWROUTE)).is_some(),
+        libc::RTM_DELNEIGH => Proxy::parse(&of(libc::RTM_NEWNEIGH)).is_some_and(|(_, ours)| ours),
+        _ => false,
     }
 }
 

@@ -35,6 +35,26 @@ pub fn set_queue_length(name: &str, packets: u16) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets an Ethernet interface's link-layer address.
+///
+/// # Errors
+/// If there is no such interface, without `CAP_NET_ADMIN`, or if the device cannot.
+pub fn set_mac(name: &str, mac: [u8; 6]) -> io::Result<()> {
+    let mut request = request(name)?;
+    let mut address = libc::sockaddr {
+        sa_family: libc::ARPHRD_ETHER,
+        sa_data: [0; 14],
+    };
+    for (to, from) in address.sa_data.iter_mut().zip(mac) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_hwaddr = address;
+    let socket = socket()?;
+    // SAFETY: SIOCSIFHWADDR reads an ifreq with a NUL-terminated name and `ifru_hwaddr` set.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFHWADDR, &raw const request) })?;
+    Ok(())
+}
+
 /// Sets an interface up.
 ///
 /// # Errors

@@ -13,6 +13,8 @@ use super::device::request;
 pub struct TunOptions {
     /// The device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
     pub multi_queue: bool,
+    /// It carries Ethernet frames (TAP), not bare IP packets.
+    pub tap: bool,
 }
 
 /// One queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
@@ -37,6 +39,11 @@ impl TunDevice {
         if options.multi_queue {
             flags |= libc::IFF_MULTI_QUEUE;
         }
+        flags |= if options.tap {
+            libc::IFF_TAP
+        } else {
+            libc::IFF_TUN
+        };
         Self::attach(name, flags)
     }
 
@@ -48,7 +55,7 @@ impl TunDevice {
     pub fn another_queue(name: &str) -> io::Result<Self> {
         // Without the device, the kernel would create one.
         super::if_index(name)?;
-        Self::attach(name, libc::IFF_MULTI_QUEUE)
+        Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
     }
 
     fn attach(name: &str, flags: libc::c_int) -> io::Result<Self> {
@@ -58,7 +65,7 @@ impl TunDevice {
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open("/dev/net/tun")?;
         let mut request = request(name)?;
-        let flags = flags | libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let flags = flags | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         let [low, high, ..] = flags.to_le_bytes();
         request.ifr_ifru.ifru_flags = libc::c_short::from_le_bytes([low, high]);
         // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags` set.

@@ -6,9 +6,11 @@
 pub mod checksum;
 pub mod icmp;
 pub mod icmpv6;
+pub mod ip_options;
 pub mod ipv4;
 pub mod ipv6;
 pub mod tcp;
+pub mod vlan;
 
 use std::net::IpAddr;
 

@@ -48,11 +48,17 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     engine(&info, &mut findings);
     addresses(&services, &info, &is_local, &mut findings);
     servers(&services, &seen, &mut findings);
+    ftp(&services, &info, &mut findings);
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
     host::kernel(&mut findings);
     host::cards(&info, &mut findings);
-    host::rules(&services, &host::ruleset(), &mut findings);
+    if is_routed(&info) {
+        let chains = host::output("nft", &["list", "chains"]);
+        forwarding(&services, &host::read, &chains, &mut findings);
+    } else {
+        host::rules(&services, &host::ruleset(), &mut findings);
+    }
     let Findings(findings) = findings;
     let status = u8::from(!findings.is_empty());
     if run.json {
@@ -109,6 +115,48 @@ fn engine(info: &Info, findings: &mut Findings) {
     }
 }
 
+/// Whether the host routes packets to the engine. Then its filters see them like all others.
+fn is_routed(info: &Info) -> bool {
+    info.interfaces.iter().any(|port| port.backend == "tun")
+}
+
+/// What keeps a host from routing packets to the engine.
+fn forwarding(
+    services: &[ServiceInfo],
+    read: &dyn Fn(&str) -> String,
+    chains: &str,
+    findings: &mut Findings,
+) {
+    let vips = || services.iter().filter_map(virt);
+    for (ipv6, file, sysctl) in [
+        (
+            false,
+            "/proc/sys/net/ipv4/ip_forward",
+            "net.ipv4.ip_forward",
+        ),
+        (
+            true,
+            "/proc/sys/net/ipv6/conf/all/forwarding",
+            "net.ipv6.conf.all.forwarding",
+        ),
+    ] {
+        if vips().any(|vip| vip.is_ipv6() == ipv6) && read(file).trim() == "0" {
+            let family = if ipv6 { "IPv6" } else { "IPv4" };
+            findings.add(
+                format!("this host forwards no {family} packets, and the engine (--backend tun) gets only what is forwarded to its device"),
+                format!("sysctl -w {sysctl}=1"),
+            );
+        }
+    }
+    let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
+    if chains.lines().any(dropping) {
+        findings.add(
+            "a chain of this host's filter drops what no rule accepts of forwarded packets, and those of services are forwarded",
+            "accept what goes to and comes from the engine's device there: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+        );
+    }
+}
+
 fn is_local(addr: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(addr, 0)).is_ok()
 }
@@ -139,7 +187,11 @@ fn addresses(
         if !info.own_vips.contains(&vip) && !is_local(vip) {
             findings.add(
                 format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+                if is_routed(info) {
+                    "start the engine with --own-vips (lvsd does that by itself), unless a router sends here what is for it".to_owned()
+                } else {
+                    format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 })
+                },
             );
         }
     }
@@ -206,6 +258,11 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                     address.ip(),
                     address.port()
                 ),
+                Forwarding::FullNat => format!(
+                    "on {0}: is something listening on port {1}, and has it a route to the local addresses (lvsadm local)?",
+                    address.ip(),
+                    address.port()
+                ),
                 Forwarding::Tunnel => format!(
                     "on {}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is net.ipv4.conf.tunl0.rp_filter 0?",
                     address.ip()
@@ -234,6 +291,26 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
                     reason.count, reason.reason, reason.help
                 ),
                 reason.remedy.clone(),
+            );
+        }
+    }
+}
+
+/// FTP through NAT, which needs a helper.
+fn ftp(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    for service in services {
+        let nat = service
+            .servers
+            .iter()
+            .any(|server| server.config.forwarding == Forwarding::Nat);
+        if let ServiceId::Tcp { address } = service.service
+            && address.port() == 21
+            && nat
+            && info.ftp_ports.is_empty()
+        {
+            findings.add(
+                format!("{} looks like FTP by NAT, and no helper translates the addresses in its commands: clients log in, and transfers fail", service_text(service.service)),
+                "start lvs-dataplane with --helper ftp, as modprobe ip_vs_ftp does for the kernel",
             );
         }
     }
@@ -348,6 +425,55 @@ pub(super) mod tests {
             &mut findings,
         );
         assert!(findings.0[0].what.contains("192.0.2.1"));
+    }
+
+    #[test]
+    fn ftp_without_a_helper() {
+        let mut services = services("nat", 1);
+        let told = |services: &[ServiceInfo], info: &Info| {
+            let mut findings = Findings::default();
+            ftp(services, info, &mut findings);
+            findings.0.len()
+        };
+        let mut info = Info::default();
+        assert_eq!(told(&services, &info), 0);
+        let ServiceId::Tcp { address } = &mut services[0].service else {
+            panic!("an address");
+        };
+        address.set_port(21);
+        assert_eq!(told(&services, &info), 1);
+        services[0].servers[0].config.forwarding = Forwarding::Route;
+        assert_eq!(told(&services, &info), 0);
+        services[0].servers[0].config.forwarding = Forwarding::Nat;
+        info.ftp_ports = vec![21];
+        assert_eq!(told(&services, &info), 0);
+    }
+
+    #[test]
+    fn a_host_that_forwards_nothing() {
+        let info = |backend: &str| -> Info {
+            let text = format!(
+                r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#
+            );
+            serde_json::from_str(&text).expect("info")
+        };
+        assert!(is_routed(&info("tun")) && !is_routed(&info("af_packet")));
+        for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
+            let mut findings = Findings::default();
+            let read = |_: &str| setting.to_owned();
+            forwarding(&services("nat", 1), &read, "", &mut findings);
+            let told = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
+            assert_eq!(told, found, "{findings:?}");
+        }
+        let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
+        let mut findings = Findings::default();
+        forwarding(
+            &services("nat", 1),
+            &|_| String::new(),
+            chains,
+            &mut findings,
+        );
+        assert!(findings.0[0].cure.contains("lvs-tun0"), "{findings:?}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use super::doctor::{Findings, virt};
 use super::service_text;
 
 pub(super) fn kernel(findings: &mut Findings) {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     if read("/proc/net/ip_vs").lines().count() > 3 {
         findings.add(
             "the kernel's own IPVS has services in this network namespace, too",
@@ -43,7 +42,6 @@ pub(super) fn cards(info: &Info, findings: &mut Findings) {
                 ),
             );
         }
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let path = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", interface.name);
         let strict = |path: &str| read(path).trim() == "1";
         if strict(&path) || strict("/proc/sys/net/ipv4/conf/all/rp_filter") {
@@ -76,8 +74,13 @@ fn ring_drops(text: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// The text of a file; nothing if it cannot be read.
+pub(super) fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
 /// What a program prints; nothing if it is not there or may not.
-fn output(program: &str, arguments: &[&str]) -> String {
+pub(super) fn output(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

@@ -1,0 +1,737 @@
+//! The packet path and a director in memory, and a judge beside them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lvs_core::{Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Tunnel, Verdict};
+use lvs_dataplane::drop::FrameDrop;
+use lvs_dataplane::fragment;
+use lvs_dataplane::frame::{Frame, Offload};
+use lvs_dataplane::neighbour;
+use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::shield_spec::ShieldSpec;
+use lvs_dataplane::wire::Mac;
+
+use super::entropy::Entropy;
+use super::generator::{Act, MACS, PEER, Shot, Side};
+use super::oracle::{self, Health, Parts};
+use super::packet;
+use super::scene::Scene;
+
+const CLIENTS: PortId = PortId(0);
+const SERVERS: PortId = PortId(1);
+const HOST: PortId = PortId(2);
+
+/// What a storm has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// What became of the frames.
+    pub counters: Counters,
+    /// Packets that left with a transport checksum that the judge has found right.
+    pub right: u64,
+    /// Packets that came with a right one.
+    pub came_right: u64,
+    /// Of honest datagrams in fragments, those that left.
+    pub trains: u64,
+    /// Packets inside of tunnel packets that were looked at.
+    pub tunnelled: u64,
+    /// Connections that there were at once, at most.
+    pub connections: usize,
+    /// Bytes of waiting fragments, at most.
+    pub fragments: usize,
+    /// Frames that waited for a neighbour at once, at most.
+    pub waiting: usize,
+}
+
+impl Summary {
+    /// Adds what another storm has shown.
+    pub fn add(&mut self, other: &Self) {
+        let (ours, theirs) = (&mut self.counters, &other.counters);
+        ours.received += theirs.received;
+        ours.reassembled += theirs.reassembled;
+        ours.sent += theirs.sent;
+        ours.held += theirs.held;
+        ours.released += theirs.released;
+        ours.left += theirs.left;
+        ours.given_back += theirs.given_back;
+        ours.answered += theirs.answered;
+        ours.fragments += theirs.fragments;
+        ours.icmp_sent += theirs.icmp_sent;
+        ours.emitted += theirs.emitted;
+        for (ours, theirs) in ours.dropped.iter_mut().zip(theirs.dropped) {
+            *ours += theirs;
+        }
+        self.right += other.right;
+        self.came_right += other.came_right;
+        self.trains += other.trains;
+        self.tunnelled += other.tunnelled;
+        self.connections = self.connections.max(other.connections);
+        self.fragments = self.fragments.max(other.fragments);
+        self.waiting = self.waiting.max(other.waiting);
+    }
+
+    /// The reasons for which frames were dropped, and how many.
+    pub fn drops(&self) -> BTreeMap<&'static str, u64> {
+        FrameDrop::ALL
+            .iter()
+            .map(|reason| (reason.name(), self.counters.dropped_for(*reason)))
+            .filter(|(_, count)| *count > 0)
+            .collect()
+    }
+}
+
+/// The network as the packet path sees it.
+#[derive(Debug)]
+struct Around {
+    mtu: [u32; 2],
+    offload: [bool; 3],
+    host: bool,
+    local: HashSet<IpAddr>,
+    vips: HashSet<IpAddr>,
+    own: HashSet<IpAddr>,
+    source: [IpAddr; 2],
+    known: HashSet<(PortId, IpAddr)>,
+}
+
+impl Net for Around {
+    fn port(&self, port: PortId) -> Option<PortInfo> {
+        let index = port.index();
+        let (mac, mtu) = match port {
+            CLIENTS | SERVERS => (Mac(MACS[index]), self.mtu[index]),
+            HOST if self.host => (Mac([0; 6]), 65_535),
+            _ => return None,
+        };
+        Some(PortInfo {
+            mac,
+            mtu,
+            ethernet: port != HOST,
+            offload: self.offload[index],
+        })
+    }
+
+    fn host_port(&self) -> Option<PortId> {
+        self.host.then_some(HOST)
+    }
+
+    fn is_local(&self, addr: IpAddr) -> bool {
+        self.local.contains(&addr)
+    }
+
+    fn is_vip(&self, addr: IpAddr) -> bool {
+        self.vips.contains(&addr)
+    }
+
+    fn is_own_vip(&self, addr: IpAddr) -> bool {
+        self.own.contains(&addr)
+    }
+
+    fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        let nowhere = match dst {
+            IpAddr::V4(addr) => addr.octets()[0] >= 240,
+            IpAddr::V6(addr) => addr.segments()[0] == 0xfdff,
+        };
+        if nowhere {
+            return None;
+        }
+        let behind = Scene::is_behind(dst);
+        let (port, addr) = if behind {
+            (SERVERS, dst)
+        } else {
+            (CLIENTS, gateway(dst))
+        };
+        let source = self.source[usize::from(behind)];
+        Some(NextHop {
+            port,
+            addr,
+            mtu: self.mtu[port.index()],
+            source: (source.is_ipv4() == dst.is_ipv4()).then_some(source),
+        })
+    }
+
+    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
+        self.known.contains(&(port, addr)).then_some(Mac(PEER))
+    }
+}
+
+fn gateway(dst: IpAddr) -> IpAddr {
+    match dst {
+        IpAddr::V4(_) => [10, 255, 0, 2].into(),
+        IpAddr::V6(_) => [0xfd00, 0xff, 0, 0, 0, 0, 0, 2].into(),
+    }
+}
+
+/// The director as the packet path asks it.
+struct Deciding<'a>(&'a mut Director);
+
+impl Decide for Deciding<'_> {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.0.handle_packet(meta, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.0.handle_icmp_error(error, now)
+    }
+}
+
+/// What is known of a packet that came in.
+#[derive(Clone, Copy, Debug)]
+struct Came {
+    protocol: Option<u8>,
+    health: Health,
+    /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet of IPv4, or about a tunnel
+    /// packet, whose content is passed on as it is.
+    about_wrong: bool,
+}
+
+/// The packet path in memory. Every method panics if something that must hold does not.
+#[derive(Debug)]
+pub struct Bed {
+    scene: Scene,
+    around: Around,
+    shield: ShieldSpec,
+    director: Director,
+    pipeline: Pipeline,
+    output: Output,
+    /// A frame of full size, as a receive call fills it.
+    slot: Frame,
+    now: Instant,
+    asked: Vec<(PortId, IpAddr)>,
+    present: Vec<bool>,
+    last: Option<(PortId, Frame)>,
+    summary: Summary,
+}
+
+impl Bed {
+    /// A director for `scene`; what the scene leaves open comes from `entropy`.
+    ///
+    /// # Panics
+    /// If the director does not take the scene's services and servers.
+    pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
+        let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
+        let small = if six { 1500 } else { 576 };
+        let mtus = [1500, 1500, 1500, 1400, 9000, 1280, small];
+        let own = scene.vips[1];
+        let around = Around {
+            mtu: [entropy.pick(&mtus), entropy.pick(&mtus)],
+            offload: [!entropy.one_in(3), !entropy.one_in(3), !entropy.one_in(3)],
+            host: !entropy.one_in(16),
+            local: [scene.vips[0], scene.director[0], scene.director[1]].into(),
+            vips: HashSet::new(),
+            own: [own].into(),
+            source: scene.director,
+            known: HashSet::new(),
+        };
+        let mut director = Director::new(Options {
+            max_connections: entropy.pick(&[4096, 65_536, 64]),
+            seed: entropy.u64(),
+            ..Options::default()
+        });
+        director.advance(Instant::ZERO);
+        let control = &mut director.control;
+        let local = scene
+            .director
+            .map(|addr| (addr, if addr.is_ipv4() { 32 } else { 128 }));
+        control.set_local_addresses(local.into());
+        for (key, config) in scene.services() {
+            control
+                .add_service(key, config, None)
+                .expect("a service that can be had");
+        }
+        let settings = if entropy.one_in(2) {
+            Settings::default()
+        } else {
+            Settings::UNLIMITED
+        };
+        let mut bed = Self {
+            scene: scene.clone(),
+            around,
+            shield: ShieldSpec::default(),
+            director,
+            pipeline: Pipeline::new(settings),
+            output: Output::new(),
+            slot: Frame::new(),
+            now: Instant::ZERO,
+            asked: Vec::new(),
+            present: vec![false; scene.servers.len()],
+            last: None,
+            summary: Summary::default(),
+        };
+        for number in 0..scene.servers.len() {
+            bed.toggle(number);
+        }
+        bed
+    }
+
+    /// Frames that have come in.
+    pub const fn received(&self) -> u64 {
+        self.pipeline.counters.received
+    }
+
+    /// Does what `act` says.
+    ///
+    /// # Panics
+    /// If something that must hold does not.
+    pub fn act(&mut self, act: Act) {
+        match act {
+            Act::Send(shots) => {
+                for shot in shots {
+                    let came = self.judge_shot(&shot);
+                    let sent = self.pass(shot.from, &shot.frame);
+                    self.judge(&came, sent, &shot);
+                }
+            }
+            Act::Train { shots, whole } => {
+                let came = came(&whole, &Offload::default());
+                let before = self.pipeline.counters.sent;
+                let mut sent = Vec::new();
+                for shot in &shots {
+                    sent.extend(self.pass(shot.from, &shot.frame));
+                }
+                self.summary.trains += self.pipeline.counters.sent - before;
+                if let Some(shot) = shots.first() {
+                    self.judge(&came, sent, shot);
+                }
+            }
+            Act::Loop => self.send_last_again(),
+            Act::Wait(time) => self.wait(time),
+            Act::Neighbours(answer) => self.neighbours(answer),
+            Act::Weight(number, weight) => self.weight(number % self.scene.servers.len(), weight),
+            Act::Toggle(number) => {
+                let missing = self.present.iter().position(|present| !present);
+                self.toggle(missing.unwrap_or(number % self.scene.servers.len()));
+            }
+            Act::Sysctl(name, value) => {
+                self.director
+                    .control
+                    .set_sysctl(name, value)
+                    .unwrap_or_else(|error| panic!("{name}={value}: {error}"));
+            }
+        }
+        self.bounds();
+    }
+
+    /// Lets everything end, and says what was seen.
+    ///
+    /// # Panics
+    /// If something is left.
+    pub fn finish(mut self) -> Summary {
+        // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers two minutes more.
+        self.wait(Duration::from_secs(4 * 3600));
+        assert!(self.director.shard.is_empty(), "connections are left");
+        for service in self.director.control.services() {
+            for server in service.servers() {
+                let left = (server.total(), server.active(), server.templates());
+                assert_eq!(left, (0, 0, 0), "{} is not free", server.addr());
+            }
+        }
+        assert_eq!(self.pipeline.reassembler.memory(), 0);
+        assert_eq!(self.pipeline.waiting.len(), 0);
+        self.summary.counters = self.pipeline.counters.clone();
+        self.summary
+    }
+
+    // --- around the frames ------------------------------------------------------------------------------------------
+
+    fn wait(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.director.advance(self.now);
+        self.pipeline.expire(self.now);
+    }
+
+    fn neighbours(&mut self, answer: bool) {
+        let asked = std::mem::take(&mut self.asked);
+        if !answer {
+            self.around.known.clear();
+        }
+        for (port, addr) in asked {
+            let env = Env {
+                net: &self.around,
+                shield: &self.shield,
+                pmtu_disc: true,
+            };
+            if answer {
+                self.pipeline
+                    .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);
+            } else {
+                let decide = &mut Deciding(&mut self.director);
+                self.pipeline.neighbour_failed(
+                    port,
+                    addr,
+                    &env,
+                    decide,
+                    self.now,
+                    &mut self.output,
+                );
+            }
+            for (port, frames) in self.output.queues() {
+                for frame in frames {
+                    // Who came with what is forgotten by now.
+                    let link = if port == HOST { 0 } else { 14 };
+                    let ip = &frame.bytes()[link..];
+                    assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
+                }
+            }
+            self.output.recycle();
+            if answer {
+                self.around.known.insert((port, addr));
+            }
+        }
+    }
+
+    fn weight(&mut self, number: usize, weight: i32) {
+        for vip in self.scene.vips {
+            for offer in self.scene.offers {
+                let (key, _) = self.scene.service(vip, &offer);
+                let (addr, mut config) = self.scene.server(number, &offer);
+                config.weight = weight;
+                let done = self.director.control.edit_server(&key, addr, &config);
+                assert_eq!(done.is_ok(), self.present[number], "{done:?}");
+            }
+        }
+    }
+
+    fn toggle(&mut self, number: usize) {
+        let control = &mut self.director.control;
+        for vip in self.scene.vips {
+            for offer in self.scene.offers {
+                let (key, _) = self.scene.service(vip, &offer);
+                let (addr, config) = self.scene.server(number, &offer);
+                let done = if self.present[number] {
+                    control.delete_server(&key, addr, self.now)
+                } else {
+                    control.add_server(&key, addr, &config, self.now)
+                };
+                done.unwrap_or_else(|error| panic!("{key} {addr}: {error}"));
+            }
+        }
+        self.present[number] = !self.present[number];
+        let own = std::mem::take(&mut self.shield.own_vips);
+        let clients = std::mem::take(&mut self.shield.local_clients);
+        self.shield = ShieldSpec::of(control, &self.shield);
+        self.around.vips = self.shield.vips();
+        self.shield.own_vips = if own.is_empty() {
+            self.around.own.clone()
+        } else {
+            own
+        };
+        self.shield.local_clients = clients;
+    }
+
+    fn send_last_again(&mut self) {
+        let Some((port, mut frame)) = self.last.take() else {
+            return;
+        };
+        let from = match port {
+            CLIENTS => Side::Clients,
+            SERVERS => Side::Servers,
+            _ => Side::Host,
+        };
+        if from != Side::Host {
+            frame.bytes_mut()[..6].copy_from_slice(&MACS[port.index()]);
+        }
+        self.act(Act::Send(vec![Shot { from, frame }]));
+    }
+
+    fn bounds(&mut self) {
+        let summary = &mut self.summary;
+        let memory = self.pipeline.reassembler.memory();
+        assert!(
+            memory <= fragment::MEMORY_MAX,
+            "{memory} bytes of fragments"
+        );
+        let waiting = self.pipeline.waiting.len();
+        assert!(waiting <= neighbour::TOTAL, "{waiting} frames wait");
+        let connections = self.director.shard.len();
+        assert!(connections <= self.director.shard.capacity());
+        summary.fragments = summary.fragments.max(memory);
+        summary.waiting = summary.waiting.max(waiting);
+        summary.connections = summary.connections.max(connections);
+        let local = &mut self.shield.local_clients;
+        if local.len() > 1000 {
+            local.clear();
+        }
+    }
+
+    // --- frames -------------------------------------------------------------------------------------------------------
+
+    /// Passes one frame through the packet path. What leaves, by port.
+    fn pass(&mut self, from: Side, frame: &Frame) -> Vec<(PortId, Frame)> {
+        let port = match from {
+            Side::Clients => CLIENTS,
+            Side::Servers => SERVERS,
+            Side::Host => HOST,
+        };
+        // Whatever an earlier frame has left in it.
+        if self.slot.tailroom() + self.slot.len() < lvs_dataplane::frame::MAX_FRAME {
+            self.slot = Frame::new();
+        }
+        self.slot.clear();
+        assert!(self.slot.extend(frame.bytes()), "a frame of 64 KiB fits");
+        self.slot.offload = frame.offload;
+        let before = self.pipeline.counters.clone();
+        let env = Env {
+            net: &self.around,
+            shield: &self.shield,
+            pmtu_disc: self.director.control.sysctls().pmtu_disc,
+        };
+        // The clock moves a little with every frame.
+        self.now = self.now + Duration::from_micros(50);
+        let slots = std::slice::from_mut(&mut self.slot);
+        let decide = &mut Deciding(&mut self.director);
+        self.pipeline
+            .process(port, slots, &env, decide, self.now, &mut self.output);
+        let after = &self.pipeline.counters;
+        let whole = after.reassembled - before.reassembled;
+        assert_eq!(after.received - before.received, 1);
+        assert_eq!(
+            after.accounted() - before.accounted(),
+            1 + whole,
+            "every frame has one fate: {}",
+            hex(frame.bytes())
+        );
+        assert!(whole <= 1);
+        let requests = &self.output.requests;
+        assert!(
+            requests.len() <= 64,
+            "one frame asks for much: {requests:?}"
+        );
+        for request in requests {
+            match *request {
+                Request::Resolve(port, addr) => self.asked.push((port, addr)),
+                Request::ShieldLocalClient(client) => {
+                    self.shield.local_clients.insert(client);
+                }
+                Request::AddressConflict { .. }
+                | Request::Confirm(..)
+                | Request::ListenerQuery(..) => {}
+            }
+        }
+        let mut sent = Vec::new();
+        for (port, frames) in self.output.queues() {
+            sent.extend(frames.iter().map(|frame| (port, frame.clone())));
+        }
+        let emitted = after.emitted - before.emitted;
+        assert_eq!(emitted, sent.len() as u64, "what is said to leave leaves");
+        self.output.recycle();
+        if let Some(last) = sent.last() {
+            self.last = Some(last.clone());
+        }
+        sent
+    }
+
+    fn judge_shot(&mut self, shot: &Shot) -> Came {
+        let bytes = shot.frame.bytes();
+        let mut offload = shot.frame.offload;
+        let ip = if shot.from == Side::Host {
+            bytes
+        } else {
+            if let Some(partial) = &mut offload.checksum {
+                match partial.start.checked_sub(14) {
+                    Some(start) => partial.start = start,
+                    // Inside the link header.
+                    None => offload = Offload::default(),
+                }
+            }
+            bytes.get(14..).unwrap_or_default()
+        };
+        came(ip, &offload)
+    }
+
+    /// Looks at everything that has left because of one packet.
+    fn judge(&mut self, came: &Came, sent: Vec<(PortId, Frame)>, shot: &Shot) {
+        self.summary.came_right += u64::from(came.health == Health::Right);
+        if let Err(error) = self.check_all(came, sent) {
+            panic!(
+                "{}: {error}\n{came:?}, from {:?}: {}\n{:?}",
+                self.scene.method.name,
+                shot.from,
+                hex(shot.frame.bytes()),
+                shot.frame.offload
+            );
+        }
+    }
+
+    fn check_all(&mut self, came: &Came, sent: Vec<(PortId, Frame)>) -> Result<(), String> {
+        let mut fragments: BTreeMap<(PortId, Vec<u8>), Vec<Vec<u8>>> = BTreeMap::new();
+        for (port, mut frame) in sent {
+            if port != HOST {
+                let kind = &frame.bytes()[12..14];
+                if kind == [8, 6] {
+                    continue;
+                }
+                let version = if kind == [8, 0] { 4 } else { 6 };
+                if frame.bytes()[14] >> 4 != version {
+                    return Err("the EtherType is not that of the packet".into());
+                }
+                if !frame.pull_front(14) {
+                    return Err("a frame without a packet".into());
+                }
+            }
+            let ip = frame.bytes();
+            let Some(parts) = oracle::parts(ip) else {
+                return Err(format!("a bad IP header leaves: {}", hex(ip)));
+            };
+            if parts.len != ip.len() {
+                return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
+            }
+            if let Some(info) = self.around.port(port)
+                && frame.offload.segments.is_none()
+                && ip.len() > info.mtu as usize
+            {
+                return Err(format!("{} bytes leave, MTU {}", ip.len(), info.mtu));
+            }
+            if let Some(info) = self.around.port(port)
+                && !info.offload
+                && (frame.offload.segments.is_some() || frame.offload.checksum.is_some())
+                && port != HOST
+            {
+                return Err("something unfinished for a port that takes nothing such".into());
+            }
+            if !parts.fragment {
+                self.check(came, port, ip, &parts, &frame.offload)?;
+                continue;
+            }
+            let id = if parts.src.is_ipv4() {
+                ip[4..6].to_vec()
+            } else {
+                ip[parts.l4 - 4..parts.l4].to_vec()
+            };
+            fragments.entry((port, id)).or_default().push(ip.to_vec());
+        }
+        for ((port, _), pieces) in fragments {
+            let whole = oracle::join(&pieces)?;
+            let parts = oracle::parts(&whole).ok_or("fragments do not make a packet")?;
+            self.check(came, port, &whole, &parts, &Offload::default())?;
+        }
+        Ok(())
+    }
+
+    /// Looks at one packet that leaves.
+    fn check(
+        &mut self,
+        came: &Came,
+        port: PortId,
+        ip: &[u8],
+        parts: &Parts,
+        offload: &Offload,
+    ) -> Result<(), String> {
+        let mut ip = ip.to_vec();
+        oracle::finish(&mut ip, parts, offload)?;
+        let health = oracle::health(&ip, parts);
+        self.summary.right += u64::from(health == Health::Right);
+        let tunnelled = self.scene.method.forwarding == Forwarding::Tunnel
+            && port == SERVERS
+            && parts.src == self.scene.director[1]
+            && self.scene.servers.contains(&parts.dst)
+            && matches!(parts.protocol, 4 | 41 | 47 | 17);
+        if tunnelled {
+            let inner = self.inside(&ip, parts, health)?;
+            self.summary.tunnelled += 1;
+            let inner_parts = oracle::parts(inner).ok_or("a bad header inside of a tunnel")?;
+            if inner_parts.fragment {
+                return Err("a fragment inside of a tunnel".into());
+            }
+            let health = oracle::health(inner, &inner_parts);
+            return keeps(came, &inner_parts, health, inner);
+        }
+        keeps(came, parts, health, &ip)
+    }
+
+    /// The packet inside of a tunnel packet.
+    fn inside<'p>(&self, ip: &'p [u8], parts: &Parts, health: Health) -> Result<&'p [u8], String> {
+        let l4 = &ip[parts.l4..];
+        let inner = match (self.scene.method.tunnel, parts.protocol) {
+            (Tunnel::Ipip, 4 | 41) => Some(l4),
+            (Tunnel::Gre { .. }, 47) if l4.first() == Some(&0x80) => {
+                if oracle::internet(l4) != 0 {
+                    return Err("a wrong checksum of GRE".into());
+                }
+                l4.get(8..)
+            }
+            (Tunnel::Gre { .. }, 47) => l4.get(4..),
+            (Tunnel::Gue { .. }, 17) => {
+                if !matches!(health, Health::Right | Health::Absent) {
+                    return Err("a wrong checksum of GUE".into());
+                }
+                l4.get(12..)
+            }
+            _ => None,
+        };
+        inner.ok_or_else(|| format!("another tunnel: {}", hex(ip)))
+    }
+}
+
+fn came(ip: &[u8], offload: &Offload) -> Came {
+    let mut ip = ip.to_vec();
+    // The length of an aggregate may be left out.
+    let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
+        4
+    } else {
+        2
+    };
+    if offload.segments.is_some() && ip.get(at..at + 2) == Some(&[0, 0]) {
+        let right = oracle::header_is_right(&ip);
+        packet::relength(&mut ip);
+        if !right {
+            // What was wrong stays wrong.
+            ip.truncate(0);
+        }
+    }
+    let Some(parts) = oracle::parts(&ip) else {
+        return Came {
+            protocol: None,
+            health: Health::Unknown,
+            about_wrong: true,
+        };
+    };
+    let finished = oracle::finish(&mut ip, &parts, offload);
+    Came {
+        protocol: Some(parts.protocol),
+        health: match finished {
+            Ok(()) => oracle::health(&ip, &parts),
+            Err(_) => Health::Wrong,
+        },
+        about_wrong: parts.protocol == 1
+            && (!quotes_right(&ip, &parts) || quotes_tunnel(&ip, &parts)),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether the header of the packet in an ICMP error is right; true where it is not there.
+fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
+    let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
+    let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;
+    let is_error = matches!(ip.get(parts.l4), Some(3 | 4 | 11));
+    let whole = len >= 20 && quoted.len() >= len && quoted[0] >> 4 == 4;
+    !(parts.protocol == 1 && is_error && whole) || oracle::internet(&quoted[..len]) == 0
+}
+
+fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
+    matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
+}
+
+/// Whether what leaves is as right as what came.
+fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
+    let made_here = came.protocol != Some(parts.protocol);
+    let kept = match came.health {
+        _ if made_here => matches!(health, Health::Right | Health::Unknown | Health::Absent),
+        Health::Right => health == Health::Right,
+        Health::Absent => matches!(health, Health::Absent | Health::Right),
+        Health::Wrong | Health::Unknown => true,
+    };
+    if !kept {
+        return Err(format!("a {health:?} checksum leaves: {}", hex(ip)));
+    }
+    if !came.about_wrong && came.protocol.is_some() && !quotes_right(ip, parts) {
+        return Err(format!(
+            "a wrong header inside of an ICMP error: {}",
+            hex(ip)
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Frames that nobody should send, and what must hold whatever comes: one source for the tests over the packet path, for the
+//! fuzz targets and for the sample through real interfaces.
+//!
+//! ```text
+//!  Entropy (a seed, or a fuzzer's bytes) ─▶ Generator ─▶ Act ─▶ Bed: director and packet path in memory
+//!                                                               │
+//!                                      oracle: checksums by another crate, conservation, bounds
+//! ```
+//!
+//! [`Entropy`] makes choices, [`Generator`] turns them into frames (honest, damaged, lying) and into changes around them,
+//! [`Bed`] passes them through the packet path and panics if anything that came out is wrong.
+
+mod bed;
+mod entropy;
+mod generator;
+pub mod oracle;
+pub mod packet;
+mod scene;
+
+pub use bed::{Bed, Summary};
+pub use entropy::Entropy;
+pub use generator::{Act, Generator, Shot, Side};
+pub use scene::{Method, Scene};
+
+/// Frames that one director sees before another one with other settings takes its place.
+const WATCH: u64 = 5000;
+
+/// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one forwarding method.
+///
+/// # Panics
+/// If a frame has no fate or two, if one leaves that is wrong, or if something grows beyond its bound.
+pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
+    let mut settings = Entropy::seeded(!seed);
+    let scene = Scene::new(method);
+    let mut generator = Generator::new(scene.clone(), Entropy::seeded(seed));
+    let mut summary = Summary::default();
+    while summary.counters.received < frames {
+        let mut bed = Bed::new(&scene, &mut settings);
+        while bed.received() < WATCH {
+            bed.act(generator.next_act());
+        }
+        summary.add(&bed.finish());
+    }
+    summary
+}
+
+/// As [`storm`], with the choices that are in `bytes`: the method, the settings, and what happens.
+///
+/// # Panics
+/// As [`storm`].
+pub fn squall(bytes: &[u8]) {
+    let mut entropy = Entropy::from_bytes(bytes);
+    let scene = Scene::new(&entropy.pick(&Method::ALL));
+    let mut bed = Bed::new(&scene, &mut entropy);
+    let mut generator = Generator::new(scene, entropy);
+    while !generator.is_done() {
+        bed.act(generator.next_act());
+    }
+    bed.finish();
+}

@@ -1,0 +1,245 @@
+//! Packets of every kind, whole and with right checksums (by the [`oracle`](super::oracle)); what is wrong with them comes
+//! later.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::Protocol;
+
+use super::oracle;
+
+/// Hops of what is made here.
+pub const TTL: u8 = 64;
+
+fn be(value: usize) -> [u8; 2] {
+    u16::try_from(value).unwrap_or(u16::MAX).to_be_bytes()
+}
+
+/// An IP packet without options. Addresses of two versions make one of IPv6.
+pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, ttl: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = Vec::with_capacity(40 + payload.len());
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            packet.extend([0x45, 0]);
+            packet.extend(be(20 + payload.len()));
+            packet.extend([0, 0, 0, 0, ttl, protocol, 0, 0]);
+            packet.extend(src.octets());
+            packet.extend(dst.octets());
+            repair(&mut packet);
+        }
+        (src, dst) => {
+            let octets = |addr: IpAddr| match addr {
+                IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
+                IpAddr::V6(addr) => addr.octets(),
+            };
+            packet.extend([0x60, 0, 0, 0]);
+            packet.extend(be(payload.len()));
+            packet.extend([protocol, ttl]);
+            packet.extend(octets(src));
+            packet.extend(octets(dst));
+        }
+    }
+    packet.extend(payload);
+    packet
+}
+
+/// Makes the checksum of an IPv4 header right, as far as it is there.
+pub fn repair(ip: &mut [u8]) {
+    let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
+    if ip.first().is_some_and(|byte| byte >> 4 == 4) && (20..=ip.len()).contains(&len) {
+        ip[10..12].fill(0);
+        let sum = oracle::internet(&ip[..len]);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// Makes the length in an IP header that of the packet.
+pub fn relength(ip: &mut [u8]) {
+    let len = ip.len();
+    if len < 20 {
+        return;
+    }
+    if ip[0] >> 4 == 6 {
+        ip[4..6].copy_from_slice(&be(len.saturating_sub(40)));
+    } else {
+        ip[2..4].copy_from_slice(&be(len));
+        repair(ip);
+    }
+}
+
+/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short stays as it is.
+pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
+    if ip.len() < 20 {
+        return;
+    }
+    ip.splice(20..20, options.iter().copied());
+    ip[0] = 0x40 | ((ip[0] & 15) + u8::try_from(options.len() / 4).unwrap_or(0));
+    relength(ip);
+}
+
+/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right. A packet cut short stays
+/// as it is.
+pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
+    const AUTHENTICATION: u8 = 51;
+    if ip.len() < 40 {
+        return;
+    }
+    let mut header = vec![ip[6], 0];
+    header.extend(body);
+    header.resize(header.len().next_multiple_of(8), 0);
+    header[1] = match kind {
+        // In words of 4 bytes, less 2.
+        AUTHENTICATION => u8::try_from(header.len() / 4 - 2).unwrap_or(0),
+        // Fragments have no length.
+        44 => header[1],
+        _ => u8::try_from(header.len() / 8 - 1).unwrap_or(0),
+    };
+    ip.splice(40..40, header);
+    ip[6] = kind;
+    relength(ip);
+}
+
+fn ports(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
+    [src.port().to_be_bytes(), dst.port().to_be_bytes()].concat()
+}
+
+fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &mut [u8]) {
+    let sum = oracle::transport(src.ip(), dst.ip(), protocol.0, l4);
+    // Not zero: to UDP that is none at all, and to TCP both zeros are the same.
+    let sum = if sum == 0 { 0xffff } else { sum };
+    l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// A TCP segment in its packet.
+pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let mut l4 = ports(src, dst);
+    l4.extend(sequence.to_be_bytes());
+    l4.extend([0, 0, 0, 9, 0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+    l4.extend(payload);
+    finish(src, dst, Protocol::TCP, 16, &mut l4);
+    ip(src.ip(), dst.ip(), Protocol::TCP.0, TTL, &l4)
+}
+
+/// A UDP datagram in its packet.
+pub fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
+    let mut l4 = ports(src, dst);
+    l4.extend(be(8 + payload.len()));
+    l4.extend([0, 0]);
+    l4.extend(payload);
+    finish(src, dst, Protocol::UDP, 6, &mut l4);
+    ip(src.ip(), dst.ip(), Protocol::UDP.0, TTL, &l4)
+}
+
+/// An SCTP packet with these chunks.
+pub fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &[u8]) -> Vec<u8> {
+    let mut l4 = ports(src, dst);
+    l4.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+    l4.extend(chunks);
+    let sum = oracle::sctp(&l4);
+    l4[8..12].copy_from_slice(&sum);
+    ip(src.ip(), dst.ip(), Protocol::SCTP.0, TTL, &l4)
+}
+
+/// An ICMP or ICMPv6 message in its packet: type, code, second word, the rest.
+pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest: &[u8]) -> Vec<u8> {
+    let mut message = vec![kind, code, 0, 0];
+    message.extend(second);
+    message.extend(rest);
+    let (protocol, sum) = if src.is_ipv4() {
+        (Protocol::ICMP, oracle::internet(&message))
+    } else {
+        let protocol = Protocol::ICMPV6;
+        (protocol, oracle::transport(src, dst, protocol.0, &message))
+    };
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    ip(src, dst, protocol.0, TTL, &message)
+}
+
+/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the rest is the last one.
+pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
+    let six = packet[0] >> 4 == 6;
+    let header = if six { 40 } else { 20 };
+    let data = &packet[header..];
+    let mut out = Vec::new();
+    let mut at = 0;
+    for index in 0..=sizes.len() {
+        let left = data.len() - at;
+        let size = sizes.get(index).map_or(left, |size| left.min(*size));
+        if size == 0 {
+            break;
+        }
+        let more = at + size < data.len();
+        let mut piece = packet[..header].to_vec();
+        let units = u16::try_from(at / 8).unwrap_or(0);
+        if six {
+            let word = units << 3 | u16::from(more);
+            piece.extend([packet[6], 0]);
+            piece.extend(word.to_be_bytes());
+            piece.extend(u32::from(id).to_be_bytes());
+            piece[6] = 44;
+        } else {
+            piece[4..6].copy_from_slice(&id.to_be_bytes());
+            let word = units | if more { 0x2000 } else { 0 };
+            piece[6..8].copy_from_slice(&word.to_be_bytes());
+        }
+        piece.extend(&data[at..at + size]);
+        relength(&mut piece);
+        out.push(piece);
+        at += size;
+    }
+    out
+}
+
+/// An Ethernet frame.
+pub fn ethernet(dst: [u8; 6], src: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
+    [&dst[..], &src, &kind.to_be_bytes(), payload].concat()
+}
+
+/// The Ethernet frame of an IP packet.
+pub fn ethernet_ip(dst: [u8; 6], src: [u8; 6], packet: &[u8]) -> Vec<u8> {
+    let six = packet.first().is_some_and(|byte| byte >> 4 == 6);
+    ethernet(dst, src, if six { 0x86dd } else { 0x0800 }, packet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::SlicedPacket;
+    use oracle::Health;
+
+    #[test]
+    fn what_is_made_is_right() {
+        for (a, b) in [
+            ("10.0.0.1:1000", "10.0.0.2:80"),
+            ("[fd00::1]:1000", "[fd00::2]:80"),
+        ] {
+            let (a, b): (SocketAddr, SocketAddr) = (a.parse().unwrap(), b.parse().unwrap());
+            let mut all = vec![
+                tcp(a, b, 2, 7, b"abc"),
+                udp(a, b, b"abc"),
+                sctp(a, b, &[1, 0, 0, 4]),
+                icmp(a.ip(), b.ip(), 3, 1, [0; 4], b"abc"),
+            ];
+            let mut more = udp(a, b, b"abcd");
+            if a.is_ipv4() {
+                with_options(&mut more, &[7, 7, 4, 0, 0, 0, 0, 0]);
+            } else {
+                with_extension(&mut more, 60, &[1, 4, 0, 0, 0, 0]);
+                with_extension(&mut more, 51, &[0; 22]);
+                with_extension(&mut more, 0, &[1, 4, 0, 0, 0, 0]);
+            }
+            all.push(more);
+            for packet in all {
+                SlicedPacket::from_ip(&packet).expect("a packet");
+                let parts = oracle::parts(&packet).expect("a header");
+                assert_eq!(oracle::health(&packet, &parts), Health::Right);
+                assert_eq!((parts.src, parts.dst), (a.ip(), b.ip()));
+            }
+            let whole = udp(a, b, &[9; 100]);
+            let pieces = fragments(&whole, &[16, 48], 7);
+            assert_eq!(pieces.len(), 3);
+            for piece in pieces {
+                assert!(oracle::parts(&piece).expect("a header").fragment);
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The network around the director, and how it forwards.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use lvs_core::{
+    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
+    TunnelChecksum,
+};
+
+/// A forwarding method between a version of IP outside and one inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Method {
+    /// What to call it.
+    pub name: &'static str,
+    /// NAT, direct routing or a tunnel.
+    pub forwarding: Forwarding,
+    /// The tunnel, if it is one.
+    pub tunnel: Tunnel,
+    /// The clients' and the virtual addresses' version.
+    pub family: Family,
+    /// The real servers' version.
+    pub servers: Family,
+}
+
+const FULL: TunnelChecksum = TunnelChecksum::Full;
+
+impl Method {
+    /// Every method that there is.
+    pub const ALL: [Self; 14] = {
+        use Family::{V4, V6};
+        use Forwarding::{Nat, Route};
+        let gre = Tunnel::Gre { checksum: FULL };
+        let gue = Tunnel::Gue {
+            port: 6080,
+            checksum: FULL,
+        };
+        let bare = Tunnel::Gue {
+            port: 6080,
+            checksum: TunnelChecksum::None,
+        };
+        [
+            Self::new("nat4", Nat, Tunnel::Ipip, V4, V4),
+            Self::new("nat6", Nat, Tunnel::Ipip, V6, V6),
+            Self::new("dr4", Route, Tunnel::Ipip, V4, V4),
+            Self::new("dr6", Route, Tunnel::Ipip, V6, V6),
+            Self::new("ipip-4in4", Forwarding::Tunnel, Tunnel::Ipip, V4, V4),
+            Self::new("ipip-6in6", Forwarding::Tunnel, Tunnel::Ipip, V6, V6),
+            Self::new("ipip-4in6", Forwarding::Tunnel, Tunnel::Ipip, V4, V6),
+            Self::new("ipip-6in4", Forwarding::Tunnel, Tunnel::Ipip, V6, V4),
+            Self::new("gre-4in4", Forwarding::Tunnel, gre, V4, V4),
+            Self::new("gre-6in6", Forwarding::Tunnel, gre, V6, V6),
+            Self::new("gue-4in4", Forwarding::Tunnel, gue, V4, V4),
+            Self::new("gue-6in6", Forwarding::Tunnel, gue, V6, V6),
+            Self::new("gue-4in6", Forwarding::Tunnel, gue, V4, V6),
+            Self::new("gue-6in4", Forwarding::Tunnel, bare, V6, V4),
+        ]
+    };
+
+    const fn new(
+        name: &'static str,
+        forwarding: Forwarding,
+        tunnel: Tunnel,
+        family: Family,
+        servers: Family,
+    ) -> Self {
+        Self {
+            name,
+            forwarding,
+            tunnel,
+            family,
+            servers,
+        }
+    }
+
+    /// The method with this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        static ALL: [Method; 14] = Method::ALL;
+        ALL.iter().find(|method| method.name == name)
+    }
+}
+
+/// A service of the scene.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its port.
+    pub port: u16,
+    scheduler: &'static str,
+    flags: u32,
+    engine: Option<&'static str>,
+}
+
+const OFFERS: [Offer; 8] = [
+    offer(Protocol::TCP, 80, "rr", 0, None),
+    offer(Protocol::UDP, 53, "wlc", 0, None),
+    offer(Protocol::SCTP, 3868, "sed", 0, None),
+    offer(
+        Protocol::TCP,
+        443,
+        "wlc",
+        ServiceFlags::PERSISTENT | ServiceFlags::SCHED1,
+        None,
+    ),
+    offer(
+        Protocol::UDP,
+        5060,
+        "sh",
+        ServiceFlags::PERSISTENT,
+        Some("sip"),
+    ),
+    offer(Protocol::UDP, 514, "mh", ServiceFlags::ONE_PACKET, None),
+    offer(Protocol::TCP, 21, "lblcr", ServiceFlags::PERSISTENT, None),
+    offer(Protocol::UDP, 500, "dh", 0, None),
+];
+
+const fn offer(
+    protocol: Protocol,
+    port: u16,
+    scheduler: &'static str,
+    flags: u32,
+    engine: Option<&'static str>,
+) -> Offer {
+    Offer {
+        protocol,
+        port,
+        scheduler,
+        flags,
+        engine,
+    }
+}
+
+/// Addresses and services. Servers are on a link of their own, everything else lies behind a gateway on the clients' link.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// How packets are forwarded.
+    pub method: Method,
+    /// Virtual addresses: of the host, and of the engine's own.
+    pub vips: [IpAddr; 2],
+    /// The director's addresses on the clients' and on the servers' link, of the version that is used there.
+    pub director: [IpAddr; 2],
+    /// Clients.
+    pub clients: Vec<IpAddr>,
+    /// Real servers; the last one is the director itself where the versions allow it.
+    pub servers: Vec<IpAddr>,
+    /// A router that complains.
+    pub router: IpAddr,
+    /// Services, at each of the virtual addresses.
+    pub offers: [Offer; 8],
+}
+
+/// The address of version `family` that has `last` as its last part in the network number `net`.
+pub(super) fn addr(family: Family, net: u8, last: u8) -> IpAddr {
+    match family {
+        Family::V4 => {
+            let [a, b, c] =
+                [[192, 0, 2], [198, 51, 100], [10, 255, 0], [10, 1, 0]][usize::from(net)];
+            Ipv4Addr::new(a, b, c, last).into()
+        }
+        Family::V6 => {
+            let [a, b] = [
+                [0x2001, 0xdb8],
+                [0x2001, 0xdb9],
+                [0xfd00, 0xff],
+                [0xfd00, 1],
+            ][usize::from(net)];
+            Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, last.into()).into()
+        }
+    }
+}
+
+const CLIENTS: u8 = 0;
+const VIPS: u8 = 1;
+const FRONT: u8 = 2;
+const BACK: u8 = 3;
+
+impl Scene {
+    /// The scene for `method`.
+    pub fn new(method: &Method) -> Self {
+        let Method {
+            family, servers, ..
+        } = *method;
+        let director = [addr(family, FRONT, 1), addr(servers, BACK, 254)];
+        let mut real: Vec<IpAddr> = [11, 12, 13].map(|last| addr(servers, BACK, last)).into();
+        if family == servers {
+            real.push(director[1]);
+        }
+        Self {
+            method: *method,
+            vips: [1, 2].map(|last| addr(family, VIPS, last)),
+            director,
+            clients: (1..=8).map(|last| addr(family, CLIENTS, last)).collect(),
+            servers: real,
+            router: addr(servers, BACK, 99),
+            offers: OFFERS,
+        }
+    }
+
+    /// The address `last` on the servers' link.
+    pub fn is_behind(addr: IpAddr) -> bool {
+        match addr {
+            IpAddr::V4(addr) => matches!(addr.octets(), [10, 1, ..]),
+            IpAddr::V6(addr) => matches!(addr.segments(), [0xfd00, 1, ..]),
+        }
+    }
+
+    /// The port at a server of a service's port.
+    pub fn server_port(&self, offer: &Offer) -> u16 {
+        match self.method.forwarding {
+            Forwarding::Nat if offer.port != 500 => offer.port.wrapping_add(8000),
+            _ => offer.port,
+        }
+    }
+
+    /// The services, and their settings.
+    pub fn services(&self) -> impl Iterator<Item = (ServiceKey, ServiceConfig)> + '_ {
+        self.vips.iter().flat_map(move |vip| {
+            self.offers
+                .iter()
+                .map(move |offer| self.service(*vip, offer))
+        })
+    }
+
+    /// A service at `vip`.
+    pub fn service(&self, vip: IpAddr, offer: &Offer) -> (ServiceKey, ServiceConfig) {
+        let key = ServiceKey::Address {
+            protocol: offer.protocol,
+            addr: SocketAddr::new(vip, offer.port),
+        };
+        let mut config = ServiceConfig::new(self.method.family, offer.scheduler);
+        config.flags = ServiceFlags(offer.flags);
+        config.engine = offer.engine.map(str::to_owned);
+        if offer.flags & ServiceFlags::PERSISTENT != 0 {
+            config.timeout = 60;
+        }
+        (key, config)
+    }
+
+    /// The settings of server number `number`.
+    pub fn server(&self, number: usize, offer: &Offer) -> (SocketAddr, ServerConfig) {
+        let weight = i32::try_from(number).unwrap_or(0) + 1;
+        let config = ServerConfig {
+            tunnel: self.method.tunnel,
+            ..ServerConfig::new(weight, self.method.forwarding)
+        };
+        let addr = SocketAddr::new(self.servers[number], self.server_port(offer));
+        (addr, config)
+    }
+}

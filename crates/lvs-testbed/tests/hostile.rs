@@ -1,0 +1,103 @@
+//! A million frames that nobody should send for each forwarding method: none panics the packet path, each has one fate, and
+//! what leaves is right.
+
+use std::collections::BTreeSet;
+
+use lvs_testbed::hostile::{Method, Summary, storm};
+
+/// Frames for each method. Without optimisation they take twenty times as long.
+const FRAMES: u64 = if cfg!(debug_assertions) {
+    40_000
+} else {
+    1_000_000
+};
+
+fn weather(seed: u64, names: &[&str]) {
+    let mut drops = BTreeSet::new();
+    for name in names {
+        let method = Method::named(name).expect("a method");
+        let before = resident();
+        let summary = storm(method, seed, FRAMES);
+        let Summary {
+            counters,
+            right,
+            came_right,
+            trains,
+            tunnelled,
+            ..
+        } = &summary;
+        println!("{name}: {counters:?}, {:?}", summary.drops());
+        println!(
+            "{name}: {right} of {came_right} right ones left, {trains} trains, {tunnelled} in tunnels"
+        );
+        println!(
+            "{name}: at most {} connections, {} frames waiting, {} bytes of fragments",
+            summary.connections, summary.waiting, summary.fragments
+        );
+        // It was weather, not silence.
+        let tenth = FRAMES / 10;
+        assert!(counters.received >= FRAMES && counters.dropped_total() > tenth);
+        assert!(counters.sent > tenth / 2, "{counters:?}");
+        assert!(*came_right > tenth && *right > tenth && *trains > FRAMES / 1000);
+        for fate in [
+            counters.held,
+            counters.left,
+            counters.given_back,
+            counters.answered,
+        ] {
+            assert!(fate > FRAMES / 1000, "{counters:?}");
+        }
+        assert_eq!(*tunnelled > tenth / 4, method.name.contains("in"));
+        drops.extend(summary.drops().into_keys());
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 256 << 20, "{name}: {grown} bytes more than before");
+    }
+    println!("{drops:?}");
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+    pages.map_or(0, |pages: usize| pages * 4096)
+}
+
+#[test]
+fn nat4() {
+    weather(1, &["nat4"]);
+}
+
+#[test]
+fn nat6() {
+    weather(2, &["nat6"]);
+}
+
+#[test]
+fn direct_routing() {
+    weather(3, &["dr4", "dr6"]);
+}
+
+#[test]
+fn ipip() {
+    weather(4, &["ipip-4in4", "ipip-6in6"]);
+}
+
+#[test]
+fn ipip_mixed() {
+    weather(5, &["ipip-4in6", "ipip-6in4"]);
+}
+
+#[test]
+fn gre() {
+    weather(6, &["gre-4in4", "gre-6in6"]);
+}
+
+#[test]
+fn gue() {
+    weather(7, &["gue-4in4", "gue-6in6"]);
+}
+
+#[test]
+fn gue_mixed() {
+    weather(8, &["gue-4in6", "gue-6in4"]);
+}
