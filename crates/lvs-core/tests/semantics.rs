@@ -548,7 +548,7 @@ fn shards_share_templates() {
         let config = ServerConfig::new(1, Forwarding::Nat);
         control.add_server(&key, server, &config, now).unwrap();
     }
-    let mut shards = [control.shard(0), control.shard(1)];
+    let mut shards = [control.shard(0).unwrap(), control.shard(1).unwrap()];
     let mut targets = Vec::new();
     for (shard, port) in shards.iter_mut().zip([1000, 1001]) {
         for flags in [TcpFlags::SYN, TcpFlags::ACK] {

@@ -187,7 +187,7 @@ impl Engine {
                 .set_sysctl(&name, &value)
                 .map_err(|error| StartError::Sysctl { name, value, error })?;
         }
-        let shard = control.shard(0);
+        let shard = control.shard(0).expect("there is at least one");
         let wake = EventFd::new().map_err(StartError::Thread)?;
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);

@@ -172,7 +172,8 @@ impl Offline {
             let mut control = self.shared.control();
             *control = Control::new(self.options.clone());
             control.set_local_addresses(net.local());
-            self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
+            let shard = control.shard(0).expect("there is at least one");
+            self.decider = Decider::new(self.shared.clone(), shard, None);
             self.shared.daemons().clear();
         }
         self.net = net;
