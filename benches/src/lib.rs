@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// The virtual service of every benchmark.
@@ -28,6 +28,7 @@ pub fn segment(client: SocketAddr, flags: u8) -> PacketMeta<'static> {
             dst: vip(),
         },
         transport: Transport::Tcp(TcpFlags(flags)),
+        segment: Segment::NONE,
         mark: 0,
         len: 40,
     }

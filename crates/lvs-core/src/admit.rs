@@ -249,7 +249,6 @@ impl Control {
         now: Instant,
     ) -> Opened {
         const FULL: Opened = Opened::Refused(Verdict::Drop(DropReason::TableFull));
-        let quiescent = self.settings.sysctls.expire_quiescent_template;
         let service = self
             .services
             .get_mut(&number)
@@ -270,16 +269,10 @@ impl Control {
             ask.client,
             ask.virt,
         );
-        let found = self.templates.find(&key, data).filter(|&index| {
-            let template = self.templates.get(index);
-            let server = self.servers.get(template.server.load(Relaxed) as usize);
-            let valid = server.and_then(Option::as_ref).is_some_and(|entry| {
-                entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
-            });
-            if !valid {
-                self.templates.invalidate(index);
-            }
-            valid
+        let quiescent = self.settings.sysctls.expire_quiescent_template;
+        let found = self.templates.find_valid(&key, data, |place| {
+            let entry = self.servers.get(place).and_then(Option::as_ref);
+            entry.is_some_and(|entry| may_lead_to(&entry.server, quiescent))
         });
         let (index, template) = match found {
             Some(index) => (index, self.templates.get(index).clone()),
@@ -338,7 +331,8 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
-        flags |= self.helper_flags(ask.protocol, ask.virt, flags);
+        flags = self.translated_flags(server, ask.client.ip(), once, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         if once {
             flags |= flag::ONE_PACKET;
         }
@@ -351,8 +345,15 @@ impl Control {
             server.bind(false);
             return Opened::Once(slot, template);
         }
-        let Some(index) = shard.open(slot, template, now) else {
-            return Opened::Refused(Verdict::Drop(DropReason::TableFull));
+        let opened = if slot.method() == Forwarding::FullNat {
+            shard.open_full_nat(slot, template, &self.full_nat.pool, now)
+        } else {
+            let opened = shard.open(slot, template, now);
+            opened.ok_or(DropReason::TableFull)
+        };
+        let index = match opened {
+            Ok(index) => index,
+            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
         };
         server.bind(false);
         shard.count(index, Counters::count_connection);
@@ -479,12 +480,12 @@ impl Control {
                 client: SocketAddr::new(network(dst.ip(), config.netmask), 0),
                 virt,
             };
-            let found = self.templates.find(&key, Some(data));
+            let quiescent = self.settings.sysctls.expire_quiescent_template;
+            let found = self.templates.find_valid(&key, Some(data), |place| {
+                place == server.id().0 as usize && may_lead_to(&server, quiescent)
+            });
             let made = match found {
-                Some(index) => {
-                    let made = self.templates.get(index).clone();
-                    (made.server.load(Relaxed) == server.id().0).then_some((index, made))?
-                }
+                Some(index) => (index, self.templates.get(index).clone()),
                 None => {
                     let bits = server_flags(&server, self.settings.sysctls.conntrack);
                     let mut made = Template::new(key, server.addr(), bits, config.timeout);
@@ -573,11 +574,16 @@ impl Ask<'_> {
     }
 }
 
+/// Whether a template may lead to a server (`ip_vs_check_template`).
+fn may_lead_to(server: &Server, quiescent: bool) -> bool {
+    server.is_available() && !(quiescent && server.weight() == 0)
+}
+
 /// The flags that connections to a server begin with.
-fn server_flags(server: &Server, conntrack: bool) -> u32 {
+pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if conntrack {

@@ -12,6 +12,8 @@ use core::time::Duration;
 use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, Templates};
 use crate::defense::{self, Defense};
+use crate::full_nat::{self, FullNat};
+use crate::local_ports::LocalPorts;
 use crate::sched::Registry;
 use crate::shard::{ServerLink, Settings, Shard, Shared};
 use crate::stats::{ObjectStats, Stats};
@@ -147,8 +149,7 @@ pub struct Control {
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
-    /// Virtual ports whose connections a helper for FTP looks at.
-    ftp_ports: Vec<u16>,
+    pub(crate) full_nat: FullNat,
 }
 
 /// What a shard is to do when it is swept next.
@@ -207,7 +208,7 @@ impl Control {
             backup: None,
             sync: Queue::default(),
             local: Vec::new(),
-            ftp_ports: Vec::new(),
+            full_nat: FullNat::default(),
         }
     }
 
@@ -226,9 +227,11 @@ impl Control {
             shared: self.shared.clone(),
             generation: 0,
             templates: Vec::new(),
+            local_ports: LocalPorts::new(number, self.options.shards, self.options.seed),
             dying: Vec::new(),
             sync: Queue::default(),
             sequences: BTreeMap::new(),
+            sessions: BTreeMap::new(),
         };
         self.refresh(&mut shard);
         Some(shard)
@@ -299,6 +302,14 @@ impl Control {
         let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
         let scheduler = self.scheduler_for(key, &config)?;
         let next_tick = self.first_tick(&*scheduler);
+        for server in self
+            .services
+            .get(&number)
+            .into_iter()
+            .flat_map(Service::servers)
+        {
+            self.check_full_nat(key, &config, &server.config())?;
+        }
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         if service.config.scheduler != config.scheduler {
             service.pool.reschedule(scheduler);
@@ -357,6 +368,7 @@ impl Control {
         let service = self.services.get(&number).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
         self.check_daemons(&service.key, addr)?;
+        self.check_full_nat(&service.key, &service.config, config)?;
         Server::check(config)?;
         if service.pool.find(addr).is_some() {
             return Err(Error::ServerExists);
@@ -397,10 +409,11 @@ impl Control {
         addr: SocketAddr,
         config: &ServerConfig,
     ) -> Result<(), Error> {
-        let service = self.service_mut(key)?;
+        let service = self.service(key).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
+        self.check_full_nat(&service.key, &service.config, config)?;
         Server::check(config)?;
-        service.pool.edit(addr, config)?;
+        self.service_mut(key)?.pool.edit(addr, config)?;
         self.changed();
         Ok(())
     }
@@ -714,42 +727,32 @@ impl Control {
         self.local = prefixes;
     }
 
-    /// Tells that whoever embeds the director rewrites the commands of FTP on connections to these ports, as
-    /// `ip_vs_ftp` does where it is loaded. None at first.
-    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) {
-        self.ftp_ports = ports;
+    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
+    /// at first; it concerns connections that are made from now on.
+    ///
+    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)), and whoever embeds the
+    /// director then changes segments as verdicts say ([`Forward::shift`](crate::Forward::shift),
+    /// [`Reply::edit`](crate::Reply::edit)).
+    ///
+    /// # Errors
+    /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
+    /// [`FTP_PORTS_MAX`](crate::FTP_PORTS_MAX).
+    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) -> Result<(), Error> {
+        crate::ftp::check_ports(&ports)?;
+        self.settings.ftp_ports = ports;
+        self.changed();
+        Ok(())
     }
 
-    /// The flags of a connection that a helper looks at (`ip_vs_ftp_init_conn`).
-    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
-        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
-        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
-            flag::NFCT
-        } else {
-            0
-        }
+    /// The ports set by [`set_ftp_ports`](Self::set_ftp_ports).
+    pub fn ftp_ports(&self) -> &[u16] {
+        &self.settings.ftp_ports
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
         self.local
             .iter()
-            .any(|&(prefix, bits)| match (prefix, addr) {
-                (IpAddr::V4(prefix), IpAddr::V4(addr)) => {
-                    let host = 32u32.saturating_sub(bits.into());
-                    (prefix.to_bits() ^ addr.to_bits())
-                        .checked_shr(host)
-                        .unwrap_or(0)
-                        == 0
-                }
-                (IpAddr::V6(prefix), IpAddr::V6(addr)) => {
-                    let host = 128u32.saturating_sub(bits.into());
-                    (prefix.to_bits() ^ addr.to_bits())
-                        .checked_shr(host)
-                        .unwrap_or(0)
-                        == 0
-                }
-                _ => false,
-            })
+            .any(|&prefix| full_nat::contains(prefix, addr))
     }
 
     /// When to call [`advance`](Self::advance) next.

@@ -23,6 +23,7 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Shard, Verdict};
 ///     hook: Hook::Local,
 ///     tuple: Tuple { protocol: Protocol::TCP, src: "192.0.2.7:40000".parse().unwrap(), dst: vip },
 ///     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+///     segment: Segment::NONE,
 ///     mark: 0,
 ///     len: 60,
 /// };

@@ -244,8 +244,8 @@ impl Shard {
 mod tests {
     use super::*;
     use crate::{
-        Director, Forwarding, Hook, Options, PacketMeta, ServerConfig, ServiceConfig, TcpFlags,
-        Transport,
+        Director, Forwarding, Hook, Options, PacketMeta, Segment, ServerConfig, ServiceConfig,
+        TcpFlags, Transport,
     };
 
     fn tuple(client: &str) -> Tuple {
@@ -299,6 +299,7 @@ mod tests {
                 let meta = PacketMeta {
                     tuple,
                     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                    segment: Segment::NONE,
                     len: 40,
                     mark: 0,
                     hook: Hook::Local,

@@ -38,8 +38,11 @@ mod director;
 mod engine;
 mod error;
 mod explain;
+mod ftp;
+mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
+mod local_ports;
 pub mod mark;
 mod packet;
 mod pool;
@@ -59,7 +62,11 @@ pub use control::{Control, Options, Service};
 pub use director::Director;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
-pub use packet::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
+pub use local_ports::{LocalAddress, worker_of};
+pub use packet::{
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+};
 pub use pool::Pool;
 pub use sched::{Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};

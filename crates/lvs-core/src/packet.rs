@@ -114,6 +114,46 @@ pub enum Transport<'a> {
     Other,
 }
 
+/// A transport header and what it carries, for helpers that look inside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment<'a> {
+    /// From the first byte of the transport header to the end of the packet. None, where no helper is at work.
+    pub bytes: &'a [u8],
+    /// The checksum needs no look: a device has verified it, or will finish it.
+    pub trusted: bool,
+}
+
+impl Segment<'_> {
+    /// No bytes.
+    pub const NONE: Self = Self {
+        bytes: &[],
+        trusted: false,
+    };
+
+    /// Whether the checksum of the segment with these addresses is right (RFC 9293 section 3.1).
+    pub(crate) fn is_intact(&self, tuple: &Tuple) -> bool {
+        let sum = |bytes: &[u8]| -> u64 {
+            let words = bytes.chunks(2);
+            words
+                .map(|word| u64::from(word[0]) << 8 | u64::from(*word.get(1).unwrap_or(&0)))
+                .sum()
+        };
+        let address = |addr: IpAddr| match addr {
+            IpAddr::V4(addr) => sum(&addr.octets()),
+            IpAddr::V6(addr) => sum(&addr.octets()),
+        };
+        let mut all = sum(self.bytes)
+            + address(tuple.src.ip())
+            + address(tuple.dst.ip())
+            + u64::from(tuple.protocol.0)
+            + self.bytes.len() as u64;
+        while all > 0xffff {
+            all = (all & 0xffff) + (all >> 16);
+        }
+        self.trusted || all == 0xffff
+    }
+}
+
 /// A whole IP datagram, as far as IPVS looks at it. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
@@ -123,6 +163,8 @@ pub struct PacketMeta<'a> {
     pub tuple: Tuple,
     /// What the transport header says.
     pub transport: Transport<'a>,
+    /// The bytes of a TCP segment.
+    pub segment: Segment<'a>,
     /// Firewall mark; 0 is none.
     pub mark: u32,
     /// Length of the IP datagram in bytes, IP header included.

@@ -10,6 +10,8 @@ use core::time::Duration;
 use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
+use crate::ftp;
+use crate::local_ports::LocalPorts;
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
@@ -46,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) master: Option<crate::sync::Master>,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
+    /// Virtual ports whose connections the helper for FTP looks at.
+    pub(crate) ftp_ports: Vec<u16>,
 }
 
 impl Settings {
@@ -81,12 +85,16 @@ pub struct Shard {
     pub(crate) generation: u32,
     /// The templates that connections were made from, by the connections' indices.
     pub(crate) templates: Vec<Option<Arc<Template>>>,
+    /// Local addresses and ports of connections that are translated at both ends.
+    pub(crate) local_ports: LocalPorts,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
     pub(crate) dying: Vec<u32>,
     /// Synchronisation messages to send.
     pub(crate) sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     pub(crate) sequences: BTreeMap<u32, Sequences>,
+    /// What the helper knows of FTP's control connections, by the connections' indices.
+    pub(crate) sessions: BTreeMap<u32, ftp::Session>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -241,7 +249,7 @@ impl Shard {
         source: SocketAddr,
         client: SocketAddr,
     ) -> bool {
-        self.table.find_out(protocol, source, client).is_some()
+        self.find_reply(protocol, source, client).is_some()
     }
 
     #[inline]
@@ -278,7 +286,7 @@ impl Shard {
             });
         }
         let Tuple { protocol, src, dst } = connection_tuple(Tuple { protocol, src, dst });
-        if let Some(index) = self.table.find_out(protocol, src, dst) {
+        if let Some(index) = self.find_reply(protocol, src, dst) {
             return Ok(self.reply(index, meta, now));
         }
         if !self.settings.masqueraded.is_empty() && self.is_masqueraded(protocol, src) {
@@ -403,7 +411,7 @@ impl Shard {
     ) -> Verdict {
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
-        let verdict = self.transmit(index, meta, new);
+        let verdict = self.transmit(index, meta, new, now);
         let slot = self.table.get_mut(index);
         slot.in_packets = slot.in_packets.wrapping_add(1);
         if self.settings.master.is_some() {
@@ -415,15 +423,28 @@ impl Shard {
     }
 
     /// How a client's packet leaves.
-    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool) -> Verdict {
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
         let slot = self.table.get(index);
+        let helped = slot.has(flag::HELPED);
         match slot.method() {
-            Forwarding::Nat => {
+            Forwarding::FullNat if self.local_ports.of(index).is_none() => {
+                return Verdict::Drop(DropReason::NoLocalPort);
+            }
+            Forwarding::Nat | Forwarding::FullNat => {
                 if matches!(meta.transport, Transport::Short { .. }) {
                     return Verdict::Drop(DropReason::ShortHeader);
                 }
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
+                }
+                if helped {
+                    return match self.help_request(index, meta, now) {
+                        Ok(shift) => Verdict::Forward(Forward {
+                            shift,
+                            ..self.forward_of(index, new)
+                        }),
+                        Err(reason) => Verdict::Drop(reason),
+                    };
                 }
             }
             Forwarding::Tunnel if slot.server == NO_SLOT => {
@@ -440,7 +461,7 @@ impl Shard {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
-        let nat = slot.method() == Forwarding::Nat;
+        let nat = slot.method().translates();
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
@@ -452,9 +473,19 @@ impl Shard {
 
     /// A packet from the server of connection `index` (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let nat = self.table.get(index).method() == Forwarding::Nat;
+        let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
+        }
+        let mut edit = None;
+        if self.table.get(index).has(flag::HELPED) {
+            match self.help_reply(index, meta, now) {
+                Ok(changes) => edit = changes,
+                Err(reason) => {
+                    self.table.restart(index, now);
+                    return Verdict::Drop(reason);
+                }
+            }
         }
         self.count(index, |counters| counters.count_out(meta.len));
         self.transition(index, meta, false);
@@ -464,7 +495,10 @@ impl Shard {
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
-        Verdict::Reply(self.reply_of(index))
+        Verdict::Reply(Reply {
+            edit,
+            ..self.reply_of(index)
+        })
     }
 
     /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
@@ -486,7 +520,7 @@ impl Shard {
         // About a packet from a client to a server, which is translated already.
         let about_request = || {
             readable
-                .then(|| self.table.find_out(protocol, dst, src))
+                .then(|| self.find_reply(protocol, dst, src))
                 .flatten()
         };
         // About a packet to a client, as the client saw it.
@@ -538,7 +572,7 @@ impl Shard {
 
     /// An ICMP error about a packet from the client of connection `index`.
     pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
-        if self.table.get(index).method() == Forwarding::Nat && !error.checksum_ok {
+        if self.table.get(index).method().translates() && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_out(error.len));
@@ -553,7 +587,7 @@ impl Shard {
         new: bool,
     ) -> Verdict {
         let slot = self.table.get(index);
-        let nat = slot.method() == Forwarding::Nat;
+        let nat = slot.method().translates();
         let unbound = slot.method() == Forwarding::Tunnel && slot.server == NO_SLOT;
         if nat && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
@@ -655,7 +689,31 @@ impl Shard {
     }
 
     fn forward_of(&self, index: u32, new: bool) -> Forward {
-        self.forward_of_slot(self.table.get(index), index, new)
+        Forward {
+            source: self.local_of(index),
+            ..self.forward_of_slot(self.table.get(index), index, new)
+        }
+    }
+
+    /// What stands for the client of connection `index` towards its server, where both ends are translated.
+    #[inline]
+    fn local_of(&self, index: u32) -> Option<SocketAddr> {
+        match self.table.get(index).method() {
+            Forwarding::FullNat => self.local_ports.of(index),
+            _ => None,
+        }
+    }
+
+    /// The connection of a packet from a server, or from a virtual address, to `dst`.
+    #[inline]
+    fn find_reply(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<u32> {
+        if self.local_ports.is_used(dst.ip()) {
+            let found = self.local_ports.find(protocol, src, dst, &self.table);
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.table.find_out(protocol, src, dst)
     }
 
     fn forward_of_slot(&self, slot: &Slot, index: u32, new: bool) -> Forward {
@@ -669,11 +727,13 @@ impl Shard {
             } else {
                 slot.server_addr()
             },
+            source: None,
             virt: slot.virt(),
             tunnel: self
                 .link_of(slot.server)
                 .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
             new,
+            shift: None,
         }
     }
 
@@ -682,7 +742,9 @@ impl Shard {
         Reply {
             conn: ConnId(index),
             server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
-            source: (slot.method() == Forwarding::Nat).then(|| slot.virt()),
+            source: slot.method().translates().then(|| slot.virt()),
+            destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
+            edit: None,
         }
     }
 
@@ -779,6 +841,8 @@ impl Shard {
     fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
         let slot_has_sequences = slot.has(flag::SYNC);
+        let full_nat = slot.method() == Forwarding::FullNat;
+        let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
@@ -789,6 +853,12 @@ impl Shard {
         }
         if slot_has_sequences {
             self.sequences.remove(&index);
+        }
+        if full_nat {
+            self.local_ports.release(index, &self.table);
+        }
+        if helped {
+            self.sessions.remove(&index);
         }
         let template = self
             .templates

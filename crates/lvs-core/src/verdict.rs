@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use crate::ftp::{Edit, Shift};
 use crate::{Forwarding, Tunnel};
 
 /// A connection of one shard; valid until the connection ends.
@@ -58,12 +59,17 @@ pub struct Forward {
     pub method: Forwarding,
     /// Address of the real server and destination port after NAT.
     pub target: SocketAddr,
+    /// What stands for the client towards the server, where `method` is [`Forwarding::FullNat`].
+    pub source: Option<SocketAddr>,
     /// The virtual address and port that the connection was made for.
     pub virt: SocketAddr,
     /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
+    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be told in the server's
+    /// numbers: [`Shift::acknowledgement`].
+    pub shift: Option<Shift>,
 }
 
 /// How to treat a packet from a real server.
@@ -76,6 +82,11 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
     /// because the connection is not translated.
     pub source: Option<SocketAddr>,
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too), where the packet was
+    /// addressed to what stands for it.
+    pub destination: Option<SocketAddr>,
+    /// What a helper changes in the TCP segment.
+    pub edit: Option<Edit>,
 }
 
 /// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
@@ -140,8 +151,15 @@ reasons! {
         StrayReply => "stray_reply",
         /// The connection came by synchronisation, and its tunnel leads to no configured server.
         Unbound => "unbound",
+        /// Full NAT has no local port left towards the server: each local address more brings 64,512, or it came by
+        /// synchronisation.
+        NoLocalPort => "no_local_port",
         /// A rule for marks says so.
         MarkRule => "mark_rule",
+        /// Of a control connection of FTP, with a wrong TCP checksum.
+        HelperChecksum => "helper_checksum",
+        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
     }

@@ -30,11 +30,8 @@ fn a_backup_makes_of_messages_what_the_kernel_makes() {
 
 #[test]
 fn a_master_sends_what_the_kernel_sends() {
-    // Those of FTP need the helper that rewrites its commands.
-    let cases = replay::cases("sync", |name| {
-        name.starts_with("encode") && !name.starts_with("encode-ftp")
-    });
-    replay::check_with(&cases, 261, |case| replay::Replay::run_master(case));
+    let cases = replay::cases("sync", |name| name.starts_with("encode"));
+    replay::check_with(&cases, 291, |case| replay::Replay::run_master(case));
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
-    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
+    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, Segment, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
 const VIP: &str = "198.51.100.1:80";
@@ -30,6 +30,7 @@ fn meta<'a>(
             dst: addr(dst),
         },
         transport,
+        segment: Segment::NONE,
         mark: 0,
         len: 40,
     }
@@ -252,7 +253,7 @@ fn a_sip_server_may_begin() {
         panic!("a datagram of the call");
     };
     assert_eq!(forward.target, addr("10.0.0.1:5060"));
-    // Another server cannot take the call over.
+    // Another server takes the call over: the template that led to the first one is not found any more.
     let other = PacketMeta {
         tuple: Tuple {
             src: addr("10.0.0.2:5060"),
@@ -262,7 +263,18 @@ fn a_sip_server_may_begin() {
         ..outbound
     };
     let verdict = director.handle_packet(&other, now);
-    assert_eq!(verdict, Verdict::Accept(AcceptReason::NoConnection));
+    assert!(matches!(verdict, Verdict::Reply(_)), "{verdict:?}");
+    let again = udp("192.0.2.7:5063", "198.51.100.1:5060", message);
+    let Verdict::Forward(forward) = director.handle_packet(&again, now) else {
+        panic!("a datagram of the call");
+    };
+    assert_eq!(forward.target, addr("10.0.0.2:5060"));
+    let virtual_ports: Vec<u16> = director
+        .control
+        .templates_from(0, now)
+        .map(|template| template.virt.port())
+        .collect();
+    assert_eq!(virtual_ports, [u16::MAX, 5060]);
     let nothing = udp("192.0.2.7:5062", "198.51.100.1:5060", b"hello");
     let verdict = director.handle_packet(&nothing, now);
     assert_eq!(verdict, Verdict::Drop(DropReason::PersistenceEngine));

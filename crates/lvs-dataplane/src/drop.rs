@@ -42,14 +42,24 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "short_header",
-        /// A mix of address families or a method that this version cannot send.
+        /// A mix of address families or a method that this version cannot send; with the backend tun also direct routing, and
+        /// connections of this host itself to servers behind NAT.
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
-        /// A loopback source on its way to another host, or a translation to a loopback address.
+        /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or
+        /// a translation to a loopback address.
         Martian => "martian",
+        /// An IPv4 option that makes no sense; the sender is told (parameter problem).
+        IpOptions => "ip_options",
+        /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
+        SourceRoute => "source_route",
+        /// An echo request to an address that the engine owns, and answers to them are switched off (`--echo drop`).
+        EchoOff => "echo_off",
+        /// An echo request to an address that the engine owns, beyond what is answered in a second (`--echo-limit`).
+        EchoLimit => "echo_limit",
         /// It would come straight back: the host routes this address to the engine.
         Loop => "loop",
         /// There is no way to give it back to the host.

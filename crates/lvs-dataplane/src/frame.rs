@@ -1,6 +1,7 @@
 //! One frame in a buffer with room in front, and what is known of its unfinished checksums and segments.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes in front of a received frame: enough for an outer IPv6, UDP and GUE header, or a VLAN tag.
 pub const HEADROOM: usize = 128;
@@ -19,6 +20,13 @@ pub struct Offload {
     pub segments: Option<Segments>,
     /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
     pub verified: bool,
+}
+
+impl Offload {
+    /// The transport checksum needs no look: somebody has verified it, or will finish it.
+    pub const fn is_checked(&self) -> bool {
+        self.checksum.is_some() || self.verified
+    }
 }
 
 /// Where an unfinished checksum is.
@@ -166,6 +174,22 @@ impl Frame {
         }
         self.buf[self.end..self.end + bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();
+        true
+    }
+
+    /// Puts `text` in the place of some bytes; `false`, and nothing changed, if there is no room in front. Whatever is before
+    /// the place keeps its offset, the ones in `offload` included.
+    #[must_use]
+    pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
+        let start = self.start;
+        if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
+            return false;
+        }
+        // What is in front is shorter than what is behind: it moves.
+        self.start = start + place.len() - text.len();
+        self.buf.copy_within(start..start + place.start, self.start);
+        let at = self.start + place.start;
+        self.buf[at..at + text.len()].copy_from_slice(text);
         true
     }
 

@@ -51,12 +51,46 @@ struct Peer {
     last: Instant,
 }
 
+/// A token bucket, full at first.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    /// Nanoseconds that one costs; 0 is no limit.
+    cost: u64,
+    full: u64,
+    saved: u64,
+    last: Instant,
+}
+
+impl Bucket {
+    /// `per_second` in the long run (0 is no limit), and `burst` at once.
+    pub fn new(per_second: u32, burst: u32) -> Self {
+        let cost = 1_000_000_000_u64
+            .checked_div(per_second.into())
+            .unwrap_or(0);
+        Self {
+            cost,
+            full: cost.saturating_mul(burst.max(1).into()),
+            saved: u64::MAX,
+            last: Instant::ZERO,
+        }
+    }
+
+    /// Takes one out, if there is one.
+    pub fn take(&mut self, now: Instant) -> bool {
+        self.saved = self
+            .saved
+            .saturating_add(nanos(now, self.last))
+            .min(self.full);
+        self.last = now;
+        take(&mut self.saved, self.cost)
+    }
+}
+
 /// Token buckets: one for all errors, one for each receiver (`icmp_global_allow`, `inet_peer_xrlim_allow`).
 #[derive(Debug)]
 pub struct RateLimit {
     limits: Limits,
-    saved: u64,
-    last: Instant,
+    all: Bucket,
     peers: Box<[Option<Peer>]>,
     /// Errors that were not sent.
     pub suppressed: u64,
@@ -66,9 +100,8 @@ impl RateLimit {
     /// Full buckets.
     pub fn new(limits: Limits) -> Self {
         Self {
+            all: Bucket::new(limits.per_second, limits.burst),
             limits,
-            saved: u64::MAX,
-            last: Instant::ZERO,
             peers: vec![None; PEERS].into_boxed_slice(),
             suppressed: 0,
         }
@@ -89,20 +122,9 @@ impl RateLimit {
         {
             return true;
         }
-        let allowed = self.global(now) && self.peer(receiver, now);
+        let allowed = self.all.take(now) && self.peer(receiver, now);
         self.suppressed += u64::from(!allowed);
         allowed
-    }
-
-    fn global(&mut self, now: Instant) -> bool {
-        if self.limits.per_second == 0 {
-            return true;
-        }
-        let cost = 1_000_000_000 / u64::from(self.limits.per_second);
-        let full = cost.saturating_mul(u64::from(self.limits.burst));
-        self.saved = self.saved.saturating_add(nanos(now, self.last)).min(full);
-        self.last = now;
-        take(&mut self.saved, cost)
     }
 
     fn peer(&mut self, receiver: IpAddr, now: Instant) -> bool {

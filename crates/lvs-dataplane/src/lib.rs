@@ -16,6 +16,8 @@ pub mod frame;
 pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "engine")]
+pub mod mld;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]
@@ -38,6 +40,8 @@ pub mod segment;
 pub mod shield;
 #[cfg(feature = "engine")]
 pub mod shield_spec;
+#[cfg(feature = "engine")]
+pub mod steering;
 #[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]

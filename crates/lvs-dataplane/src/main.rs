@@ -1,14 +1,19 @@
 //! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{self, Config, Engine};
+use lvs_dataplane::icmp::Limits;
+use lvs_dataplane::pipeline::{ClampMss, Echo, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -54,6 +59,40 @@ struct Args {
     #[arg(long)]
     own_vips: bool,
 
+    /// Let this address stand for clients towards servers of full NAT; may be given several times. One that the host does
+    /// not have is answered for.
+    #[arg(long, value_name = "ADDRESS")]
+    local_address: Vec<IpAddr>,
+
+    /// Let NAT translate both ends where replies would not come back here: for clients on a server's network, and for
+    /// servers that are clients of their own service. Needs --local-address.
+    #[arg(long, requires = "local_address")]
+    hairpin: bool,
+    /// Echo requests to addresses that the engine owns: answer them, or drop them. Those to the host's are the host's.
+    #[arg(long, default_value = "answer", value_name = "answer|drop")]
+    echo: Echo,
+
+    /// Echo requests that are answered in a second; 0 for no limit.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    echo_limit: u32,
+
+    /// Lower the segment size that TCP connections are opened with: to what the way carries, tunnels included, or to N
+    /// bytes. Default: leave it alone.
+    #[arg(long, value_name = "auto|N")]
+    clamp_mss: Option<ClampMss>,
+
+    /// Time between two ICMP errors to one receiver, after six at once, in milliseconds; 0 for no limits at all.
+    #[arg(long, default_value_t = 1000, value_name = "MS")]
+    icmp_ratelimit: u32,
+
+    /// ICMP errors in a second to all receivers; 0 for no limit.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    icmp_msgs_per_sec: u32,
+
+    /// ICMP errors at once to all receivers.
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    icmp_msgs_burst: u32,
+
     /// Connections at most.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
@@ -63,9 +102,10 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Helper for a protocol that names addresses in its payload: ftp (not built yet).
-    #[arg(long, value_name = "NAME")]
-    helper: Vec<String>,
+    /// Let data connections of FTP through NAT follow their control connections, which are those to virtual port 21, or to
+    /// up to 8 other ports.
+    #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
+    helper: Vec<Helper>,
 
     /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
     #[arg(long, conflicts_with = "interface")]
@@ -87,7 +127,7 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backend {
-    /// The fastest that works.
+    /// Packet sockets, or a TUN device where those are not permitted.
     Auto,
     /// Packet sockets.
     #[value(name = "af_packet")]
@@ -95,7 +135,7 @@ enum Backend {
     /// AF_XDP sockets (not built yet).
     #[value(name = "af_xdp")]
     AfXdp,
-    /// A TUN device (not built yet).
+    /// A TUN device that the host routes packets through; no direct routing.
     Tun,
 }
 
@@ -122,6 +162,18 @@ enum WhenFull {
     Drop,
     /// Let it take the place of an old one (not built yet).
     Evict,
+}
+
+/// The ports of a helper.
+#[derive(Clone, Debug)]
+struct Helper(Vec<u16>);
+
+impl FromStr for Helper {
+    type Err = lvs_core::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        lvs_core::helper_ports(text).map(Self)
+    }
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
@@ -159,10 +211,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             ..
         } => "--backend af_xdp",
         Args {
-            backend: Backend::Tun,
-            ..
-        } => "--backend tun",
-        Args {
             profile: Profile::Modern,
             ..
         } => "--profile modern",
@@ -170,7 +218,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             when_full: WhenFull::Evict,
             ..
         } => "--when-full evict",
-        Args { helper, .. } if !helper.is_empty() => "--helper",
         Args { workers, .. } if *workers != 1 => "--workers above 1",
         _ => return Ok(()),
     };
@@ -199,9 +246,27 @@ fn run(args: Args) -> anyhow::Result<()> {
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     let engine = Engine::start(Config {
+        backend: match args.backend {
+            Backend::Auto => engine::Backend::Auto,
+            Backend::Tun => engine::Backend::Tun,
+            // The others are refused above.
+            Backend::AfPacket | Backend::AfXdp => engine::Backend::AfPacket,
+        },
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
+        local_addresses: args.local_address,
+        hairpin: args.hairpin,
+        settings: Settings {
+            limits: Limits {
+                per_receiver: Duration::from_millis(args.icmp_ratelimit.into()),
+                per_second: args.icmp_msgs_per_sec,
+                burst: args.icmp_msgs_burst,
+            },
+            echo: args.echo,
+            echo_per_second: args.echo_limit,
+            clamp_mss: args.clamp_mss,
+        },
         no_interfaces: args.no_interfaces,
         virtual_time: args.virtual_time,
         compat: match args.compat {
@@ -209,6 +274,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        ftp_ports: args
+            .helper
+            .into_iter()
+            .flat_map(|helper| helper.0)
+            .collect(),
         sysctls: args.sysctl,
         rules,
         marks,

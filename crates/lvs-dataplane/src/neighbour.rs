@@ -15,8 +15,9 @@ pub const PER_NEIGHBOUR: usize = 101;
 pub const TOTAL: usize = 4096;
 /// Bytes that wait at most.
 pub const BYTES: usize = 16 << 20;
-/// How long a packet waits.
-pub const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
+/// is for those of which it never speaks again.
+pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -78,10 +79,11 @@ impl Waiting {
         frames.into_iter().map(|(_, frame)| frame)
     }
 
-    /// Drops what waits for a neighbour that does not answer.
-    pub fn fail(&mut self, port: PortId, addr: IpAddr) {
-        let lost = self.take(port, addr).count();
-        self.dropped += lost as u64;
+    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count as dropped.
+    pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
+        let lost: Vec<Frame> = self.take(port, addr).collect();
+        self.dropped += lost.len() as u64;
+        lost
     }
 
     /// Drops what has waited for [`TIMEOUT`].

@@ -62,6 +62,12 @@ pub trait Net {
     /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones not).
     fn is_local(&self, addr: IpAddr) -> bool;
 
+    /// Whether a packet from another host cannot have this source, because it is the host's own (`fib_validate_source`).
+    /// Called for each packet.
+    fn is_forged(&self, src: IpAddr) -> bool {
+        self.is_local(src)
+    }
+
     /// Whether it is the address of a virtual service, whoever owns it.
     fn is_vip(&self, addr: IpAddr) -> bool;
 

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Hook, IcmpError, PacketMeta, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+use lvs_core::{
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+};
 
 use crate::drop::FrameDrop;
 use crate::wire::checksum::Sum;
@@ -221,6 +223,10 @@ impl Packet {
                 dst: SocketAddr::new(self.dst, dport),
             },
             transport: self.transport(ip),
+            segment: Segment {
+                bytes: ip.get(self.l4..self.len).unwrap_or_default(),
+                trusted: false,
+            },
             mark,
             len: u32::try_from(self.len).unwrap_or(u32::MAX),
         }

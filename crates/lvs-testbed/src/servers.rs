@@ -154,6 +154,102 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
     Ok(server)
 }
 
+/// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It serves the directory
+/// `www` of the testbed for reading as `www`, and takes uploads into `up`, which is `NAME-ftp/up` of the testbed. Passive data
+/// connections are to the ports from 30000 to 30099, active ones come from port 20.
+///
+/// # Errors
+///
+/// When it is missing or does not listen.
+pub fn vsftpd(host: &Host) -> Result<Proc> {
+    let home = host.dir().join(format!("{}-ftp", host.name()));
+    let empty = home.join("empty");
+    for path in [&home.join("up"), &empty, &host.dir().join("www")] {
+        fs::create_dir_all(path)?;
+    }
+    let www = home.join("www");
+    if !www.exists() {
+        std::os::unix::fs::symlink(host.dir().join("www"), &www)?;
+    }
+    let options = [
+        ("background", "NO".to_owned()),
+        ("listen", "NO".to_owned()),
+        // IPv4 as well, as mapped addresses.
+        ("listen_ipv6", "YES".to_owned()),
+        // A user namespace has no other user, and nothing here is to be kept from anybody.
+        ("run_as_launching_user", "YES".to_owned()),
+        ("seccomp_sandbox", "NO".to_owned()),
+        ("secure_chroot_dir", empty.display().to_string()),
+        ("anonymous_enable", "YES".to_owned()),
+        ("local_enable", "NO".to_owned()),
+        ("ftp_username", "root".to_owned()),
+        ("anon_root", home.display().to_string()),
+        ("write_enable", "YES".to_owned()),
+        ("anon_upload_enable", "YES".to_owned()),
+        ("anon_other_write_enable", "YES".to_owned()),
+        ("anon_world_readable_only", "NO".to_owned()),
+        ("connect_from_port_20", "YES".to_owned()),
+        ("pasv_min_port", "30000".to_owned()),
+        ("pasv_max_port", "30099".to_owned()),
+        ("xferlog_enable", "NO".to_owned()),
+        ("ftpd_banner", host.name().to_owned()),
+    ];
+    let text: String = options
+        .iter()
+        .map(|(key, value)| format!("{key}={value}\n"))
+        .collect();
+    let file = host.dir().join(format!("{}-vsftpd.conf", host.name()));
+    fs::write(&file, text)?;
+    let mut server = host.spawn("vsftpd", &[&file])?;
+    listening(host, &mut server, "tcp", 21)?;
+    Ok(server)
+}
+
+/// Starts a dnsmasq that serves the directory `www` of the testbed by TFTP, every transfer from port 69.
+///
+/// # Errors
+///
+/// When it is missing or does not listen.
+pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
+    let root = format!("--tftp-root={}", host.dir().join("www").display());
+    let mut arguments = vec![
+        "--no-daemon",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--pid-file=",
+        "--port=0",
+        "--enable-tftp",
+        &root,
+    ];
+    if single_port {
+        arguments.push("--tftp-single-port");
+    }
+    let mut server = host.spawn("dnsmasq", &arguments)?;
+    listening(host, &mut server, "udp", 69)?;
+    Ok(server)
+}
+
+/// Starts a sipp on UDP port 5060 of an address that answers calls, and notes every message in `NAME-sip` of the testbed.
+///
+/// # Errors
+///
+/// When it is missing or does not listen.
+pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
+    let messages = host.dir().join(format!("{}-sip", host.name()));
+    let mut command = host.command("sipp");
+    command
+        .args(["-sn", "uas", "-i", &address.to_string(), "-p", "5060"])
+        // A call may come again when it has ended.
+        .args(["-nostdin", "-deadcall_wait", "0"])
+        .args(["-trace_msg", "-message_overwrite", "true"])
+        .arg("-message_file")
+        .arg(messages);
+    let mut server = host.spawn_command("sipp", command)?;
+    listening(host, &mut server, "udp", 5060)?;
+    Ok(server)
+}
+
 /// Waits for a server to listen, or to end, whichever comes first.
 fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
     let mut ended = false;

@@ -32,6 +32,8 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
+    /// Translation of both ends: the director's local address stands for clients.
+    FullNat,
 }
 
 impl Forward {
@@ -42,6 +44,7 @@ impl Forward {
             Self::Nat => "-m",
             Self::Dr => "-g",
             Self::Tun => "-i",
+            Self::FullNat => "--fullnat",
         }
     }
 
@@ -52,7 +55,13 @@ impl Forward {
             Self::Nat => "nat",
             Self::Dr => "dr",
             Self::Tun => "tun",
+            Self::FullNat => "fullnat",
         }
+    }
+
+    /// Servers have the VIP themselves.
+    fn shares_vip(self) -> bool {
+        matches!(self, Self::Dr | Self::Tun)
     }
 }
 
@@ -110,7 +119,7 @@ impl SiteOptions {
             topology: match forward {
                 Forward::Nat => Topology::TwoArm,
                 Forward::Dr => Topology::OneArm,
-                Forward::Tun => Topology::Routed,
+                Forward::Tun | Forward::FullNat => Topology::Routed,
             },
             forward,
             vip: Vip::Host,
@@ -309,7 +318,7 @@ impl Site {
                 format!("addr add {}/64 dev eth0 nodad", self.real_address6(index)),
                 format!("route add default via {}", six(gateway)),
             ];
-            if options.forward != Forward::Nat {
+            if options.forward.shares_vip() {
                 // Before the address appears, or the host announces it once.
                 for path in ["all", "default", "eth0", "lo"] {
                     writeln!(script, "echo 1 > /proc/sys/net/ipv4/conf/{path}/arp_ignore")?;
@@ -412,6 +421,14 @@ impl Site {
         if self.options.vip == Vip::Engine {
             arguments.push("--own-vips");
         }
+        if self.options.forward == Forward::FullNat {
+            let local = if self.options.topology == Topology::TwoArm {
+                ["10.0.0.50", "fd00:10::50"]
+            } else {
+                ["192.0.2.50", "fd00:192::50"]
+            };
+            arguments.extend(local.iter().flat_map(|local| ["--local-address", local]));
+        }
         arguments
     }
 
@@ -421,12 +438,22 @@ impl Site {
     ///
     /// When it is not built or ends at once; the error holds what it printed.
     pub fn start_engine(&mut self, extra: &[&str]) -> Result<()> {
+        self.start_engine_by(&[], extra)
+    }
+
+    /// The same, started by another program: the words before the engine's name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_engine`].
+    pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
         self.engine = None;
-        let mut arguments = self.engine_arguments();
-        arguments.extend_from_slice(extra);
-        let mut engine = self
-            .director
-            .spawn(programs::find("lvs-dataplane")?, &arguments)?;
+        let program = programs::find("lvs-dataplane")?.display().to_string();
+        let mut words = launcher.to_vec();
+        words.push(&program);
+        words.extend(self.engine_arguments());
+        words.extend_from_slice(extra);
+        let mut engine = self.director.spawn(words[0], &words[1..])?;
         let director = &self.director;
         let mut ended = false;
         wait_until(

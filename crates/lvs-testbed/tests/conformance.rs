@@ -65,8 +65,13 @@ fn proc_files() {
 }
 
 #[test]
+fn ftp() {
+    check("lvs-testbed/golden/ftp", "ftp", 300);
+}
+
+#[test]
 fn synchronisation() {
-    check("lvs-core/tests/golden/sync", "sync", 1877);
+    check("lvs-core/tests/golden/sync", "sync", 1910);
 }
 
 /// A recording that is told something else fails, by name, and so does the program.
@@ -108,10 +113,10 @@ fn a_difference_is_told() {
 
     // What is not built is no success, unless it is allowed.
     let unbuilt = serde_json::json!({
-        "name": "ftp/made-up", "config": {"services": []}, "steps": [],
+        "name": "made-up", "config": {"services": []}, "steps": [{"op": "made-up"}],
     });
     std::fs::write(&path, unbuilt.to_string()).expect("a file");
     let (code, text) = run(&path);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("1 skipped (helper ftp)"), "{text}");
+    assert!(text.contains("1 skipped (step \"made-up\")"), "{text}");
 }

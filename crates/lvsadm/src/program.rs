@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::OsStrExt;
 
 use lvs_core::Protocol;
-use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Resolve, parse};
+use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
 use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::names::Names;
 
@@ -126,6 +126,12 @@ impl Invocation<'_> {
         self.program != Program::Lvsadm
     }
 
+    /// Reads a command line, as ipvsadm does or with more options.
+    pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
+        let parse = if self.is_ipvsadm() { parse } else { parse_own };
+        parse(&self.argv0, words, &self.names)
+    }
+
     /// A connection to the engine.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
@@ -168,6 +174,9 @@ impl Invocation<'_> {
         let mut text = Vec::new();
         self.input.read_to_end(&mut text)?;
         let rules = restore_input(&text);
+        if is_binary(&text) {
+            writeln!(self.errors, "grep: (standard input): binary file matches")?;
+        }
         self.argv0 = "ipvsadm".into();
         self.ipvsadm(&[b"-C".to_vec()])?;
         self.output.flush()?;
@@ -223,7 +232,7 @@ impl Invocation<'_> {
             return atomic::restore(self, &rest);
         }
         // What is wrong with the line itself is told without an engine.
-        match parse(&self.argv0, words, &self.names) {
+        match self.parse(words) {
             Err(refusal) => {
                 self.errors.write_all(refusal.text())?;
                 return Ok(refusal.status());
@@ -259,6 +268,8 @@ const OWN_VERSION: &str = concat!(
 );
 
 const OWN_HELP: &str = "\
+Forwarding of lvsadm alone:
+  --fullnat                           translation of both ends (full NAT); see `lvsadm local --help`
 Options before the command:
   --socket        address             control socket of the engine: a path, or @NAME for an abstract one
                                       (default: LVS_SOCKET, or else @lvs-dataplane)
@@ -270,13 +281,21 @@ Environment:
   LVS_AUTOSTART=1                     start lvs-dataplane if no engine answers
 ";
 
-/// What the script passes on: no lines that begin with `#`, one line end at the end.
+/// Whether the script's `grep` says so in place of passing anything on: it does where there is a NUL, and anything but
+/// comments.
+fn is_binary(text: &[u8]) -> bool {
+    let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
+    text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
+}
+
+/// What the script passes on: no lines that begin with `#`, one line end at the end; nothing of a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
-    for line in text.split_inclusive(|&b| b == b'\n') {
-        if !line.starts_with(b"#") {
-            rules.extend(line.iter().filter(|&&b| b != 0));
-        }
+    if !text.contains(&0) {
+        let lines = text.split_inclusive(|&b| b == b'\n');
+        lines
+            .filter(|line| !line.starts_with(b"#"))
+            .for_each(|line| rules.extend_from_slice(line));
     }
     while rules.last() == Some(&b'\n') {
         rules.pop();
@@ -339,5 +358,8 @@ mod tests {
         assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
         assert_eq!(restore_input(b"-n\n"), b"\n");
         assert_eq!(restore_input(b""), b"\n");
+        assert_eq!(restore_input(b"-C\n\0"), b"\n");
+        assert!(is_binary(b"-C\n\0") && is_binary(b"#\0x"));
+        assert!(!is_binary(b"-C\n") && !is_binary(b"#\0#\n"));
     }
 }

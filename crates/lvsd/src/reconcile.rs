@@ -11,10 +11,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::api::{ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
+use lvs_core::api::{LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
-use crate::config::OnDown;
+use crate::config::{OnDown, is_generated};
 use crate::control::{OWNER, Op};
 
 /// What is known about a server's health.
@@ -39,6 +39,10 @@ pub struct Desired {
     pub sysctls: Vec<(String, String)>,
     /// Rules for marks; `None` leaves those that are there.
     pub marks: Option<Vec<String>>,
+    /// Rules that give services of many ports their marks. They come behind the others.
+    pub port_marks: Vec<String>,
+    /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
+    pub local: Option<LocalPool>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
 }
@@ -76,8 +80,10 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The values of the desired sysctls, where it has them.
     pub sysctls: Vec<(String, String)>,
-    /// Its rules for marks, where some are desired.
+    /// Its rules for marks.
     pub marks: Vec<String>,
+    /// Its addresses that stand for clients, where some are desired.
+    pub local: LocalPool,
 }
 
 /// The changes, and the services that could not be made ours because somebody else's stand there.
@@ -100,12 +106,23 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
-    if let Some(marks) = desired
-        .marks
-        .as_ref()
-        .filter(|marks| **marks != actual.marks)
-    {
-        plan.ops.push(Op::SetMarks(marks.clone()));
+    let marks = marks(desired, actual);
+    if marks != actual.marks {
+        plan.ops.push(Op::SetMarks(marks));
+    }
+    // Servers with full NAT need an address before they come, and until they have gone.
+    let mut local = actual.local.clone();
+    if let Some(wanted) = &desired.local {
+        let more = wanted.addresses.iter();
+        let more: Vec<IpAddr> = more
+            .filter(|addr| !local.addresses.contains(addr))
+            .copied()
+            .collect();
+        if !more.is_empty() || (wanted.hairpin && !local.hairpin) {
+            local.addresses.extend(more);
+            local.hairpin |= wanted.hairpin;
+            plan.ops.push(Op::SetLocal(local.clone()));
+        }
     }
     let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
     if kept != actual.vips {
@@ -126,7 +143,24 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if kept != desired.vips {
         plan.ops.push(Op::OwnVips(desired.vips.clone()));
     }
+    if let Some(wanted) = &desired.local
+        && *wanted != local
+    {
+        plan.ops.push(Op::SetLocal(wanted.clone()));
+    }
     plan
+}
+
+/// The rules for marks that the engine shall have: those of the file, or those that others have set, and behind them those
+/// for services of many ports.
+fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
+    let others = || {
+        let rules = actual.marks.iter();
+        rules.filter(|rule| !is_generated(rule)).cloned().collect()
+    };
+    let mut marks = desired.marks.clone().unwrap_or_else(others);
+    marks.extend(desired.port_marks.iter().cloned());
+    marks
 }
 
 /// Whether we may change a service of the engine.

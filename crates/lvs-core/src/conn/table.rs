@@ -39,8 +39,12 @@ pub(crate) mod flag {
     pub(crate) const ONE_PACKET: u32 = 0x2000;
     /// The host's connection tracking keeps it, too.
     pub(crate) const NFCT: u32 = 0x10000;
+    /// A helper looks at what it carries. Of this crate, not of the kernel.
+    pub(crate) const HELPED: u32 = 0x2000_0000;
     /// Ended, and taken out before the next packet that is not the host's own answer. Of this crate, not of the kernel.
     pub(crate) const DYING: u32 = 0x4000_0000;
+    /// Flags that are of no concern to others.
+    pub(crate) const OWN: u32 = HELPED | DYING;
 }
 
 /// The identity of a connection: protocol, client and virtual address.
@@ -173,13 +177,7 @@ impl Slot {
     }
 
     pub(crate) const fn method(&self) -> Forwarding {
-        match self.flags & flag::METHOD {
-            0 => Forwarding::Nat,
-            1 => Forwarding::Local,
-            2 => Forwarding::Tunnel,
-            4 => Forwarding::Bypass,
-            _ => Forwarding::Route,
-        }
+        Forwarding::from_bits(self.flags & flag::METHOD)
     }
 }
 
@@ -311,7 +309,8 @@ impl ConnTable {
         self.chain(protocol, client_addr, client.port())
             .find(|&index| {
                 let slot = &self.slots[index as usize];
-                let (addr, port) = if slot.flags & flag::METHOD == Forwarding::Nat as u32 {
+                // Replies of full NAT go to a local address, never to a client.
+                let (addr, port) = if slot.method().translates() {
                     (slot.server_addr, slot.server_port)
                 } else {
                     (slot.virt_addr, slot.virt_port)
@@ -323,6 +322,7 @@ impl ConnTable {
                     && slot.protocol == protocol
                     && slot.family == family
                     && !slot.has(flag::TEMPLATE)
+                    && slot.method() != Forwarding::FullNat
             })
     }
 

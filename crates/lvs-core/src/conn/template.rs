@@ -126,6 +126,21 @@ impl Templates {
         }
     }
 
+    /// The same, if it leads to the place of a server that `valid` takes. If not, it is never found again.
+    pub(crate) fn find_valid(
+        &mut self,
+        key: &Key,
+        data: Option<&[u8]>,
+        valid: impl Fn(usize) -> bool,
+    ) -> Option<u32> {
+        let index = self.find(key, data)?;
+        if valid(self.get(index).server.load(Relaxed) as usize) {
+            return Some(index);
+        }
+        self.invalidate(index);
+        None
+    }
+
     /// Keeps a template and starts its timer; `None` if the table is full.
     pub(crate) fn insert(
         &mut self,

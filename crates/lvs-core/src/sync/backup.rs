@@ -191,7 +191,9 @@ impl Control {
                     slot.server = server.id().0;
                     slot.flags = inherit(slot.flags, server);
                 }
-                slot.flags |= self.helper_flags(key.protocol, key.virt, slot.flags);
+                slot.flags |= self
+                    .settings
+                    .helper_flags(key.protocol, key.virt, slot.flags);
                 let active = slot.flags & flag::INACTIVE == 0;
                 let Some(index) = shard.open(slot, None, now) else {
                     return;
@@ -339,7 +341,7 @@ impl Control {
 fn inherit(flags: u32, server: &Server) -> u32 {
     let method = server.forwarding();
     let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if flags & flag::TEMPLATE != 0 {

@@ -167,6 +167,10 @@ impl Shard {
             return;
         };
         let slot = self.table.get(index);
+        if slot.method() == crate::Forwarding::FullNat {
+            // Its local port belongs to this director: another one could do nothing with it.
+            return;
+        }
         let subject = Subject {
             template: false,
             protocol: slot.protocol(),
@@ -227,7 +231,7 @@ impl Shard {
             client: slot.client(),
             virt: slot.virt(),
             server: slot.server_addr(),
-            flags: slot.flags & !flag::DYING,
+            flags: slot.flags & !flag::OWN,
             state: slot.state.0.into(),
             mark: slot.mark,
             timeout: slot.timeout,

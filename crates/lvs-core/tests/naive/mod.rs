@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment, ServerConfig,
     ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
@@ -582,6 +582,7 @@ impl Pair {
                 dst,
             },
             transport: Transport::Tcp(TcpFlags(flags)),
+            segment: Segment::NONE,
             mark: 0,
             len: 40,
         };

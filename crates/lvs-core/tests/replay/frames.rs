@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lvs_core::{IcmpError, Protocol, SctpChunk, TcpFlags, Transport, Tuple};
+use lvs_core::{IcmpError, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple};
 use serde_json::Value;
 
 /// What a frame carries.
@@ -15,9 +15,9 @@ pub enum Frame {
     Other(IpAddr),
 }
 
-/// A transport header that owns its payload.
+/// A transport header that owns its payload; of TCP, the whole segment.
 pub enum Header {
-    Tcp(u8),
+    Tcp(Vec<u8>),
     Udp(Vec<u8>),
     Sctp(SctpChunk),
     Short,
@@ -27,11 +27,21 @@ pub enum Header {
 impl Header {
     pub fn transport(&self) -> Transport<'_> {
         match self {
-            Self::Tcp(flags) => Transport::Tcp(TcpFlags(*flags)),
+            Self::Tcp(segment) => Transport::Tcp(TcpFlags(segment[13])),
             Self::Udp(payload) => Transport::Udp(payload),
             Self::Sctp(chunk) => Transport::Sctp(*chunk),
             Self::Short => Transport::Short { ports: false },
             Self::Other => Transport::Other,
+        }
+    }
+
+    pub fn segment(&self) -> Segment<'_> {
+        match self {
+            Self::Tcp(bytes) => Segment {
+                bytes,
+                trusted: false,
+            },
+            _ => Segment::NONE,
         }
     }
 }
@@ -124,7 +134,7 @@ pub fn parse(frame: &[u8], hook: impl Fn(IpAddr) -> lvs_core::Hook, mark: u32) -
         return Frame::Other(outer.dst);
     };
     let header = match (outer.protocol, outer.payload) {
-        (6, tcp) if tcp.len() >= 20 => Header::Tcp(tcp[13]),
+        (6, tcp) if tcp.len() >= 20 => Header::Tcp(tcp.to_vec()),
         (17, udp) if udp.len() >= 8 => Header::Udp(udp[8..].to_vec()),
         (132, sctp) if sctp.len() >= 16 => Header::Sctp(SctpChunk {
             first: sctp[12],

@@ -14,8 +14,8 @@ use std::path::Path;
 
 use lvs_core::{
     Connection, Director, Error, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
-    SctpChunk, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
-    Tuple, Verdict,
+    SctpChunk, Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
+    Transport, Tuple, Verdict,
 };
 use serde_json::Value;
 
@@ -352,7 +352,7 @@ impl<'a> Replay<'a> {
         }
         if case.get("datagrams").is_some() {
             // The helper was there when these were recorded.
-            director.control.set_ftp_ports(vec![21]);
+            director.control.set_ftp_ports(vec![21]).expect("one port");
         }
         let list = |key: &str| config[key].as_array().map_or(&[][..], Vec::as_slice);
         let mut replay = Self {
@@ -414,6 +414,17 @@ impl<'a> Replay<'a> {
     }
 
     fn packet(&mut self, hook: Hook, tuple: Tuple, transport: Transport<'_>, len: u32) -> Verdict {
+        self.packet_with(hook, tuple, transport, Segment::NONE, len)
+    }
+
+    fn packet_with(
+        &mut self,
+        hook: Hook,
+        tuple: Tuple,
+        transport: Transport<'_>,
+        segment: Segment<'_>,
+        len: u32,
+    ) -> Verdict {
         let mark = self
             .marks
             .iter()
@@ -423,6 +434,7 @@ impl<'a> Replay<'a> {
             hook,
             tuple,
             transport,
+            segment,
             mark,
             len,
         };
@@ -1034,7 +1046,8 @@ impl<'a> Replay<'a> {
                     return;
                 }
                 let hook = hook(tuple.dst.ip());
-                let verdict = self.packet(hook, tuple, header.transport(), len);
+                let segment = header.segment();
+                let verdict = self.packet_with(hook, tuple, header.transport(), segment, len);
                 self.answer(&verdict, tuple, header.transport(), hook);
                 self.went(step, &verdict);
             }

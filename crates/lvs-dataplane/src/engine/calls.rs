@@ -11,8 +11,10 @@ use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Error, Protocol, Service, ServiceKey, Sysctls, Tuple, sync};
 use serde_json::Value;
 
+use super::access::Wish;
 use super::bench::{self, BenchFrame};
 use super::capture;
+use super::local;
 use super::shared::{Change, Command, Shared};
 use crate::control::server::{Engine, Sink};
 
@@ -43,9 +45,13 @@ impl Engine for Shared {
             Call::Hello { .. } => Ok(done()),
             Call::Info {} => to_value(&self.info()?),
 
-            Call::ServiceAdd(spec) => self.change_service(spec.service, |control| {
-                control.add_service(spec.service.into(), spec.config.clone(), spec.owner.clone())
-            }),
+            Call::ServiceAdd(spec) => {
+                self.permits(Wish::Service(spec.service.into()))?;
+                self.change_service(spec.service, |control| {
+                    let key = spec.service.into();
+                    control.add_service(key, spec.config.clone(), spec.owner.clone())
+                })
+            }
             Call::ServiceEdit(spec) => self.change_service(spec.service, |control| {
                 control.edit_service(
                     &spec.service.into(),
@@ -75,6 +81,7 @@ impl Engine for Shared {
             }
 
             Call::ServerAdd(spec) => {
+                self.permits(Wish::Server(spec.config.forwarding))?;
                 let addr = spec.server.ip();
                 let broadcast = self.ask(|reply| Command::IsBroadcast(addr, reply))?;
                 self.change_service(spec.service, |control| {
@@ -92,9 +99,12 @@ impl Engine for Shared {
                     control.add_server(&key, spec.server, &spec.config, now)
                 })
             }
-            Call::ServerEdit(spec) => self.change_service(spec.service, |control| {
-                control.edit_server(&spec.service.into(), spec.server, &spec.config)
-            }),
+            Call::ServerEdit(spec) => {
+                self.permits(Wish::Server(spec.config.forwarding))?;
+                self.change_service(spec.service, |control| {
+                    control.edit_server(&spec.service.into(), spec.server, &spec.config)
+                })
+            }
             Call::ServerDelete { service, server } => self.change_service(service, |control| {
                 control.delete_server(&service.into(), server, now)
             }),
@@ -182,6 +192,7 @@ impl Engine for Shared {
             }
             Call::MarkAdd { rule, position } => {
                 let rule = parse_mark(&rule)?;
+                self.permits(Wish::Mark(rule.clone()))?;
                 self.change_marks(|rules| {
                     let last = rules.len() + 1;
                     let position = position.unwrap_or(last);
@@ -209,6 +220,9 @@ impl Engine for Shared {
                     .iter()
                     .map(|text| parse_mark(text))
                     .collect::<Result<_, _>>()?;
+                for rule in &rules {
+                    self.permits(Wish::Mark(rule.clone()))?;
+                }
                 self.change_marks(|all| {
                     *all = rules;
                     Ok(())
@@ -218,6 +232,12 @@ impl Engine for Shared {
                 self.ask(|reply| Command::OwnVips(addresses, reply))??;
                 Ok(done())
             }
+            Call::LocalSet(pool) => {
+                local::check(&pool.addresses)?;
+                self.ask(|reply| Command::LocalPool(pool, reply))??;
+                Ok(done())
+            }
+            Call::LocalGet {} => to_value(&self.ask(Command::LocalInfo)?),
             Call::Stop {} => {
                 self.stop();
                 Ok(done())
@@ -253,6 +273,11 @@ impl Engine for Shared {
 }
 
 impl Shared {
+    /// Whether the engine could do it; asked before anything is changed.
+    fn permits(&self, wish: Wish) -> Result<(), Failure> {
+        self.ask(|reply| Command::Permits(wish, reply))?
+    }
+
     /// Changes the director, and waits until the packet path has followed: when the caller has its answer, the next
     /// packet is handled the new way.
     fn change(

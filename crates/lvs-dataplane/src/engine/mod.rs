@@ -1,20 +1,24 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 
+mod access;
 pub mod bench;
 mod calls;
 mod capture;
 mod decider;
+mod local;
 mod network;
 mod offline;
 mod rules;
 mod shared;
+mod trunks;
 mod worker;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use lvs_core::api::{Call, Failure};
+use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Options, PacketMeta};
 use serde_json::Value;
@@ -29,13 +33,18 @@ use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
 use crate::io::af_packet::OpenError;
 use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
+use crate::pipeline::Settings;
 use crate::shield::ShieldError;
+use crate::steering::SteeringError;
 use crate::sys::EventFd;
 
 /// How an engine is to run.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
+    /// How packets come and go.
+    pub backend: Backend,
+    /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
+    /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
     /// Where the control socket is; `None` for the default.
     pub address: Option<Address>,
@@ -43,6 +52,12 @@ pub struct Config {
     pub group: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
+    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
+    pub local_addresses: Vec<IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
+    /// How the packet path behaves where IPVS has no say.
+    pub settings: Settings,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Sysctls to set before anything else, as name and value.
@@ -51,6 +66,8 @@ pub struct Config {
     pub rules: Option<(String, String)>,
     /// Rules that give packets marks.
     pub marks: Vec<MarkRule>,
+    /// Ports of control connections that the helper for FTP looks at; empty for no helper.
+    pub ftp_ports: Vec<u16>,
     /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
     pub no_interfaces: bool,
     /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
@@ -59,6 +76,18 @@ pub struct Config {
     pub compat: Option<Compat>,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
+}
+
+/// How packets come and go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// By packet sockets, or through a TUN device where those are not permitted.
+    #[default]
+    Auto,
+    /// By packet sockets.
+    AfPacket,
+    /// Through a TUN device that the host routes them into.
+    Tun,
 }
 
 /// A kernel version to be like.
@@ -110,6 +139,9 @@ pub enum StartError {
     /// The shield.
     #[error(transparent)]
     Shield(#[from] ShieldError),
+    /// The host's rules and routes.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
     /// A sysctl.
     #[error("--sysctl {name}={value}: {error}")]
     Sysctl {
@@ -120,15 +152,29 @@ pub enum StartError {
         /// What is wrong.
         error: lvs_core::Error,
     },
+    /// Ports for the helper.
+    #[error("--helper: {0}")]
+    Helper(#[source] lvs_core::Error),
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
+    /// A socket for requests to the kernel's tables.
+    #[error("cannot open a socket for rules and routes: {0}")]
+    Requests(#[source] std::io::Error),
+    /// The local addresses.
+    #[error("--local-address: {0}")]
+    LocalAddresses(String),
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
     /// An interface that was asked for is not there.
-    #[error("there is no interface {0}: `ip link` lists them")]
+    #[error(
+        "there is no interface {0}: `ip link` lists them (and one called eth0.100 is made where there is an eth0)"
+    )]
     NoInterface(String),
+    /// An interface that cannot be understood.
+    #[error("--interface {0}")]
+    Interface(String),
     /// An interface that was asked for is not Ethernet.
     #[error(
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
@@ -163,6 +209,10 @@ impl Engine {
         if config.virtual_time && !config.no_interfaces {
             return Err(StartError::VirtualTime);
         }
+        let interfaces = config.interfaces.iter().map(|text| text.parse());
+        let interfaces = interfaces
+            .collect::<Result<_, String>>()
+            .map_err(StartError::Interface)?;
         let address = config.address.unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let server = Server::bind(
@@ -187,13 +237,18 @@ impl Engine {
                 .set_sysctl(&name, &value)
                 .map_err(|error| StartError::Sysctl { name, value, error })?;
         }
+        control
+            .set_ftp_ports(config.ftp_ports)
+            .map_err(StartError::Helper)?;
         let shard = control.shard(0).expect("there is at least one");
         let wake = EventFd::new().map_err(StartError::Thread)?;
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);
         let setup = Setup {
-            interfaces: config.interfaces,
+            backend: config.backend,
+            interfaces,
             own_all_vips: config.own_vips,
+            settings: config.settings,
             hook: config.hook,
         };
         let spawn = |run: Box<dyn FnOnce() + Send>| {
@@ -212,6 +267,14 @@ impl Engine {
             worker: Some(worker),
             server: None,
         };
+        if !config.local_addresses.is_empty() || config.hairpin {
+            engine
+                .call(Call::LocalSet(LocalPool {
+                    addresses: config.local_addresses,
+                    hairpin: config.hairpin,
+                }))
+                .map_err(|failure| StartError::LocalAddresses(failure.message))?;
+        }
         if !config.marks.is_empty() {
             let rules = config.marks.iter().map(ToString::to_string).collect();
             engine

@@ -83,6 +83,35 @@ impl fmt::Debug for Memo {
     }
 }
 
+/// The last bytes of some addresses, as bits: tells most other addresses from them at no cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastBytes([u64; 4]);
+
+impl LastBytes {
+    fn place(addr: IpAddr) -> (usize, u64) {
+        let last = match addr {
+            IpAddr::V4(addr) => addr.octets()[3],
+            IpAddr::V6(addr) => addr.octets()[15],
+        };
+        (usize::from(last >> 6), 1 << (last & 63))
+    }
+
+    fn may_have(self, addr: IpAddr) -> bool {
+        let (word, bit) = Self::place(addr);
+        self.0[word] & bit != 0
+    }
+}
+
+impl FromIterator<IpAddr> for LastBytes {
+    fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> Self {
+        let mut all = Self::default();
+        for (word, bit) in addresses.into_iter().map(Self::place) {
+            all.0[word] |= bit;
+        }
+        all
+    }
+}
+
 /// What is known of a port.
 #[derive(Clone, Debug)]
 struct Port {
@@ -97,17 +126,29 @@ pub(super) struct Network {
     ports: Vec<Option<Port>>,
     by_ifindex: HashMap<u32, PortId>,
     host: Option<PortId>,
+    /// The port that every way leads through, if the host routes what the engine sends.
+    hop: Option<PortId>,
     vips: HashSet<IpAddr>,
     own: HashSet<IpAddr>,
     ways: Memo,
+    own_addresses: LastBytes,
 }
 
 impl Network {
     pub(super) fn new(state: NetState) -> Self {
-        Self {
+        let mut this = Self {
             state,
             ..Self::default()
-        }
+        };
+        this.follow_addresses();
+        this
+    }
+
+    /// To be called when addresses have changed.
+    pub(super) fn follow_addresses(&mut self) {
+        let links = self.state.links();
+        let addresses = links.flat_map(|link| self.state.addresses(link.index));
+        self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
     /// Gives a port its properties. `host`: it leads to the host's own stack.
@@ -123,6 +164,13 @@ impl Network {
         self.forget();
     }
 
+    /// Every way leads through `port` from now on: the host routes what it is sent there. What is known of a way beyond that
+    /// still counts: its MTU, and the source address.
+    pub(super) fn route_over(&mut self, port: PortId) {
+        self.hop = Some(port);
+        self.forget();
+    }
+
     pub(super) fn remove_port(&mut self, port: PortId) {
         if let Some(gone) = self.ports.get_mut(port.index()).and_then(Option::take) {
             self.by_ifindex.remove(&gone.ifindex);
@@ -130,15 +178,11 @@ impl Network {
         self.forget();
     }
 
-    /// Virtual addresses of services, and those of them that the engine owns.
+    /// Virtual addresses of services, and those that the engine is the host of.
     pub(super) fn set_vips(&mut self, vips: HashSet<IpAddr>, own: HashSet<IpAddr>) {
         self.vips = vips;
         self.own = own;
         self.forget();
-    }
-
-    pub(super) const fn own_vips(&self) -> &HashSet<IpAddr> {
-        &self.own
     }
 
     pub(super) fn ifindex(&self, port: PortId) -> Option<u32> {
@@ -180,7 +224,12 @@ impl Network {
         if hit.kind != RouteKind::Unicast {
             return None;
         }
-        let port = self.port_of(hit.oif)?;
+        let port = match self.hop {
+            // A route into the engine's own device leads nowhere.
+            Some(hop) if self.port_of(hit.oif).is_none() => hop,
+            Some(_) => return None,
+            None => self.port_of(hit.oif)?,
+        };
         let link = self.state.link(hit.oif)?;
         Some(NextHop {
             port,
@@ -198,6 +247,11 @@ impl Net for Network {
 
     fn host_port(&self) -> Option<PortId> {
         self.host
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        // Where the host routes the packets, it has looked already, and its own come the same way.
+        self.hop.is_none() && self.own_addresses.may_have(src) && self.is_local(src)
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {

@@ -10,12 +10,12 @@ use tracing::error;
 
 use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
+use super::local;
 use super::shared::{Command, Shared};
 use crate::frame::Frame;
-use crate::icmp::Limits;
 use crate::net::PortId;
 use crate::netlink::Netlink;
-use crate::pipeline::{Env, Output, Pipeline};
+use crate::pipeline::{Env, Output, Pipeline, Settings};
 use crate::shield_spec::ShieldSpec;
 use crate::sys::Poller;
 
@@ -49,7 +49,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             hidden: ShieldSpec::default(),
             output: Output::new(),
         };
@@ -105,6 +105,14 @@ impl Offline {
                     })
                 });
             }
+            Command::LocalPool(wanted, reply) => {
+                let pool = local::pool(&wanted.addresses, |_| false);
+                let done = self.shared.control().set_local_pool(pool, wanted.hairpin);
+                let _ = reply.send(done.map_err(Failure::from));
+            }
+            Command::LocalInfo(reply) => {
+                let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
+            }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
@@ -144,6 +152,9 @@ impl Offline {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
+            Command::Permits(_, reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,
@@ -170,14 +181,18 @@ impl Offline {
         *self.shared.bench_ports() = net.names();
         {
             let mut control = self.shared.control();
+            let ftp_ports = control.ftp_ports().to_vec();
             *control = Control::new(self.options.clone());
+            if let Err(error) = control.set_ftp_ports(ftp_ports) {
+                error!("cannot keep the helper's ports: {error}");
+            }
             control.set_local_addresses(net.local());
             let shard = control.shard(0).expect("there is at least one");
             self.decider = Decider::new(self.shared.clone(), shard, None);
             self.shared.daemons().clear();
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Limits::NONE);
+        self.pipeline = Pipeline::new(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();

@@ -4,40 +4,40 @@
 //! wait ─▶ each port: receive a batch ─▶ pipeline ─▶ requests, send ─▶ kernel's events ─▶ commands ─▶ timers ─▶ wait
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Conflict, Failure, FailureCode, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, LocalPool, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
+use super::access::{Access, HOP_PORT, HOST_PORT, Wish};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
+use super::local::{self, LocalNodes};
 use super::network::{Network, is_usable};
-use super::shared::{Change, Command, Shared};
-use super::{PacketHook, StartError};
+use super::shared::{self, Command, Shared};
+use super::trunks::Trunks;
+use super::{Backend, PacketHook, StartError};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
-use crate::icmp::Limits;
 use crate::io::af_packet::AfPacket;
-use crate::io::tun::HostDevice;
+use crate::io::vlan::Wanted;
 use crate::io::{BATCH, PacketIo};
+use crate::mld::{self, Change};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::{Netlink, RouteKind};
-use crate::pipeline::{Env, Output, Pipeline, Request};
-use crate::shield::{Shield, ShieldError};
+use crate::pipeline::{Env, Output, Pipeline, Request, Settings};
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys::Poller;
 use crate::wire::Mac;
 
-/// The port that leads to the host.
-const HOST_PORT: PortId = PortId(0);
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
 /// Connections whose end is looked at between two batches.
@@ -47,6 +47,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Between two questions after the link-layer address of a server's next hop. The kernel never sees our frames, and would
 /// let what it knows grow stale.
 const NEIGHBOUR_PERIOD: Duration = Duration::from_secs(20);
+/// Between two doubts about one neighbour.
+const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
 /// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
 const FEW: usize = 100;
 /// How long nothing has changed before everything is gone through again.
@@ -63,11 +65,23 @@ const PROBES: u8 = 2;
 /// How the worker is to run.
 #[derive(Debug)]
 pub(super) struct Setup {
+    pub(super) backend: Backend,
     /// The interfaces to use; empty for all that are fit.
-    pub(super) interfaces: Vec<String>,
+    pub(super) interfaces: Vec<Wanted>,
     /// Own every virtual address that the host does not have.
     pub(super) own_all_vips: bool,
+    /// How the packet path is to behave.
+    pub(super) settings: Settings,
     pub(super) hook: Option<Box<dyn PacketHook>>,
+}
+
+impl Setup {
+    /// Whether an interface was asked for by its name.
+    fn names(&self, interface: &str) -> bool {
+        self.interfaces
+            .iter()
+            .any(|wanted| wanted.name == interface)
+    }
 }
 
 /// An interface in use.
@@ -98,17 +112,21 @@ pub(super) struct Worker {
     pipeline: Pipeline,
     output: Output,
     frames: Vec<Frame>,
-    host: HostDevice,
+    access: Access,
     host_name: Arc<str>,
     /// By port; the host's place stays empty.
     ports: Vec<Option<Attached>>,
     network: Network,
     netlink: Netlink,
-    shield: Shield,
+    trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
+    /// The local addresses of full NAT that were asked for.
+    wanted_pool: LocalPool,
+    /// Where packets come as copies; a host that routes them knows the way.
+    local_nodes: Option<LocalNodes>,
     /// Announcements that own addresses still get.
     announcing: HashMap<IpAddr, u8>,
     /// Questions who else has the services' addresses, still to be asked.
@@ -116,6 +134,10 @@ pub(super) struct Worker {
     /// The servers' next hops, whose link-layer addresses are kept fresh.
     next_hops: HashSet<(u32, IpAddr)>,
     next_refresh: Instant,
+    /// When the kernel was last told to ask neighbours whether they are still there, and those that it has given up and was
+    /// asked after once more.
+    confirmed: HashMap<(u32, IpAddr), Instant>,
+    given_up: HashSet<(u32, IpAddr)>,
     /// Addresses of services that another host claims, who, and when that was last said.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
     refused: u64,
@@ -137,40 +159,52 @@ impl Worker {
         shard: Shard,
         mut setup: Setup,
     ) -> Result<Self, StartError> {
-        let host = HostDevice::create(HostDevice::NAME)?;
-        let (netlink, state) = Netlink::open()?;
-        let shield = Shield::open()?;
-        for name in &setup.interfaces {
+        let access = Access::open(setup.backend)?;
+        let local_nodes = match access {
+            Access::Copies { .. } => Some(LocalNodes::open().map_err(StartError::Requests)?),
+            Access::Routed { .. } => None,
+        };
+        let (mut netlink, mut state) = Netlink::open()?;
+        let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
+        for Wanted { name, .. } in &setup.interfaces {
             match state.link_by_name(name) {
                 None => return Err(StartError::NoInterface(name.clone())),
-                Some(link) if !link.is_arp_capable() => {
+                Some(link) if !access.is_routed() && !link.is_arp_capable() => {
                     return Err(StartError::NotEthernet(name.clone()));
                 }
                 Some(_) => {}
             }
         }
         let hook = setup.hook.take();
+        let midnight = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .saturating_sub(shared.now().saturating_since(Instant::ZERO));
         let mut worker = Self {
             decider: Decider::new(shared.clone(), shard, hook),
             shared,
             commands,
+            pipeline: Pipeline::new(setup.settings),
             setup,
-            pipeline: Pipeline::new(Limits::default()),
             output: Output::new(),
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             network: Network::new(state),
             ports: vec![None],
-            host_name: Arc::from(HostDevice::NAME),
-            host,
+            host_name: Arc::from(access.name()),
+            access,
             netlink,
-            shield,
+            trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
             wanted_vips: HashSet::new(),
+            wanted_pool: LocalPool::default(),
+            local_nodes,
             announcing: HashMap::new(),
             probing: HashMap::new(),
             next_hops: HashSet::new(),
             next_refresh: Instant::ZERO,
+            confirmed: HashMap::new(),
+            given_up: HashSet::new(),
             conflicts: HashMap::new(),
             refused: 0,
             changed: None,
@@ -187,8 +221,16 @@ impl Worker {
         };
         worker
             .network
-            .set_port(HOST_PORT, worker.host.ifindex(), info, true);
+            .set_port(HOST_PORT, worker.access.ifindex(), info, true);
+        if worker.access.is_routed() {
+            let ifindex = worker.access.ifindex();
+            worker.network.set_port(HOP_PORT, ifindex, info, false);
+            worker.network.route_over(HOP_PORT);
+            worker.hidden.everything = true;
+        }
+        worker.pipeline.midnight = midnight;
         worker.attach_links(true)?;
+        worker.access.check_host()?;
         worker.decider.follow_addresses(&worker.network.state);
         Ok(worker)
     }
@@ -197,11 +239,14 @@ impl Worker {
     pub(super) fn run(mut self) {
         let mut poller = Poller::new();
         let mut ports = Vec::new();
+        let mut trunks = Vec::new();
         while !self.shared.is_stopping() {
             poller.clear();
+            trunks.clear();
+            trunks.extend(self.trunks.fds().map(|fd| poller.add(fd)));
             let wake = poller.add(self.shared.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
-            let host = self.host.fd().map(|fd| poller.add(fd));
+            let host = self.access.fd().map(|fd| poller.add(fd));
             ports.clear();
             ports.extend(self.ports.iter().zip((0..).map(PortId)).filter_map(
                 |(attached, port)| Some((poller.add(attached.as_ref()?.io.fd()?), port)),
@@ -209,6 +254,9 @@ impl Worker {
             if let Err(error) = poller.wait(Some(self.until_next_timer())) {
                 error!("cannot wait for packets: {error}");
                 break;
+            }
+            if trunks.iter().any(|&place| poller.is_ready(place)) {
+                self.trunks.relay(&mut self.frames);
             }
             for &(place, port) in &ports {
                 if poller.is_ready(place) {
@@ -246,9 +294,9 @@ impl Worker {
 
     fn receive(&mut self, port: PortId) {
         for _ in 0..BATCHES_PER_TURN {
-            let received = match self.ports.get_mut(port.index()) {
-                _ if port == HOST_PORT => self.host.recv(&mut self.frames),
-                Some(Some(attached)) => attached.io.recv(&mut self.frames),
+            let (port, received) = match self.ports.get_mut(port.index()) {
+                _ if port == HOST_PORT => self.access.recv(&mut self.frames),
+                Some(Some(attached)) => (port, attached.io.recv(&mut self.frames)),
                 _ => return,
             };
             let count = match received {
@@ -324,7 +372,7 @@ impl Worker {
             };
             let shown = Shown {
                 interface: self.name_of(port),
-                ethernet: port != HOST_PORT,
+                ethernet: self.network.port(port).is_some_and(|port| port.ethernet),
                 frame: &bytes,
                 verdict: &verdict,
                 dropped,
@@ -347,9 +395,8 @@ impl Worker {
         }
         for (port, frames) in self.output.queues() {
             self.refused += match self.ports.get_mut(port.index()) {
-                _ if port == HOST_PORT => self.host.send(frames),
                 Some(Some(attached)) => attached.io.send(frames),
-                _ => frames.len(),
+                _ => self.access.send(port, frames),
             } as u64;
         }
         self.output.recycle();
@@ -364,14 +411,58 @@ impl Worker {
                 };
                 if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
                     debug!(%addr, "{error}");
-                    self.pipeline.neighbour_failed(port, addr);
+                    self.pipeline.waiting.give_up(port, addr);
                 }
             }
+            Request::Confirm(port, addr) => self.confirm(port, addr),
+            Request::ListenerQuery(port, query) => self.answer_query(port, query),
             Request::ShieldLocalClient(client) => clients.push(client),
             Request::AddressConflict { port, addr, mac } => {
                 self.report_conflict(port, addr, mac);
             }
         }
+    }
+
+    /// Has the kernel ask a neighbour whether it is still there, at most once in [`CONFIRM_PERIOD`].
+    fn confirm(&mut self, port: PortId, addr: IpAddr) {
+        let now = self.shared.now();
+        let Some(ifindex) = self.network.ifindex(port) else {
+            return;
+        };
+        self.confirmed
+            .retain(|_, then| now < *then + CONFIRM_PERIOD);
+        if self.access.is_routed() || self.confirmed.contains_key(&(ifindex, addr)) {
+            return;
+        }
+        self.confirmed.insert((ifindex, addr), now);
+        if let Err(error) = self.netlink.confirm(&self.network.state, ifindex, addr) {
+            debug!("{error}");
+        }
+    }
+
+    /// Tells a router, or a switch, that the groups of own addresses are listened to.
+    fn answer_query(&mut self, port: PortId, query: mld::Query) {
+        let mut groups = groups_of(self.announcing.keys());
+        if let Some(group) = query.group {
+            groups.retain(|&own| own == group);
+        }
+        self.report_groups(port, &groups, Change::Listening, query.v1);
+    }
+
+    fn report_groups(&mut self, port: PortId, groups: &[Ipv6Addr], change: Change, v1: bool) {
+        let Some(ifindex) = self.network.ifindex(port).filter(|_| !groups.is_empty()) else {
+            return;
+        };
+        let source = self.network.state.addresses(ifindex);
+        let source = source.filter(|address| address.is_preferred());
+        let source = source.filter_map(|address| match address.ip {
+            IpAddr::V6(addr) => addr.is_unicast_link_local().then_some(addr),
+            IpAddr::V4(_) => None,
+        });
+        let source = source.last().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let (net, out) = (&self.network, &mut self.output);
+        self.pipeline
+            .report_listening(port, source, groups, change, v1, net, out);
     }
 
     /// Another host answers for an address of a service: said once a minute for each address.
@@ -407,7 +498,7 @@ impl Worker {
 
     fn hide_local_clients(&mut self, mut clients: Vec<LocalClient>) {
         clients.retain(|client| !self.hidden.local_clients.contains(client));
-        match self.shield.add_local_clients(&clients) {
+        match self.access.add_local_clients(&clients) {
             Ok(()) => self.hidden.local_clients.extend(clients),
             Err(error) => {
                 warn!("connections of this host's own to virtual addresses will fail: {error}");
@@ -427,7 +518,10 @@ impl Worker {
         self.forget_local_clients();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
-        let removed = || self.shared.control().has_removed();
+        let retired = |addr| !self.wanted_pool.addresses.contains(&addr);
+        let removed = || {
+            self.decider.shard.local_addresses().any(retired) || self.shared.control().has_removed()
+        };
         if quiet || (self.followed + REMOVED_PERIOD <= now && removed()) {
             self.follow_or_warn();
         }
@@ -466,7 +560,7 @@ impl Worker {
         if ended.is_empty() {
             return;
         }
-        if let Err(error) = self.shield.remove_local_clients(&ended) {
+        if let Err(error) = self.access.remove_local_clients(&ended) {
             warn!("{error}");
         }
         for client in &ended {
@@ -481,8 +575,8 @@ impl Worker {
         match command {
             Command::Follow(change, reply) => {
                 let done = match change {
-                    Change::Service(key) => self.follow_service(&key),
-                    Change::Any => self.follow_control(),
+                    shared::Change::Service(key) => self.follow_service(&key),
+                    shared::Change::Any => self.follow_control(),
                 };
                 let _ = reply.send(done);
             }
@@ -490,6 +584,13 @@ impl Worker {
                 self.wanted_vips = addresses.into_iter().collect();
                 let done = self.follow_control();
                 let _ = reply.send(done);
+            }
+            Command::LocalPool(pool, reply) => {
+                let _ = reply.send(self.set_local_pool(pool));
+            }
+            Command::LocalInfo(reply) => {
+                let control = self.shared.control();
+                let _ = reply.send(local::info(&control, &self.decider.shard));
             }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
@@ -513,6 +614,9 @@ impl Worker {
             }
             // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
             Command::Test(..) => {}
+            Command::Permits(wish, reply) => {
+                let _ = reply.send(self.access.permits(&wish, &self.network.state));
+            }
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
@@ -520,6 +624,27 @@ impl Worker {
                 let _ = reply.send(self.reasons());
             }
         }
+    }
+
+    /// Lets other addresses stand for clients.
+    fn set_local_pool(&mut self, wanted: LocalPool) -> Result<(), Failure> {
+        for &addr in &wanted.addresses {
+            self.access
+                .permits(&Wish::Local(addr), &self.network.state)?;
+        }
+        let pool = local::pool(&wanted.addresses, |addr| self.network.state.is_local(addr));
+        self.shared
+            .control()
+            .set_local_pool(pool, wanted.hairpin)
+            .map_err(Failure::from)?;
+        self.wanted_pool = wanted;
+        self.follow_control()
+    }
+
+    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let wanted = self.wanted_pool.addresses.iter().copied();
+        wanted.chain(self.decider.shard.local_addresses())
     }
 
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
@@ -530,6 +655,12 @@ impl Worker {
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
             hidden = ShieldSpec::of(&control, &self.hidden);
+            let is_local = |addr| self.network.state.is_local(addr);
+            hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
+            hidden.local_addresses = self
+                .local_addresses()
+                .filter(|&addr| is_local(addr))
+                .collect();
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
@@ -553,22 +684,39 @@ impl Worker {
             }
             reached.extend(addresses);
         }
+        let state = &self.network.state;
+        self.access.complain_of(vips.iter().copied(), state);
         let own = self.choose_own(&vips);
         reached.extend(&vips);
         hidden.own_vips.clone_from(&own);
+        hidden.everything = self.hidden.everything;
         self.changed = None;
         self.followed = self.shared.now();
-        let shielded = self.shield.update(&hidden);
-        if shielded.is_err() {
+        let taken = self.access.update(&hidden);
+        if taken.is_err() {
             // What is hidden is what was hidden before, and the packet path has to know that.
             hidden.services.clone_from(&self.hidden.services);
             hidden.nat_servers.clone_from(&self.hidden.nat_servers);
             hidden.own_vips.clone_from(&self.hidden.own_vips);
+            hidden
+                .local_addresses
+                .clone_from(&self.hidden.local_addresses);
             self.changed = Some(self.followed);
         }
-        self.network.set_vips(reached, own.clone());
+        // The host has none of the addresses that it routes through a device: whatever nobody takes there, the engine answers.
+        let answered = if self.access.is_routed() {
+            let mut all = vips.clone();
+            all.extend(&own);
+            all
+        } else {
+            own.clone()
+        };
+        self.network.set_vips(reached, answered);
         self.hidden = hidden;
         self.route_own(&own);
+        if let Some(nodes) = &mut self.local_nodes {
+            nodes.follow(&self.hidden.local_nodes, self.access.ifindex());
+        }
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
         for addr in vips {
@@ -579,7 +727,7 @@ impl Worker {
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
         self.next_hops = next_hops;
-        shielded.map(drop).map_err(|error| shield_failure(&error))
+        taken
     }
 
     fn follow_or_warn(&mut self) {
@@ -605,7 +753,7 @@ impl Worker {
             let Some(service) = control.service(key) else {
                 return Ok(());
             };
-            more = ShieldSpec::of_service(service);
+            more = ShieldSpec::of_service(service, control.ftp_ports());
             servers = service
                 .servers()
                 .iter()
@@ -619,11 +767,12 @@ impl Worker {
         {
             return self.follow_control();
         }
-        self.shield
-            .extend(&more)
-            .map_err(|error| shield_failure(&error))?;
+        self.access.extend(&more)?;
         self.hidden.services.extend(more.services);
         self.hidden.nat_servers.extend(more.nat_servers);
+        if servers.iter().any(|&server| self.network.is_local(server)) {
+            return self.follow_control();
+        }
         let next_hops = self.next_hops_of(&servers);
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
@@ -639,24 +788,34 @@ impl Worker {
             .iter()
             .chain(all.into_iter().flatten())
             .copied()
+            .chain(self.local_addresses())
             .filter(|&addr| !self.network.state.is_local(addr))
             .collect()
     }
 
     /// Leads this host's own packets for own addresses into the engine, and has new ones announced.
     fn route_own(&mut self, own: &HashSet<IpAddr>) {
-        let ifindex = self.host.ifindex();
+        let ifindex = self.access.ifindex();
+        let main = !self.access.is_routed();
         let routed: HashSet<IpAddr> = self.announcing.keys().copied().collect();
         for &addr in own.difference(&routed) {
-            if let Err(error) = self.netlink.add_host_route(addr, ifindex) {
+            if main && let Err(error) = self.netlink.add_host_route(addr, ifindex) {
                 warn!("this host itself cannot reach {addr}: {error}");
             }
             self.listen(addr, true);
             info!("answering for {addr}");
             self.announcing.insert(addr, ANNOUNCEMENTS);
         }
-        for &addr in routed.difference(own) {
-            if let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
+        let left: Vec<IpAddr> = routed.difference(own).copied().collect();
+        let still = groups_of(own.iter());
+        let mut groups = groups_of(left.iter());
+        groups.retain(|group| !still.contains(group));
+        for port in self.attached() {
+            self.report_groups(port, &groups, Change::Left, false);
+        }
+        self.flush();
+        for addr in left {
+            if main && let Err(error) = self.netlink.delete_host_route(addr, ifindex) {
                 warn!("{error}");
             }
             self.listen(addr, false);
@@ -687,8 +846,10 @@ impl Worker {
         if probes.is_empty() && announcements.is_empty() {
             return;
         }
-        let ports = (0..).map(PortId).zip(&self.ports);
-        for (port, _) in ports.filter(|(_, attached)| attached.is_some()) {
+        let groups = groups_of(announcements.iter());
+        for port in self.attached() {
+            // First, so that a switch lets the answers of others through.
+            self.report_groups(port, &groups, Change::Joined, false);
             for &addr in &probes {
                 self.pipeline
                     .probe(port, addr, &self.network, &mut self.output);
@@ -701,7 +862,19 @@ impl Worker {
         self.flush();
     }
 
+    /// The interfaces in use.
+    fn attached(&self) -> Vec<PortId> {
+        let ports = (0..).map(PortId).zip(&self.ports);
+        ports
+            .filter_map(|(port, attached)| attached.as_ref().map(|_| port))
+            .collect()
+    }
+
+    /// None where the host routes the packets: it keeps its neighbours fresh itself.
     fn next_hops_of(&self, servers: &[IpAddr]) -> HashSet<(u32, IpAddr)> {
+        if self.access.is_routed() {
+            return HashSet::new();
+        }
         let next_hop = |&server: &IpAddr| {
             let hop = self.network.route(server)?;
             Some((self.network.ifindex(hop.port)?, hop.addr))
@@ -728,14 +901,24 @@ impl Worker {
         if !changes.is_empty() {
             self.network.forget();
         }
-        if changes.links
-            && let Err(error) = self.attach_links(false)
-        {
-            warn!("{error}");
+        if changes.links {
+            self.trunks.follow(&self.network.state);
+            if let Err(error) = self.attach_links(false) {
+                warn!("{error}");
+            }
+        }
+        if changes.steering && self.access.is_routed() {
+            self.access.distrust();
+            self.changed.get_or_insert(self.shared.now());
         }
         if changes.links || changes.addresses {
+            self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);
-            self.follow_or_warn();
+            // An address that comes to the host, or leaves it, has other ports than before.
+            if let Err(failure) = self.set_local_pool(self.wanted_pool.clone()) {
+                warn!("{}", failure.message);
+                self.follow_or_warn();
+            }
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a storm.
             self.changed.get_or_insert(self.shared.now());
@@ -745,6 +928,7 @@ impl Worker {
             shield: &self.hidden,
             pmtu_disc: self.pmtu_disc,
         };
+        let mut ask_again = Vec::new();
         for (ifindex, addr) in changes.neighbours {
             let Some(port) = self.network.port_of(ifindex) else {
                 continue;
@@ -753,34 +937,51 @@ impl Worker {
                 continue;
             };
             if let Some(mac) = neighbour.usable() {
+                self.given_up.remove(&(ifindex, addr));
                 let out = &mut self.output;
                 self.pipeline
                     .neighbour_resolved(port, addr, Mac(mac), &env, out);
             } else if neighbour.is_failed() {
-                self.pipeline.neighbour_failed(port, addr);
+                let now = self.shared.now();
+                let (decider, out) = (&mut self.decider, &mut self.output);
+                self.pipeline
+                    .neighbour_failed(port, addr, &env, decider, now, out);
+                // A server that has got another link-layer address answers when everybody is asked.
+                let server = self.next_hops.contains(&(ifindex, addr));
+                if server && self.given_up.insert((ifindex, addr)) {
+                    ask_again.push((ifindex, addr));
+                }
             }
         }
+        self.refresh_neighbours(&ask_again.into_iter().collect());
         self.flush();
     }
 
     /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over MTU and MAC changes.
     fn attach_links(&mut self, starting: bool) -> Result<(), StartError> {
-        let gone: Vec<PortId> = (0..)
-            .map(PortId)
-            .zip(&self.ports)
-            .filter_map(|(port, attached)| {
-                let attached = attached.as_ref()?;
-                let link = self.network.state.link(attached.io.ifindex());
-                // A port of a bridge or a bond is its master's, unless it was asked for by name.
-                let automatic = self.setup.interfaces.is_empty();
-                link.is_none_or(|link| {
-                    *link.name != *attached.name || (automatic && link.master.is_some())
-                })
-                .then_some(port)
-            })
-            .collect();
+        if self.access.is_routed() {
+            return self.answer_on_links();
+        }
+        let mut gone = Vec::new();
+        let mut renamed = Vec::new();
+        for (port, attached) in (0..).map(PortId).zip(&self.ports) {
+            let Some(attached) = attached else { continue };
+            // A port of a bridge or a bond is its master's, unless it was asked for by name.
+            let automatic = self.setup.interfaces.is_empty();
+            match self.network.state.link(attached.io.ifindex()) {
+                None => gone.push(port),
+                Some(link) if automatic && link.master.is_some() => gone.push(port),
+                Some(link) if *link.name != *attached.name => {
+                    renamed.push((port, link.name.clone()));
+                }
+                Some(_) => {}
+            }
+        }
         for port in gone {
             self.detach(port);
+        }
+        for (port, name) in renamed {
+            self.rename(port, &name);
         }
         let links: Vec<_> = self
             .network
@@ -792,7 +993,7 @@ impl Worker {
                 } else if self.setup.interfaces.is_empty() {
                     is_usable(link)
                 } else {
-                    link.is_arp_capable() && self.setup.interfaces.contains(&link.name)
+                    link.is_arp_capable() && self.setup.names(&link.name)
                 }
             })
             .cloned()
@@ -818,7 +1019,7 @@ impl Worker {
             let opened = AfPacket::open(link.index, &link.name)
                 .map_err(StartError::from)
                 .and_then(|io| {
-                    self.shield.add_interface(&link.name)?;
+                    self.access.add_interface(&link.name)?;
                     Ok(io)
                 });
             match opened {
@@ -858,18 +1059,51 @@ impl Worker {
         Ok(())
     }
 
+    /// Where the host routes the packets: tells on which interfaces own addresses are to be answered for.
+    fn answer_on_links(&mut self) -> Result<(), StartError> {
+        let automatic = self.setup.interfaces.is_empty();
+        let links = self.network.state.links().filter(|link| {
+            if automatic {
+                is_usable(link)
+            } else {
+                link.up && self.setup.names(&link.name)
+            }
+        });
+        let links: BTreeMap<u32, String> =
+            links.map(|link| (link.index, link.name.clone())).collect();
+        Ok(self.access.set_interfaces(links)?)
+    }
+
     fn detach(&mut self, port: PortId) {
         let Some(attached) = self.ports[port.index()].take() else {
             return;
         };
         self.network.remove_port(port);
-        if let Err(error) = self.shield.remove_interface(&attached.name) {
+        if let Err(error) = self.access.remove_interface(&attached.name) {
             debug!("{error}");
         }
         warn!(
             "{} is gone: its packets are lost until it comes back",
             attached.name
         );
+    }
+
+    /// An interface has got another name; everything else goes on.
+    fn rename(&mut self, port: PortId, name: &str) {
+        let Some(attached) = &mut self.ports[port.index()] else {
+            return;
+        };
+        let old = std::mem::replace(&mut attached.name, Arc::from(name));
+        info!("{old} is called {name} now");
+        // The new one first: at no moment does the host see what is handled.
+        let mut shielded = self.access.add_interface(name);
+        let taken = self.ports.iter().flatten().any(|other| other.name == old);
+        if !taken && shielded.is_ok() {
+            shielded = self.access.remove_interface(&old);
+        }
+        if let Err(error) = shielded {
+            warn!("{name}: {error}");
+        }
     }
 
     fn port_failed(&mut self, port: PortId, error: &io::Error) {
@@ -887,18 +1121,29 @@ impl Worker {
     fn name_of(&self, port: PortId) -> &str {
         match self.ports.get(port.index()) {
             Some(Some(attached)) => &attached.name,
-            _ => self.host.name(),
+            _ => self.access.name(),
         }
     }
 
     /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
+        self.local_nodes = None;
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
     fn info(&self) -> Info {
+        let routed = self.access.is_routed().then(|| InterfaceInfo {
+            name: self.access.name().to_owned(),
+            backend: "tun".to_owned(),
+            mtu: u16::MAX.into(),
+            up: self
+                .network
+                .state
+                .link(self.access.ifindex())
+                .is_some_and(|link| link.up),
+        });
         let attached = self.ports.iter().zip((0..).map(PortId));
         Info {
             connections: self.decider.shard.len() as u64,
@@ -913,8 +1158,9 @@ impl Worker {
                         up: !attached.down,
                     })
                 })
+                .chain(routed)
                 .collect(),
-            own_vips: self.network.own_vips().iter().copied().collect(),
+            own_vips: self.hidden.own_vips.iter().copied().collect(),
             conflicts: self
                 .conflicts
                 .iter()
@@ -943,15 +1189,38 @@ impl Worker {
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
         let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
-        all.push(reason("drop", "not_sent", self.refused, unsent));
+        all.push(reason(
+            "drop",
+            "not_sent",
+            self.refused + self.trunks.refused(),
+            unsent,
+        ));
         let missed: u64 = self
             .ports
             .iter_mut()
             .flatten()
             .map(|port| port.io.drops())
             .sum();
-        let ring = "The engine was too slow, and the kernel had no room left in the packet socket.";
+        let missed = missed + self.access.drops();
+        let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
         all.push(reason("drop", "not_received", missed, ring));
+        let limited = "ICMP errors that the director owed and did not send: --icmp-ratelimit, --icmp-msgs-per-sec.";
+        all.push(reason(
+            "drop",
+            "icmp_limited",
+            self.pipeline.rate_limit.suppressed,
+            limited,
+        ));
+        let incomplete = "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.";
+        all.push(reason(
+            "drop",
+            "incomplete",
+            self.pipeline.reassembler.expired,
+            incomplete,
+        ));
+        let tagged = "Of a VLAN that has no device here: --interface NAME.VLAN makes one.";
+        let count = self.pipeline.counters.tagged + self.trunks.strangers();
+        all.push(reason("host", "vlan", count, tagged));
         let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
         all.push(reason(
             "drop",
@@ -963,11 +1232,13 @@ impl Worker {
     }
 }
 
-fn shield_failure(error: &ShieldError) -> Failure {
-    Failure {
-        code: FailureCode::Internal,
-        message: format!(
-            "changed, but the host's own stack is not kept from it yet, which is tried again: {error}"
-        ),
-    }
+/// The groups in which whoever has these addresses is asked for, each once.
+fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
+    let groups: BTreeSet<Ipv6Addr> = addresses
+        .filter_map(|addr| match addr {
+            IpAddr::V6(addr) => Some(ndp::solicited_node(*addr)),
+            IpAddr::V4(_) => None,
+        })
+        .collect();
+    groups.into_iter().collect()
 }

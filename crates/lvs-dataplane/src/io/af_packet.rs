@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::frame::Frame;
 use crate::sys::{self, MessageBatch, PacketSocket};
-use crate::wire::Mac;
+use crate::wire::{Mac, vlan};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
@@ -90,6 +90,18 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Self::open_for(ifindex, name, false)
+    }
+
+    /// As [`Self::open`], for frames with a VLAN tag only.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Self::open_for(ifindex, name, true)
+    }
+
+    fn open_for(ifindex: u32, name: &str, tagged: bool) -> Result<Self, OpenError> {
         let fail = |step: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
                 Some(libc::EPERM | libc::EACCES) => OpenError::Permission {
@@ -123,6 +135,9 @@ impl AfPacket {
                 send = tx,
                 "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
             );
+        }
+        if tagged {
+            socket.only_tagged().map_err(fail("filter for tags"))?;
         }
         socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
         Ok(Self {
@@ -223,8 +238,11 @@ impl PacketIo for AfPacket {
             // Nothing was received into the other one if it was cut: the order of the kept stays.
             let frame = &mut frames[kept];
             frame.filled(len, offload);
-            if let Some((tpid, tci)) = aux.vlan {
-                insert_vlan(frame, tpid, tci);
+            // The kernel has taken it out: so that the frame is what was on the wire.
+            if let Some((ethertype, bits)) = aux.vlan
+                && !vlan::insert(frame, ethertype, bits)
+            {
+                continue;
             }
             kept += 1;
         }
@@ -289,53 +307,3 @@ impl PacketIo for AfPacket {
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
 const PACKET_IGNORE_OUTGOING: i32 = 23;
-
-/// Puts a VLAN tag that the kernel has taken out back behind the two addresses, so that the frame is what was on the
-/// wire (IEEE 802.1Q, 9.4).
-fn insert_vlan(frame: &mut Frame, tpid: u16, tci: u16) {
-    const ADDRESSES: usize = 12;
-    const TAG: usize = 4;
-    if frame.len() < ADDRESSES || frame.push_front(TAG).is_none() {
-        return;
-    }
-    if let Some(segments) = &mut frame.offload.segments
-        && segments.header_len != 0
-    {
-        segments.header_len = segments.header_len.saturating_add(4);
-    }
-    let bytes = frame.bytes_mut();
-    bytes.copy_within(TAG..TAG + ADDRESSES, 0);
-    bytes[ADDRESSES..ADDRESSES + 2].copy_from_slice(&tpid.to_be_bytes());
-    bytes[ADDRESSES + 2..ADDRESSES + TAG].copy_from_slice(&tci.to_be_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::frame::{Offload, PartialChecksum};
-
-    #[test]
-    fn a_tag_returns_to_its_place_and_offsets_move() {
-        let mut frame = Frame::from_bytes(b"DDDDDDSSSSSS\x08\x00payload");
-        frame.offload = Offload {
-            checksum: Some(PartialChecksum {
-                start: 34,
-                offset: 16,
-            }),
-            ..Offload::default()
-        };
-        insert_vlan(&mut frame, 0x88a8, 0x2064);
-        assert_eq!(
-            frame.bytes(),
-            b"DDDDDDSSSSSS\x88\xa8\x20\x64\x08\x00payload"
-        );
-        assert_eq!(frame.offload.checksum.map(|c| c.start), Some(38));
-    }
-
-    #[test]
-    fn a_runt_gets_no_tag() {
-        let mut frame = Frame::from_bytes(b"short");
-        insert_vlan(&mut frame, 0x8100, 1);
-        assert_eq!(frame.bytes(), b"short");
-    }
-}

@@ -1,8 +1,10 @@
 //! Backends: how frames come in and go out.
 
 pub mod af_packet;
+pub mod hop;
 pub mod memory;
 pub mod tun;
+pub mod vlan;
 mod vnet;
 
 use std::io;

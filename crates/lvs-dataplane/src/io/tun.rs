@@ -1,7 +1,8 @@
 //! TUN devices: bare IP packets between this process and the host's own stack.
 //!
 //! The first use is the [`HostDevice`], through which packets that the director leaves alone are given back to the
-//! host, as if they had been received: the shield has hidden them from it.
+//! host, as if they had been received: the shield has hidden them from it. The other is the
+//! [`HopDevice`](super::hop::HopDevice) of a director that has no other way to packets.
 
 use std::fs;
 use std::io;
@@ -18,6 +19,11 @@ pub enum TunError {
     /// The kernel has no TUN driver, or this container does not show it.
     #[error("/dev/net/tun is missing: load the module tun, or give the container that device")]
     NoDriver,
+    /// The file that all devices are made from may not be opened.
+    #[error(
+        "no permission to open /dev/net/tun: `chmod 0666 /dev/net/tun` (what Debian has; a capability is needed beside), or run as root"
+    )]
+    File,
     /// The process may not create devices.
     #[error(
         "no permission to create the device {name}: run as root, or give the program CAP_NET_ADMIN"
@@ -68,8 +74,24 @@ impl Tun {
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str, options: TunOptions) -> Result<Self, TunError> {
-        let device = TunDevice::create(name, options).map_err(|source| match source.kind() {
+        Self::open(name, TunDevice::create(name, options))
+    }
+
+    /// Opens one more queue of the device, if it was created with several.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub fn another_queue(&self) -> Result<Self, TunError> {
+        Self::open(&self.name, TunDevice::another_queue(&self.name))
+    }
+
+    fn open(name: &str, device: io::Result<TunDevice>) -> Result<Self, TunError> {
+        let device = device.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => TunError::NoDriver,
+            // The file refuses with the one, its driver with the other.
+            io::ErrorKind::PermissionDenied if source.raw_os_error() == Some(libc::EACCES) => {
+                TunError::File
+            }
             io::ErrorKind::PermissionDenied => TunError::Permission {
                 name: name.to_owned(),
             },
@@ -184,14 +206,17 @@ impl HostDevice {
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
-        let tun = Tun::create(name, TunOptions::default())?;
-        let fail = |step: &'static str| {
-            move |source: io::Error| TunError::Os {
-                name: name.to_owned(),
-                step,
-                source,
-            }
-        };
+        Self::create_with(name, TunOptions::default(), |_| Ok(()))
+    }
+
+    /// As [`Self::create`]; `prepare` does what else is to be done before the device is up.
+    pub(super) fn create_with(
+        name: &str,
+        options: TunOptions,
+        prepare: impl FnOnce(&str) -> Result<(), TunError>,
+    ) -> Result<Self, TunError> {
+        let tun = Tun::create(name, options)?;
+        let fail = |step| failed(name, step);
         sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
@@ -206,6 +231,7 @@ impl HostDevice {
             write_setting(&conf6.join("accept_ra"), 0)
                 .map_err(fail("switch off IPv6 autoconfiguration"))?;
         }
+        prepare(name)?;
         sys::set_up(name).map_err(fail("set the link up"))?;
         Ok(Self {
             tun,
@@ -245,6 +271,12 @@ impl PacketIo for HostDevice {
     fn capabilities(&self) -> Capabilities {
         self.tun.capabilities()
     }
+}
+
+/// Makes the refusal of a step an error.
+pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
+    let name = name.to_owned();
+    move |source| TunError::Os { name, step, source }
 }
 
 /// Settings that were moved out of `all.rp_filter`, in the order in which they are put back.
@@ -317,7 +349,8 @@ impl Drop for RpFilter {
     }
 }
 
-fn read_setting(path: &Path) -> io::Result<u32> {
+/// Reads a number below `/proc/sys`.
+pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     let text = fs::read_to_string(path)?;
     text.trim().parse().map_err(|_| {
         io::Error::new(
@@ -329,7 +362,7 @@ fn read_setting(path: &Path) -> io::Result<u32> {
 
 /// Writes a setting. It is written even if it has that value already: what is set expressly no longer follows
 /// `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only and right already.
-fn write_setting(path: &Path, value: u32) -> io::Result<()> {
+pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),
         result => result.map_err(|err| {

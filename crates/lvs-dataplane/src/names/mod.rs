@@ -82,6 +82,9 @@ impl Names {
 
 impl Resolve for Names {
     fn host(&self, name: &str) -> Option<Ipv4Addr> {
+        if looks_like_ipv6(name) {
+            return None;
+        }
         if let Some(address) = self.hosts.address(name) {
             return Some(address);
         }
@@ -151,6 +154,23 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
+/// What a line of `/etc/hosts` is to those who ask for IPv4: the C library takes `::1` for 127.0.0.1 there.
+fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(v4) => Some(v4),
+        IpAddr::V6(v6) if v6.is_loopback() => Some(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(v6) => v6.to_ipv4_mapped(),
+    }
+}
+
+/// Whether the C library takes a name for an IPv6 address, well formed or not, and does not look it up.
+fn looks_like_ipv6(name: &str) -> bool {
+    name.contains(':')
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() || b":.".contains(&b))
+}
+
 #[derive(Debug, Default)]
 struct Hosts {
     addresses: HashMap<String, Ipv4Addr>,
@@ -165,19 +185,18 @@ impl Hosts {
             let Some(address) = words.next().and_then(|word| word.parse::<IpAddr>().ok()) else {
                 continue;
             };
-            for (i, name) in words.enumerate() {
-                // The first line with an address, and the first with a name, counts.
-                if i == 0 {
-                    hosts
-                        .names
-                        .entry(address)
-                        .or_insert_with(|| name.to_owned());
-                }
-                if let IpAddr::V4(v4) = address {
-                    hosts
-                        .addresses
-                        .entry(name.to_ascii_lowercase())
-                        .or_insert(v4);
+            let v4 = as_v4(address);
+            let names: Vec<&str> = words.collect();
+            // The first line with an address, and the first with a name, counts; an address alone has the empty name.
+            let first = names.first().copied().unwrap_or_default();
+            for address in [Some(address), v4.map(IpAddr::V4)].into_iter().flatten() {
+                let entry = hosts.names.entry(address);
+                entry.or_insert_with(|| first.to_owned());
+            }
+            for name in names {
+                if let Some(v4) = v4 {
+                    let entry = hosts.addresses.entry(name.to_ascii_lowercase());
+                    entry.or_insert(v4);
                 }
             }
         }
@@ -264,6 +283,29 @@ mod tests {
             names.port_name(53, Protocol::UDP).as_deref(),
             Some("domain")
         );
+    }
+
+    #[test]
+    fn hosts_are_read_as_the_c_library_reads_them() {
+        let names = Names::from_texts(
+            "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
+            "",
+        );
+        assert_eq!(names.host("loop6"), Some(Ipv4Addr::LOCALHOST));
+        assert_eq!(names.host("mapped"), Some(Ipv4Addr::new(192, 0, 2, 21)));
+        assert_eq!(names.host("ab:80"), None);
+        assert_eq!(names.host("ab:xy"), Some(Ipv4Addr::new(192, 0, 2, 8)));
+        for (address, name) in [
+            ("192.0.2.5", ""),
+            ("192.0.2.6", ""),
+            ("192.0.2.7", "ab:80"),
+            ("192.0.2.21", "mapped"),
+            ("::ffff:192.0.2.21", "mapped"),
+            ("127.0.0.1", "loop6"),
+        ] {
+            let address = address.parse().expect("an address");
+            assert_eq!(names.host_name(address).as_deref(), Some(name), "{address}");
+        }
     }
 
     #[test]

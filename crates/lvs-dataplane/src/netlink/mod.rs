@@ -9,15 +9,18 @@
 //! the three that every host has, which is logged where others exist.
 
 pub(crate) mod message;
+pub(crate) mod policy;
+mod requests;
 mod state;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
-use self::message::{Builder, Message, messages, u32_at};
+use self::message::{Message, messages, u32_at};
+pub(crate) use self::requests::Requests;
 pub use self::state::{Address, Changes, Link, Mac, Neighbour, NetState, RouteHit, RouteKind};
 use crate::sys;
 
@@ -56,9 +59,8 @@ const EVENTS_MAX: usize = 256;
 /// The two sockets: one for requests, one for events.
 #[derive(Debug)]
 pub struct Netlink {
-    requests: Socket,
+    requests: Requests,
     events: Socket,
-    seq: u32,
     buf: Vec<u8>,
     rules_seen: bool,
     /// A reading failed; the next round repeats it.
@@ -71,13 +73,8 @@ impl Netlink {
     /// # Errors
     /// If the kernel does not let this process read its tables.
     pub fn open() -> Result<(Self, NetState), NetlinkError> {
-        let open = || -> io::Result<(Socket, Socket)> {
-            let mut requests = Socket::new(NETLINK_ROUTE)?;
-            requests.bind_auto()?;
-            requests.connect(&SocketAddr::new(0, 0))?;
-            requests.set_ext_ack(true)?;
-            requests.set_cap_ack(true)?;
-            sys::set_receive_buffer(&requests, 1 << 20)?;
+        let open = || -> io::Result<(Requests, Socket)> {
+            let requests = Requests::open()?;
             let mut events = Socket::new(NETLINK_ROUTE)?;
             events.bind_auto()?;
             sys::set_receive_buffer(&events, EVENT_BUFFER)?;
@@ -94,7 +91,6 @@ impl Netlink {
         let mut this = Self {
             requests,
             events,
-            seq: 1,
             buf: Vec::with_capacity(64 << 10),
             rules_seen: false,
             stale: false,
@@ -130,6 +126,7 @@ impl Netlink {
                         if message.kind == libc::RTM_NEWRULE && !self.rules_seen {
                             self.rules_seen |= warn_of_rule(&message);
                         }
+                        changes.steering |= policy::is_deletion(&message);
                         routes_stale |= state.apply(&message, &mut changes);
                     }
                 }
@@ -154,6 +151,7 @@ impl Netlink {
                     addresses: true,
                     routes: true,
                     neighbours: fresh.differing_neighbours(state),
+                    steering: true,
                     resynchronised: true,
                 };
                 changes.neighbours.extend(known);
@@ -162,13 +160,14 @@ impl Netlink {
         } else if routes_stale {
             let mut fresh = state.clone();
             fresh.clear_routes();
-            self.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
-                fresh.apply(message, &mut Changes::default());
-            })
-            .map(|()| {
-                changes.routes = true;
-                *state = fresh;
-            })
+            self.requests
+                .dump(libc::RTM_GETROUTE, &[0; 12], |message| {
+                    fresh.apply(message, &mut Changes::default());
+                })
+                .map(|()| {
+                    changes.routes = true;
+                    *state = fresh;
+                })
         } else {
             Ok(())
         };
@@ -204,13 +203,68 @@ impl Netlink {
         header[8..10].copy_from_slice(&libc::NUD_INCOMPLETE.to_ne_bytes());
         header[10] = libc::NTF_USE;
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-        self.request(libc::RTM_NEWNEIGH, flags, &header, |b| {
-            b.attr(libc::NDA_DST, &octets(ip));
-        })
-        .map_err(|source| NetlinkError::Os {
-            what: format!("resolve the neighbour {ip} on interface {ifindex}"),
-            source,
-        })
+        self.requests
+            .request(libc::RTM_NEWNEIGH, flags, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("resolve the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have been heard of lately. One that
+    /// does not answer within three seconds counts as failed. Nothing happens to one that is not known, or was set by hand.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn confirm(
+        &mut self,
+        state: &NetState,
+        ifindex: u32,
+        ip: IpAddr,
+    ) -> Result<(), NetlinkError> {
+        let known = state.neighbour(ifindex, ip).filter(|n| !n.is_static());
+        let Some(mac) = known.and_then(|neighbour| neighbour.usable()) else {
+            return Ok(());
+        };
+        let mut header = [0; 12];
+        header[0] = family_of(ip);
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        header[8..10].copy_from_slice(&libc::NUD_PROBE.to_ne_bytes());
+        self.requests
+            .request(libc::RTM_NEWNEIGH, libc::NLM_F_REPLACE, &header, |b| {
+                b.attr(libc::NDA_DST, &octets(ip));
+                b.attr(libc::NDA_LLADDR, &mac);
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("confirm the neighbour {ip} on interface {ifindex}"),
+                source,
+            })
+    }
+
+    /// Gives an interface an address.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn add_address(
+        &mut self,
+        ifindex: u32,
+        ip: IpAddr,
+        prefix_len: u8,
+    ) -> Result<(), NetlinkError> {
+        let mut header = [family_of(ip), prefix_len, 0, 0, 0, 0, 0, 0];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.requests
+            .request(libc::RTM_NEWADDR, flags, &header, |b| {
+                b.attr(libc::IFA_LOCAL, &octets(ip));
+                b.attr(libc::IFA_ADDRESS, &octets(ip));
+            })
+            .map_err(|source| NetlinkError::Os {
+                what: format!("give interface {ifindex} the address {ip}/{prefix_len}"),
+                source,
+            })
     }
 
     /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface goes.
@@ -259,45 +313,10 @@ impl Netlink {
             0,
             0,
         ];
-        self.request(kind, flags, &header, |b| {
+        self.requests.request(kind, flags, &header, |b| {
             b.attr(libc::RTA_DST, &octets(ip));
             b.attr(libc::RTA_OIF, &ifindex.to_ne_bytes());
         })
-    }
-
-    /// Sends a request and waits for its acknowledgement.
-    fn request(
-        &mut self,
-        kind: u16,
-        flags: i32,
-        header: &[u8],
-        fill: impl FnOnce(&mut Builder),
-    ) -> io::Result<()> {
-        let mut builder = Builder::new(self.next_seq());
-        let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
-        builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);
-        fill(&mut builder);
-        builder.end();
-        self.requests.send(builder.bytes(), 0)?;
-        loop {
-            self.buf.clear();
-            receive(&self.requests, &mut self.buf)?;
-            for message in messages(&self.buf) {
-                if message.seq != self.seq {
-                    continue;
-                }
-                match message.error() {
-                    Some((0, _)) => return Ok(()),
-                    Some(error) => return Err(refusal(error)),
-                    None => {}
-                }
-            }
-        }
-    }
-
-    fn next_seq(&mut self) -> u32 {
-        self.seq = self.seq.wrapping_add(1).max(1);
-        self.seq
     }
 
     fn read_all(&mut self) -> io::Result<NetState> {
@@ -309,14 +328,15 @@ impl Netlink {
             (libc::RTM_GETROUTE, 12),
             (libc::RTM_GETNEIGH, 12),
         ] {
-            self.dump(kind, &[0; 16][..header_len], |message| {
-                state.apply(message, &mut changes);
-            })?;
+            self.requests
+                .dump(kind, &[0; 16][..header_len], |message| {
+                    state.apply(message, &mut changes);
+                })?;
         }
         if !self.rules_seen {
             let mut seen = false;
             // A kernel without policy routing refuses this, and has no rules.
-            let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
+            let _ = self.requests.dump(libc::RTM_GETRULE, &[0; 12], |message| {
                 if message.kind == libc::RTM_NEWRULE && !seen {
                     seen = warn_of_rule(message);
                 }
@@ -325,66 +345,13 @@ impl Netlink {
         }
         Ok(state)
     }
-
-    /// Asks for a whole table. One that changes while it is read is still consistent with the events that follow.
-    fn dump(
-        &mut self,
-        kind: u16,
-        header: &[u8],
-        mut each: impl FnMut(&Message<'_>),
-    ) -> io::Result<()> {
-        const NLMSG_DONE: u16 = 3;
-        let mut builder = Builder::new(self.next_seq());
-        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-        builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);
-        builder.end();
-        self.requests.send(builder.bytes(), 0)?;
-        loop {
-            self.buf.clear();
-            receive(&self.requests, &mut self.buf)?;
-            for message in messages(&self.buf) {
-                if message.seq != self.seq {
-                    continue;
-                }
-                if let Some(error) = message.error() {
-                    return Err(refusal(error));
-                }
-                if message.kind == NLMSG_DONE {
-                    return Ok(());
-                }
-                each(&message);
-            }
-        }
-    }
 }
 
-/// Receives one datagram whole; a signal does not end the wait.
-fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
-    loop {
-        match socket.recv(buf, libc::MSG_TRUNC) {
-            Ok(len) if len > buf.len() => {
-                return Err(io::Error::other(
-                    "the kernel's answer is longer than any known one",
-                ));
-            }
-            Ok(_) => return Ok(()),
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-}
-
-/// The kernel's refusal as an error, with its own words if it gave any.
-pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
-    let err = io::Error::from_raw_os_error(errno);
-    if let Some(words) = words {
-        tracing::debug!("the kernel says: {words} ({err})");
-    }
-    err
-}
-
-/// Warns of a policy rule beyond those that every host has; says whether it did.
+/// Warns of a policy rule beyond those that every host has and our own; says whether it did.
 fn warn_of_rule(message: &Message<'_>) -> bool {
+    if policy::is_own_rule(message) {
+        return false;
+    }
     const FRA_PRIORITY: u16 = 6;
     let priority = message
         .payload

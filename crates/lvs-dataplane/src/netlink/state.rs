@@ -168,6 +168,8 @@ pub struct Changes {
     pub routes: bool,
     /// These neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
+    /// Something of what leads packets to a TUN device was deleted, by whomever.
+    pub steering: bool,
     /// Events were lost, and everything was read anew.
     pub resynchronised: bool,
 }
@@ -655,7 +657,7 @@ const RTAX_MTU: u16 = 2;
 const RTNH_F_DEAD: u32 = 1;
 
 /// An address of a family.
-fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
+pub(super) fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
     match i32::from(family) {
         libc::AF_INET => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
         libc::AF_INET6 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),

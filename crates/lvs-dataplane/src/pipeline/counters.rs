@@ -45,6 +45,8 @@ pub struct Counters {
     pub fragments: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     pub dropped: [u64; FrameDrop::ALL.len()],
+    /// Frames of VLANs that have no device here, among those left to the host.
+    pub tagged: u64,
     /// ICMP errors made here.
     pub icmp_sent: u64,
     /// Frames that left, segments and fragments counted one by one.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Forward, Forwarding, Protocol, Reply, Tunnel};
+use lvs_core::{Edit, Forward, Forwarding, Protocol, Reply, Tunnel};
 
 use super::leave::Pieces;
 use super::{Cx, Fate, Job, Pipeline, Request};
@@ -10,7 +10,9 @@ use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::parse;
+use crate::rewrite::mss;
 use crate::rewrite::nat::{self, End};
+use crate::rewrite::payload;
 use crate::rewrite::tunnel::{self, Outer};
 use crate::segment::{Cut, finish_checksum};
 use crate::shield_spec::LocalClient;
@@ -54,20 +56,32 @@ impl Pipeline {
         if job.packet.src.is_loopback() {
             return Fate::Dropped(FrameDrop::Martian);
         }
+        if let Some(fate) = self.unroutable(frame, job, forward.method, &hop, cx) {
+            return fate;
+        }
         if job.packet.ttl <= 1 {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
+        if !forward.new && mss::asks(frame.bytes(), &job.packet) {
+            // The first SYN was not answered: the server may have got another link-layer address.
+            let request = Request::Confirm(hop.port, hop.addr);
+            if !cx.out.requests.contains(&request) {
+                cx.out.requests.push(request);
+            }
+        }
         decrement_ttl(frame.bytes_mut());
+        self.fill_options_of_request(frame, job, cx);
         match forward.method {
-            Forwarding::Nat => {
+            Forwarding::Nat | Forwarding::FullNat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
-                if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
+                if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
-                if job.from_host && job.inner.is_none() {
+                if job.from_host && job.inner.is_none() && forward.source.is_none() {
                     let client = LocalClient {
                         protocol: job.packet.protocol,
                         server: forward.target,
@@ -89,10 +103,36 @@ impl Pipeline {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
+                self.clamp_mss(frame, job, hop.mtu as usize, cx);
                 self.leave(frame, &job.packet, &hop, job.pieces(), cx)
             }
             Forwarding::Tunnel => self.tunnel(frame, job, forward, &hop, target, cx),
             Forwarding::Local => Fate::Dropped(FrameDrop::Unsupported),
+        }
+    }
+
+    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame cannot be sent to another
+    /// link-layer address than the route's; and the host keeps the answer to a connection of its own, which would need to
+    /// be translated.
+    fn unroutable<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        method: Forwarding,
+        hop: &NextHop,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let net = cx.env.net;
+        if net.port(hop.port).is_none_or(|port| port.ethernet) {
+            return None;
+        }
+        match method {
+            Forwarding::Route => Some(Fate::Dropped(FrameDrop::Unsupported)),
+            Forwarding::Nat if net.is_local(job.packet.src) => {
+                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                Some(Fate::Dropped(FrameDrop::Unsupported))
+            }
+            _ => None,
         }
     }
 
@@ -105,11 +145,11 @@ impl Pipeline {
         ports: bool,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        if forward.method == Forwarding::Nat {
+        if forward.method.translates() {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
-            if let Err(reason) = rewrite(frame, job, End::Destination, forward.target, ports) {
+            if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                 return Fate::Dropped(reason);
             }
             return self.give_back(frame, job, cx);
@@ -129,7 +169,7 @@ impl Pipeline {
     }
 
     /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`).
-    fn too_big<N: Net>(
+    pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
         job: &Job<'_>,
@@ -187,6 +227,7 @@ impl Pipeline {
         {
             return fate;
         }
+        self.clamp_mss(frame, job, mtu, cx);
         let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let cut = match Cut::new(frame, &job.packet) {
             Ok(cut) => cut,
@@ -258,17 +299,16 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of an ICMP error about the tunnel packet that carried its request. The host keeps its copy.
+    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request.
     pub(super) fn tunnel_complaint<N: Net>(
         &mut self,
-        frame: &Frame,
-        job: &Job<'_>,
+        message: &[u8],
+        six: bool,
         cx: &mut Cx<'_, N>,
     ) {
         let net = cx.env.net;
-        let message = frame.bytes().get(job.packet.l4..).unwrap_or_default();
         let route = |server| net.route(server).map(|hop| hop.mtu as usize);
-        if job.packet.is_ipv6() {
+        if six {
             return self.tunnels.too_big(message, route, cx.now);
         }
         let Some(complaint) = self.tunnels.complaint(message, route, cx.now) else {
@@ -300,12 +340,16 @@ impl Pipeline {
         if reply.source.is_none() && !self.hidden(job, cx) {
             return Fate::Left;
         }
-        let dst = job.packet.dst;
-        let hop = if job.to_host {
+        // Full NAT's replies are addressed to the director, whoever the client is.
+        let (dst, to_host) = match reply.destination {
+            Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
+            None => (job.packet.dst, job.to_host),
+        };
+        let hop = if to_host {
             None
         } else {
             let Some(hop) = cx.env.net.route(dst) else {
-                self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+                self.icmp_error(ErrorKind::NetUnreachable, frame, job, cx);
                 return Fate::Dropped(FrameDrop::NoRoute);
             };
             if job.packet.ttl <= 1 {
@@ -325,6 +369,22 @@ impl Pipeline {
         {
             return Fate::Dropped(reason);
         }
+        if let Some(client) = reply.destination
+            && let Err(reason) = rewrite(frame, job, End::Destination, client, ports)
+        {
+            return Fate::Dropped(reason);
+        }
+        let edited;
+        let job = match &reply.edit {
+            None => job,
+            Some(edit) => {
+                if let Err(reason) = payload::edit(frame, &job.packet, edit) {
+                    return Fate::Dropped(reason);
+                }
+                edited = job.edited(frame, edit);
+                &edited
+            }
+        };
         let Some(hop) = hop else {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
@@ -333,8 +393,41 @@ impl Pipeline {
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }
+        self.fill_options_of_reply(frame, job, reply, &hop, cx);
+        self.clamp_mss(frame, job, hop.mtu as usize, cx);
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// Translates a client's packet.
+#[inline]
+fn rewrite_request(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    forward: &Forward,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    rewrite(frame, job, End::Destination, forward.target, ports)?;
+    if let Some(local) = forward.source {
+        rewrite(frame, job, End::Source, local, ports)?;
+    }
+    if let Some(shift) = forward.shift {
+        payload::acknowledge(frame, job.packet.l4, shift);
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The packet as it is after `edit`.
+    fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
+        let mut job = *self;
+        if edit.replacement.is_some() {
+            job.packet.len = frame.len();
+            // It is not the one any more that came in fragments.
+            job.history = None;
+        }
+        job
     }
 }
 

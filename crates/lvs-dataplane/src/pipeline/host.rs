@@ -1,22 +1,23 @@
 //! What the host is to have, and what is answered in its place: ARP, neighbour discovery, echo, resets, ICMP errors.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use lvs_core::{Hook, Protocol, TcpFlags};
 
 use super::leave::{Pieces, dont_fragment};
-use super::{Cx, Fate, Job, Output, Pipeline, Request};
+use super::{Cx, Echo, Fate, Job, Output, Pipeline, Request};
 use crate::arp;
 use crate::drop::FrameDrop;
 use crate::fragment;
 use crate::frame::{Frame, Offload};
 use crate::icmp::may_be_answered;
+use crate::mld::{self, Change};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
 use crate::parse;
 use crate::segment::finish_checksum;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::wire::{ETHERNET_LEN, Mac, be16, ipv6, tcp};
+use crate::wire::{ETHERNET_LEN, Mac, be16, icmpv6, ipv6, tcp};
 
 impl Pipeline {
     /// Announces an own address on a port.
@@ -35,16 +36,42 @@ impl Pipeline {
         }
     }
 
-    fn broadcast<N: Net, const LEN: usize>(
+    /// Says on a port which groups are listened to there. `src` is a link-local address of the port, if it has one. `v1`: to a
+    /// querier of version 1 of the protocol.
+    #[expect(clippy::too_many_arguments, reason = "they are what there is to say")]
+    pub fn report_listening<N: Net>(
+        &mut self,
+        port: PortId,
+        src: Ipv6Addr,
+        groups: &[Ipv6Addr],
+        change: Change,
+        v1: bool,
+        net: &N,
+        out: &mut Output,
+    ) {
+        if v1 {
+            for &group in groups {
+                self.broadcast(port, net, out, |mac| {
+                    mld::report_v1(mac, src, group, change)
+                });
+            }
+        } else {
+            for groups in groups.chunks(mld::RECORDS_MAX) {
+                self.broadcast(port, net, out, |mac| mld::report(mac, src, groups, change));
+            }
+        }
+    }
+
+    fn broadcast<N: Net, M: AsRef<[u8]>>(
         &mut self,
         port: PortId,
         net: &N,
         out: &mut Output,
-        message: impl FnOnce(Mac) -> [u8; LEN],
+        message: impl FnOnce(Mac) -> M,
     ) {
         if let Some(info) = net.port(port).filter(|info| info.ethernet) {
             let mut frame = out.spare();
-            if frame.extend(&message(info.mac)) {
+            if frame.extend(message(info.mac).as_ref()) {
                 self.counters.emitted += 1;
                 out.queue(port).push(frame);
             }
@@ -89,9 +116,18 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let bytes = frame.bytes();
-        // Most packets are not ICMPv6.
-        if bytes.get(ETHERNET_LEN + 6) != Some(&Protocol::ICMPV6.0) {
-            return None;
+        // Most packets are not ICMPv6. What is about groups has options in front.
+        match bytes.get(ETHERNET_LEN + 6) {
+            Some(&icmpv6::PROTOCOL) => {}
+            Some(0) => {
+                let query = mld::parse(bytes)?;
+                let request = Request::ListenerQuery(port, query);
+                if !cx.out.requests.contains(&request) {
+                    cx.out.requests.push(request);
+                }
+                return Some(Fate::Left);
+            }
+            _ => return None,
         }
         let message = ndp::parse(bytes)?;
         let net = cx.env.net;
@@ -136,12 +172,28 @@ impl Pipeline {
             return self.own_host(frame, job, cx);
         }
         if job.from_host {
-            return Fate::Dropped(FrameDrop::HostStray);
+            return self.host_sends(frame, job, cx);
         }
         if !self.hidden(job, cx) {
             return Fate::Left;
         }
         self.give_back(frame, job, cx)
+    }
+
+    /// What the host sends through here: nothing, but for what a server on it says to others than the clients of services.
+    fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        if !cx.env.shield.is_of_local_node(&job.packet) {
+            return Fate::Dropped(FrameDrop::HostStray);
+        }
+        let Some(hop) = cx.env.net.route(job.packet.dst) else {
+            self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+            return Fate::Dropped(FrameDrop::NoRoute);
+        };
+        if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+            return fate;
+        }
+        let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
     /// Gives a packet to the host through its TUN device.
@@ -204,11 +256,17 @@ impl Pipeline {
         let packet = job.packet;
         let ip = frame.bytes();
         let l4 = &ip[packet.l4.min(ip.len())..];
-        let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
+        let trusted = frame.offload.is_checked();
         match packet.protocol {
             _ if packet.is_icmp() => {
                 if !wire_icmp::is_echo_request(ip, packet.l4) {
                     return Fate::Dropped(FrameDrop::OwnAddress);
+                }
+                if self.settings.echo == Echo::Drop {
+                    return Fate::Dropped(FrameDrop::EchoOff);
+                }
+                if !self.echo.take(cx.now) {
+                    return Fate::Dropped(FrameDrop::EchoLimit);
                 }
                 let id = self
                     .idents

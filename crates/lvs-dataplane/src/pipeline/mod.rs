@@ -8,21 +8,25 @@
 //!
 //! Each frame has exactly one [`Fate`], and [`Counters`] account for all of them.
 
+mod checks;
 mod counters;
+mod failure;
 mod forward;
 mod host;
 mod idents;
 mod leave;
 mod output;
+mod settings;
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use lvs_core::{Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict};
 
 use crate::drop::FrameDrop;
 use crate::fragment::{History, Reassembler};
 use crate::frame::Frame;
-use crate::icmp::{Limits, RateLimit};
+use crate::icmp::{Bucket, RateLimit};
 use crate::neighbour::Waiting;
 use crate::net::{Net, PortId, PortInfo};
 use crate::parse::{self, Icmp, Packet};
@@ -32,6 +36,8 @@ use crate::segment;
 use crate::shield_spec::ShieldSpec;
 use crate::tunnel_path::TunnelPaths;
 use crate::wire::icmp::ErrorKind;
+use crate::wire::ip_options::Wanted;
+use crate::wire::vlan;
 use crate::wire::{
     ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, decrement_ttl, ip_dst,
     ipv4, ipv6, is_ipv6,
@@ -40,6 +46,7 @@ use crate::wire::{
 pub use self::counters::{Counters, Fate};
 use self::idents::Idents;
 pub use self::output::{Output, Request};
+pub use self::settings::{ClampMss, Echo, Settings};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -81,6 +88,8 @@ struct Job<'a> {
     inner: Option<(Protocol, SocketAddr)>,
     /// How it had been cut, if it came in fragments.
     history: Option<&'a History>,
+    /// What its IPv4 options ask a router to write.
+    options: Wanted,
 }
 
 /// The packet path of one worker.
@@ -94,18 +103,25 @@ pub struct Pipeline {
     pub waiting: Waiting,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
+    /// How long after midnight, UTC, the clock of the packets' [`Instant`]s was at 0: for time stamps in IPv4 options.
+    pub midnight: Duration,
+    settings: Settings,
+    echo: Bucket,
     idents: Idents,
     tunnels: TunnelPaths,
 }
 
 impl Pipeline {
     /// An idle packet path.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(settings: Settings) -> Self {
         Self {
             counters: Counters::default(),
             reassembler: Reassembler::default(),
             waiting: Waiting::default(),
-            rate_limit: RateLimit::new(limits),
+            rate_limit: RateLimit::new(settings.limits),
+            midnight: Duration::ZERO,
+            settings,
+            echo: Bucket::new(settings.echo_per_second, settings.echo_per_second),
             idents: Idents::new(),
             tunnels: TunnelPaths::default(),
         }
@@ -144,7 +160,7 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let Some(info) = env.net.port(port) else {
-            self.waiting.fail(port, addr);
+            self.waiting.give_up(port, addr);
             return;
         };
         for mut frame in self.waiting.take(port, addr) {
@@ -156,11 +172,6 @@ impl Pipeline {
                 self.waiting.dropped += 1;
             }
         }
-    }
-
-    /// Drops what waited for a neighbour that does not answer.
-    pub fn neighbour_failed(&mut self, port: PortId, addr: IpAddr) {
-        self.waiting.fail(port, addr);
     }
 
     /// Gives up what has waited for too long. To be called about once a second.
@@ -185,6 +196,10 @@ impl Pipeline {
                 return Fate::Dropped(FrameDrop::HostStray);
             }
             return self.ip(from_host, frame, decide, cx);
+        }
+        if !vlan::take_priority_tag(frame) {
+            self.counters.tagged += 1;
+            return Fate::Left;
         }
         let bytes = frame.bytes();
         let Some((dst, ethertype)) = bytes.get(..ETHERNET_LEN).map(|header| {
@@ -242,7 +257,8 @@ impl Pipeline {
             Err(reason) => {
                 // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
                 let dst = ip_dst(frame.bytes());
-                let ours = from_host || net.is_vip(dst) || net.is_own_vip(dst);
+                let hidden = from_host || cx.env.shield.everything;
+                let ours = hidden || net.is_vip(dst) || net.is_own_vip(dst);
                 return if ours {
                     Fate::Dropped(reason)
                 } else {
@@ -270,11 +286,19 @@ impl Pipeline {
             to_host,
             inner: None,
             history: None,
+            options: Wanted::default(),
         };
         // What a virtual link says of a frame is a peer's word.
         if let Err(reason) = segment::check_offload(frame, &packet) {
             return if self.hidden(&job, cx) {
                 Fate::Dropped(reason)
+            } else {
+                Fate::Left
+            };
+        }
+        if !from_host && checks::is_martian(&packet, virtual_dst, net) {
+            return if virtual_dst || self.hidden(&job, cx) {
+                Fate::Dropped(FrameDrop::Martian)
             } else {
                 Fate::Left
             };
@@ -356,8 +380,16 @@ impl Pipeline {
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
             if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
-                self.tunnel_complaint(frame, &job, cx);
+                // The host keeps its copy.
+                let message = frame.bytes().get(packet.l4..).unwrap_or_default();
+                self.tunnel_complaint(message, packet.is_ipv6(), cx);
             }
+        }
+        if packet.l4 > ipv4::HEADER_LEN
+            && !packet.is_ipv6()
+            && let Some(fate) = self.read_options(frame, &mut job, cx)
+        {
+            return fate;
         }
         // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
         if job.hook == Hook::Transit
@@ -375,7 +407,11 @@ impl Pipeline {
                 };
             }
             Some(Icmp::Host) => return self.accept(frame, &job, cx),
-            None => decide.packet(&job.packet.meta(frame.bytes(), job.hook, 0), cx.now),
+            None => {
+                let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
+                meta.segment.trusted = frame.offload.is_checked();
+                decide.packet(&meta, cx.now)
+            }
         };
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
         match verdict {

@@ -4,6 +4,7 @@ use std::mem;
 use std::net::IpAddr;
 
 use crate::frame::{Frame, MAX_FRAME};
+use crate::mld;
 use crate::net::PortId;
 use crate::shield_spec::LocalClient;
 use crate::wire::Mac;
@@ -13,6 +14,10 @@ use crate::wire::Mac;
 pub enum Request {
     /// Ask the kernel for a neighbour's link-layer address, and report it by [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
+    /// A client has to repeat itself to whoever is behind this neighbour: have the kernel ask whether it is still there.
+    Confirm(PortId, IpAddr),
+    /// A router asks on a port who listens to which groups.
+    ListenerQuery(PortId, mld::Query),
     /// A client on the director itself opens a connection: hide the server's replies from the host.
     ShieldLocalClient(LocalClient),
     /// Another host claims an address of a service.

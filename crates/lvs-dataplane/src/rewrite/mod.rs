@@ -3,5 +3,7 @@
 //! All of it works on frames that begin with their IP header; the link header is put on last.
 
 pub mod mac;
+pub mod mss;
 pub mod nat;
+pub mod payload;
 pub mod tunnel;

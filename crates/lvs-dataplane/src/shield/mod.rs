@@ -10,14 +10,19 @@
 //! table netdev lvs-1234 { flags owner;
 //!   chain in-eth0 { type filter hook ingress device "eth0" priority -300;      one for each interface
 //!     pkttype != host accept            other stations' frames: a macvlan child's, and what IPVS does not take
-//!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device
-//!     ether type ip6 jump hide6 }
+//!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device,
+//!     ether type ip6 jump hide6         unless the tag says nothing but a priority
+//!     vlan id 0 vlan type ip  jump hide4
+//!     vlan id 0 vlan type ip6 jump hide6 }
 //!   chain hide4 {
 //!     daddr @own_vips drop              its route leads into the engine: it would come in a second time
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
+//!     daddr . protocol @service_protocols jump short4                           what has no room for ports
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
 //!     fragment saddr @server_addresses fib daddr type != local drop
+//!     the same three for answers of servers that are not translated: @services, @service_hosts, @vips
+//!     the first three and the next one for daddr @local_addresses, in place of `fib`: full NAT
 //!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
@@ -31,6 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
+use lvs_core::Protocol;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
 
 use self::nft::{
@@ -39,6 +45,7 @@ use self::nft::{
 use crate::netlink::message::messages;
 use crate::shield_spec::{LocalClient, ShieldSpec};
 use crate::sys;
+use crate::wire::vlan;
 
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
@@ -188,6 +195,18 @@ impl Shield {
                     .equal(REG, &family.ether_type)
                     .jump(&family.name(HIDE));
             });
+            for tag in [vlan::TAG, vlan::SERVICE_TAG] {
+                batch.add_rule(&chain, |rule| {
+                    rule.load(Base::Link, 12, 2, REG)
+                        .equal(REG, &tag.to_be_bytes())
+                        .load(Base::Link, 14, 2, REG)
+                        .mask(REG, &[0x0f, 0xff])
+                        .equal(REG, &[0, 0])
+                        .load(Base::Link, 16, 2, REG)
+                        .equal(REG, &family.ether_type)
+                        .jump(&family.name(HIDE));
+                });
+            }
         }
         self.commit(batch)
             .map_err(|failure| match failure.source.raw_os_error() {
@@ -400,12 +419,15 @@ impl From<io::Error> for Failure {
 const OWN_VIPS: &str = "own_vips";
 const SERVICES: &str = "services";
 const SERVICE_HOSTS: &str = "service_hosts";
+const SERVICE_PROTOCOLS: &str = "service_protocols";
 const VIPS: &str = "vips";
 const SERVERS: &str = "servers";
 const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
+const LOCAL_ADDRESSES: &str = "local_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
 const HIDE: &str = "hide";
+const SHORT: &str = "short";
 /// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to connections.
 const ICMP_ERRORS: &str = "icmp_errors4";
 
@@ -475,10 +497,12 @@ impl Family {
             set(OWN_VIPS, &[ip], len),
             set(SERVICES, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVICE_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
+            set(SERVICE_PROTOCOLS, &[ip, TYPE_PROTOCOL], len + 4),
             set(VIPS, &[ip], len),
             set(SERVERS, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVER_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
             set(SERVER_ADDRESSES, &[ip], len),
+            set(LOCAL_ADDRESSES, &[ip], len),
             set(
                 LOCAL_CLIENTS,
                 &[ip, TYPE_PROTOCOL, TYPE_PORT, ip, TYPE_PORT],
@@ -498,7 +522,9 @@ impl Family {
         let address = |rule: &mut Rule<'_>, offset| {
             rule.load(Base::Network, offset, len, REG);
         };
+        let short = self.name(SHORT);
         batch.add_chain(&hide);
+        self.add_short_rules(&short, batch);
         batch.add_rule(&hide, |rule| {
             address(rule, self.destination);
             rule.in_set(&self.name(OWN_VIPS)).drop();
@@ -522,42 +548,27 @@ impl Family {
             rule.in_set(&self.name(VIPS)).drop();
         });
         batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.load_protocol(second)
+                .in_set(&self.name(SERVICE_PROTOCOLS))
+                .jump(&short);
+        });
+        batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
-        batch.add_rule(&hide, |rule| {
-            address(rule, self.source);
-            rule.load_protocol(second)
-                .load(Base::Transport, 0, 2, third)
-                .in_set(&self.name(SERVERS))
-                .not_for_host()
-                .drop();
-        });
-        batch.add_rule(&hide, |rule| {
-            address(rule, self.source);
-            rule.load_protocol(second)
-                .in_set(&self.name(SERVER_HOSTS))
-                .not_for_host()
-                .drop();
-        });
-        batch.add_rule(&hide, |rule| {
-            self.fragment(rule);
-            address(rule, self.source);
-            rule.in_set(&self.name(SERVER_ADDRESSES))
-                .not_for_host()
-                .drop();
-        });
-        for about in [SERVER_ADDRESSES, VIPS] {
-            batch.add_rule(&hide, |rule| {
-                self.icmp_error(rule);
-                // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
-                rule.load(Base::Transport, 8 + self.destination, len, REG)
-                    .in_set(&self.name(about))
-                    .not_for_host()
-                    .drop();
-            });
-        }
+        // Translated answers and others to whom they concern, and translated ones to what stands for a client.
+        let to_others = |rule: &mut Rule<'_>| {
+            rule.not_for_host();
+        };
+        let to_local = |rule: &mut Rule<'_>| {
+            address(rule, self.destination);
+            rule.in_set(&self.name(LOCAL_ADDRESSES));
+        };
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_others);
+        self.add_answers(batch, [SERVICES, SERVICE_HOSTS, VIPS], to_others);
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_local);
         batch.add_rule(&hide, |rule| {
             address(rule, self.source);
             rule.load_protocol(second)
@@ -566,6 +577,72 @@ impl Family {
                 .load(Base::Transport, 2, 2, fourth + len / 4)
                 .in_set(&self.name(LOCAL_CLIENTS))
                 .drop();
+        });
+    }
+
+    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP errors about packets to
+    /// them, as far as `concerns` says.
+    fn add_answers(
+        self,
+        batch: &mut Batch<'_>,
+        [one_port, all_ports, addresses]: [&str; 3],
+        concerns: impl Fn(&mut Rule<'_>),
+    ) {
+        let hide = self.name(HIDE);
+        let len = self.address_len;
+        let second = REG + len / 4;
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .load(Base::Transport, 0, 2, second + 1)
+                .in_set(&self.name(one_port));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .in_set(&self.name(all_ports));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            rule.load(Base::Network, self.source, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.icmp_error(rule);
+            // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
+            rule.load(Base::Transport, 8 + self.destination, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
+        });
+    }
+
+    /// The chain that drops what is too short to have ports: an expression that cannot load them ends its rule. Padding of
+    /// Ethernet can be loaded, so the length that the IP header tells is looked at first.
+    fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
+        const PORTS: u16 = 4;
+        // Of IPv4 the length counts the header, here one without options.
+        let (length_at, least) = match self.suffix {
+            '4' => (2, PORTS + 20),
+            _ => (4, PORTS),
+        };
+        batch.add_chain(short);
+        batch.add_rule(short, |rule| {
+            rule.load(Base::Network, length_at, 2, REG)
+                .less(REG, &least.to_be_bytes())
+                .drop();
+        });
+        batch.add_rule(short, |rule| {
+            rule.load(Base::Transport, 0, PORTS.into(), REG).go_back();
+        });
+        batch.add_rule(short, |rule| {
+            rule.drop();
         });
     }
 
@@ -602,6 +679,16 @@ fn elements(spec: &ShieldSpec) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     };
     for ip in &spec.own_vips {
         put(*ip, OWN_VIPS, address_key(*ip));
+    }
+    for ip in &spec.local_addresses {
+        put(*ip, LOCAL_ADDRESSES, address_key(*ip));
+    }
+    for (ip, protocol) in spec.services.protocols() {
+        if [Protocol::TCP, Protocol::UDP, Protocol::SCTP].contains(&protocol) {
+            let mut key = address_key(ip);
+            key.extend([protocol.0, 0, 0, 0]);
+            put(ip, SERVICE_PROTOCOLS, key);
+        }
     }
     for (endpoints, one_port, all_ports, addresses) in [
         (&spec.services, SERVICES, SERVICE_HOSTS, VIPS),
@@ -652,8 +739,6 @@ fn port_key(port: u16) -> [u8; 4] {
 mod tests {
     use std::net::SocketAddr;
 
-    use lvs_core::Protocol;
-
     use super::*;
     use crate::shield_spec::Endpoint;
 
@@ -681,8 +766,9 @@ mod tests {
         assert_eq!(keys("services4"), [[192, 0, 2, 1, 6, 0, 0, 0, 0, 80, 0, 0]]);
         assert_eq!(keys("service_hosts4"), [[192, 0, 2, 1, 17, 0, 0, 0]]);
         assert_eq!(keys("vips4"), [[192, 0, 2, 1]]);
+        assert_eq!(keys("service_protocols4").len(), 2);
         assert_eq!(keys("services6")[0].len(), 24);
-        assert_eq!(sets.len(), 5);
+        assert_eq!(sets.len(), 7);
     }
 
     #[test]
@@ -692,6 +778,7 @@ mod tests {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 nat_servers: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 own_vips: [ip.parse().unwrap()].into(),
+                local_addresses: [ip.parse().unwrap()].into(),
                 ..ShieldSpec::default()
             };
             let mut sets = elements(&spec);

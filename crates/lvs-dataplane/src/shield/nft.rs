@@ -262,6 +262,11 @@ impl Rule<'_> {
         self.compare(1, register, value)
     }
 
+    /// Goes on if the number in network order is less.
+    pub(super) fn less(&mut self, register: u32, value: &[u8]) -> &mut Self {
+        self.compare(2, register, value)
+    }
+
     fn compare(&mut self, op: u32, register: u32, value: &[u8]) -> &mut Self {
         self.expression("cmp", |b| {
             b.attr_be32(1, register);
@@ -315,6 +320,12 @@ impl Rule<'_> {
     pub(super) fn accept(&mut self) {
         const NF_ACCEPT: u32 = 1;
         self.verdict(NF_ACCEPT, None);
+    }
+
+    /// Returns to the chain that jumped here.
+    pub(super) fn go_back(&mut self) {
+        const NFT_RETURN: i32 = -5;
+        self.verdict(NFT_RETURN.cast_unsigned(), None);
     }
 
     pub(super) fn jump(&mut self, chain: &str) {

@@ -84,6 +84,36 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &request)
     }
 
+    /// Receives only frames that came with a VLAN tag from now on; to be called before [`Self::bind`].
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn only_tagged(&self) -> io::Result<()> {
+        // The ancillary word that tells whether a tag was taken out of the frame (`SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`).
+        const TAG_PRESENT: u32 = (-0x1000_i32 + 48).cast_unsigned();
+        const LOAD: u16 = 0x20;
+        const JUMP_IF_EQUAL: u16 = 0x15;
+        const RETURN: u16 = 0x06;
+        let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let mut program = [
+            op(LOAD, 0, 0, TAG_PRESENT),
+            op(JUMP_IF_EQUAL, 1, 0, 0),
+            op(RETURN, 0, 0, u32::MAX),
+            op(RETURN, 0, 0, 0),
+        ];
+        let program = libc::sock_fprog {
+            len: 4,
+            filter: program.as_mut_ptr(),
+        };
+        // The kernel copies the program, which lives until after the call.
+        set_option(
+            self.fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            &program,
+        )
+    }
+
     /// Receives all protocols of one interface from now on.
     ///
     /// # Errors

@@ -11,8 +11,10 @@ use super::device::request;
 /// How to open a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TunOptions {
-    /// One of several queues (`IFF_MULTI_QUEUE`); otherwise the device is exclusive.
+    /// The device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
     pub multi_queue: bool,
+    /// It carries Ethernet frames (TAP), not bare IP packets.
+    pub tap: bool,
 }
 
 /// One queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
@@ -32,19 +34,38 @@ impl TunDevice {
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`, `ResourceBusy` if there is such a
     /// device already.
     pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
+        // Do not become a second owner of a device of this name.
+        let mut flags = libc::IFF_TUN_EXCL;
+        if options.multi_queue {
+            flags |= libc::IFF_MULTI_QUEUE;
+        }
+        flags |= if options.tap {
+            libc::IFF_TAP
+        } else {
+            libc::IFF_TUN
+        };
+        Self::attach(name, flags)
+    }
+
+    /// Opens one more queue of the device `name`, which was created with several. The kernel spreads packets over the queues
+    /// by flow; the device lives as long as one of them.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such device; what the kernel says if it is exclusive.
+    pub fn another_queue(name: &str) -> io::Result<Self> {
+        // Without the device, the kernel would create one.
+        super::if_index(name)?;
+        Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
+    }
+
+    fn attach(name: &str, flags: libc::c_int) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open("/dev/net/tun")?;
         let mut request = request(name)?;
-        let mut flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        if options.multi_queue {
-            flags |= libc::IFF_MULTI_QUEUE;
-        } else {
-            // Do not become a second owner of a persistent device of this name.
-            flags |= libc::IFF_TUN_EXCL;
-        }
+        let flags = flags | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         let [low, high, ..] = flags.to_le_bytes();
         request.ifr_ifru.ifru_flags = libc::c_short::from_le_bytes([low, high]);
         // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags` set.

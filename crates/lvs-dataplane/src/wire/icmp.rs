@@ -11,6 +11,8 @@ use crate::frame::Frame;
 /// Errors that the director sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
+    /// 3/0: no route.
+    NetUnreachable,
     /// 3/1.
     HostUnreachable,
     /// 3/2.
@@ -21,6 +23,8 @@ pub enum ErrorKind {
     FragmentationNeeded(u16),
     /// 11/0.
     TtlExceeded,
+    /// 12/0, with the byte of the header that makes no sense.
+    ParameterProblem(u8),
     /// An error that somebody else made, passed on.
     Relayed {
         /// Its type.
@@ -36,6 +40,7 @@ impl ErrorKind {
     /// Type, code and the second word of the message.
     pub const fn header(self) -> (u8, u8, [u8; 4]) {
         match self {
+            Self::NetUnreachable => (3, 0, [0; 4]),
             Self::HostUnreachable => (3, 1, [0; 4]),
             Self::ProtocolUnreachable => (3, 2, [0; 4]),
             Self::PortUnreachable => (3, 3, [0; 4]),
@@ -44,6 +49,7 @@ impl ErrorKind {
                 (3, 4, [0, 0, a, b])
             }
             Self::TtlExceeded => (11, 0, [0; 4]),
+            Self::ParameterProblem(at) => (12, 0, [at, 0, 0, 0]),
             Self::Relayed { kind, code, rest } => (kind, code, rest),
         }
     }

@@ -15,6 +15,7 @@ const HOP_LIMIT: u8 = 64;
 /// Type, code and second word of an error about `offending`.
 fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     match kind {
+        ErrorKind::NetUnreachable => (1, 0, [0; 4]),
         // A host that cannot be reached is an address that cannot be reached.
         ErrorKind::HostUnreachable => (1, 3, [0; 4]),
         // "Unrecognized next header", and where it is.
@@ -25,6 +26,7 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
         ErrorKind::PortUnreachable => (1, 4, [0; 4]),
         ErrorKind::FragmentationNeeded(mtu) => (2, 0, u32::from(mtu).to_be_bytes()),
         ErrorKind::TtlExceeded => (3, 0, [0; 4]),
+        ErrorKind::ParameterProblem(at) => (4, 0, u32::from(at).to_be_bytes()),
         ErrorKind::Relayed { kind, code, rest } => (kind, code, rest),
     }
 }

@@ -57,6 +57,15 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     adjust(ip, Delta::NONE.word(old, new));
 }
 
+/// Takes back what one hop has taken from the TTL, and adjusts the header checksum; 255 stays.
+#[inline]
+pub fn increment_ttl(ip: &mut [u8]) {
+    let old = be16(ip, 8);
+    let new = old.checked_add(0x0100).unwrap_or(old);
+    put16(ip, 8, new);
+    adjust(ip, Delta::NONE.word(old, new));
+}
+
 /// Stores a new total length and adjusts the header checksum.
 #[inline]
 pub fn set_total_len(ip: &mut [u8], to: u16) {
@@ -109,6 +118,8 @@ mod tests {
             let mut ip = header.to_bytes().to_vec();
             set_src(&mut ip, c.into());
             set_dst(&mut ip, d.into());
+            decrement_ttl(&mut ip);
+            increment_ttl(&mut ip);
             decrement_ttl(&mut ip);
             set_id(&mut ip, id);
             set_total_len(&mut ip, len);

@@ -77,6 +77,14 @@ pub fn decrement_hop_limit(ip: &mut [u8]) {
     }
 }
 
+/// Takes back what one hop has taken from the hop limit; 255 stays.
+#[inline]
+pub fn increment_hop_limit(ip: &mut [u8]) {
+    if let Some(hops) = ip.get_mut(7) {
+        *hops = hops.saturating_add(1);
+    }
+}
+
 /// Stores the length of what follows the fixed header: all of `ip`.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {

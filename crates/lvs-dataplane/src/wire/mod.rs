@@ -6,9 +6,11 @@
 pub mod checksum;
 pub mod icmp;
 pub mod icmpv6;
+pub mod ip_options;
 pub mod ipv4;
 pub mod ipv6;
 pub mod tcp;
+pub mod vlan;
 
 use std::net::IpAddr;
 
@@ -116,6 +118,16 @@ pub fn decrement_ttl(ip: &mut [u8]) {
         ipv6::decrement_hop_limit(ip);
     } else {
         ipv4::decrement_ttl(ip);
+    }
+}
+
+/// Takes back what one hop has taken from the TTL or hop limit of an IP packet; 255 stays.
+#[inline]
+pub fn increment_ttl(ip: &mut [u8]) {
+    if is_ipv6(ip) {
+        ipv6::increment_hop_limit(ip);
+    } else {
+        ipv4::increment_ttl(ip);
     }
 }
 

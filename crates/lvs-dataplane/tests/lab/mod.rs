@@ -15,9 +15,8 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
 use lvs_dataplane::wire::Mac;
 
@@ -42,6 +41,8 @@ pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 pub struct Table {
     pub mtu: [u32; 2],
     pub offload: bool,
+    /// The host routes what is sent: no port has Ethernet.
+    pub bare: bool,
     pub local: HashSet<IpAddr>,
     pub vips: HashSet<IpAddr>,
     pub own: HashSet<IpAddr>,
@@ -55,6 +56,7 @@ impl Default for Table {
         Self {
             mtu: [1500, 1500],
             offload: true,
+            bare: false,
             local: [
                 CL_ADDR.into(),
                 SV_ADDR.into(),
@@ -90,13 +92,17 @@ impl Net for Table {
         Some(PortInfo {
             mac,
             mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
-            ethernet: port != HOST,
+            ethernet: port != HOST && !self.bare,
             offload: self.offload,
         })
     }
 
     fn host_port(&self) -> Option<PortId> {
         Some(HOST)
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        !self.bare && self.is_local(src)
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {
@@ -195,9 +201,11 @@ impl Service {
                 server: None,
                 method: self.method,
                 target,
+                source: None,
                 virt,
                 tunnel: self.tunnel,
                 new: false,
+                shift: None,
             }),
         }
     }
@@ -209,6 +217,8 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        destination: None,
+        edit: None,
     })
 }
 
@@ -281,7 +291,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),

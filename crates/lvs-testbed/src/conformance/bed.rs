@@ -12,12 +12,11 @@ use lvs_core::{
 };
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::frame::Frame;
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::parse::{self, Icmp};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline};
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::shield_spec::ShieldSpec;
 use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
@@ -25,7 +24,7 @@ use serde_json::Value;
 use super::case::{
     self, Json, Replayed, configure, configure_server, mark_rule, place, service_key, sysctl_text,
 };
-use super::frames::{self, ethernet};
+use super::frames::ethernet;
 use super::host::Host;
 
 /// The link to the clients.
@@ -86,6 +85,8 @@ pub(super) struct Table {
     routed: Vec<(IpAddr, u8)>,
     vips: std::collections::HashSet<IpAddr>,
     neighbours: HashMap<IpAddr, Mac>,
+    /// `net.ipv4.conf.all.accept_local`.
+    accept_local: bool,
 }
 
 impl Table {
@@ -129,6 +130,10 @@ impl Net for Table {
         self.local
             .iter()
             .any(|&prefix| case::contains(prefix, addr))
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        !self.accept_local && self.is_local(src)
     }
 
     fn is_vip(&self, addr: IpAddr) -> bool {
@@ -238,8 +243,6 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
-    /// `net.ipv4.conf.all.accept_local`.
-    accept_local: bool,
 }
 
 impl Bed {
@@ -271,12 +274,13 @@ impl Bed {
                     .to_vec(),
                 routed: Vec::new(),
                 vips: std::collections::HashSet::new(),
+                accept_local: false,
                 neighbours: HashMap::from([
                     (IpAddr::V4(GATEWAY_ADDR), GATEWAY),
                     (IpAddr::V6(GATEWAY_ADDR6), GATEWAY),
                 ]),
             },
-            pipeline: Pipeline::new(Limits::NONE),
+            pipeline: Pipeline::new(Settings::UNLIMITED),
             shield: ShieldSpec::default(),
             marks: Vec::new(),
             ports,
@@ -284,7 +288,6 @@ impl Bed {
             output: Output::new(),
             host: Host::default(),
             emitted: Vec::new(),
-            accept_local: false,
         }
     }
 
@@ -298,7 +301,7 @@ impl Bed {
         if let Some(timeouts) = config.get("timeouts") {
             self.set_timeouts(timeouts)?;
         }
-        self.accept_local = config
+        self.net.accept_local = config
             .items("hostsysctl")
             .iter()
             .filter_map(Value::as_str)
@@ -428,16 +431,8 @@ impl Bed {
     }
 
     /// A frame arrives on a link; what leaves until everything has come to rest.
-    pub(super) fn inject(&mut self, port: PortId, mut frame: Vec<u8>) -> Vec<Emitted> {
-        let ip = frame.get_mut(ETHERNET_LEN..).unwrap_or_default();
-        // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
-        let martian = frames::read(ip)
-            .is_some_and(|read| read.src.is_ipv4() && self.net.is_local(read.src.ip()));
-        if martian && !self.accept_local {
-            return Vec::new();
-        }
-        super::host::fill_local_options(ip, &self.net);
-        self.arrive(port, &frame, ROUNDS);
+    pub(super) fn inject(&mut self, port: PortId, frame: &[u8]) -> Vec<Emitted> {
+        self.arrive(port, frame, ROUNDS);
         std::mem::take(&mut self.emitted)
     }
 

@@ -1,6 +1,6 @@
 //! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding, errors.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use lvs_core::{Instant, Protocol};
 use lvs_dataplane::fragment::{History, Reassembler, fragment, fragment6};
@@ -8,7 +8,7 @@ use lvs_dataplane::frame::Frame;
 use lvs_dataplane::net::Net;
 use lvs_dataplane::parse::{self, Packet};
 use lvs_dataplane::wire::icmp::{self, ErrorKind};
-use lvs_dataplane::wire::{be16, decrement_ttl, ipv4, ipv6, is_ipv6, put16, tcp};
+use lvs_dataplane::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp};
 
 use super::bed::Table;
 
@@ -27,70 +27,30 @@ pub(super) struct Host {
     reassembler: Reassembler,
 }
 
-/// Fills in the options that a host fills in on packets for itself, before anything else sees them
-/// (`ip_options_compile`): record route and time stamps.
-pub(super) fn fill_local_options(ip: &mut [u8], net: &Table) {
-    if !is_ipv6(ip)
-        && let Ok(packet) = parse::ipv4(ip, false)
-        && net.is_local(packet.dst)
-        && let IpAddr::V4(dst) = packet.dst
+/// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its route, `stamp` beside the time.
+fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
+    const TIME: u32 = 1;
+    if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
+        && let Ok(wanted) = ip_options::read(ip, |addr| net.is_local(addr.into()))
     {
-        fill_options(ip, packet.l4, dst);
+        wanted.fill(ip, route, stamp, TIME);
     }
-}
-
-/// Fills in `addr` and the time, where options ask for it.
-fn fill_options(ip: &mut [u8], header: usize, addr: Ipv4Addr) {
-    const END: u8 = 0;
-    const NOP: u8 = 1;
-    const RECORD_ROUTE: u8 = 7;
-    const TIMESTAMP: u8 = 68;
-    let time = [0, 0, 0, 1];
-    let addr = addr.octets();
-    let Some(options) = ip
-        .get_mut(ipv4::HEADER_LEN..header)
-        .filter(|options| !options.is_empty())
-    else {
-        return;
-    };
-    let mut at = 0;
-    while at < options.len() && options[at] != END {
-        if options[at] == NOP {
-            at += 1;
-            continue;
-        }
-        let Some(len) = options
-            .get(at + 1)
-            .map(|&len| usize::from(len))
-            .filter(|&len| len >= 2 && at + len <= options.len())
-        else {
-            return;
-        };
-        let option = &mut options[at..at + len];
-        let words: &[[u8; 4]] = match (option[0], option.get(3).map(|flags| flags & 15)) {
-            (RECORD_ROUTE, _) => &[addr],
-            (TIMESTAMP, Some(0)) => &[time],
-            (TIMESTAMP, Some(1)) => &[addr, time],
-            _ => &[],
-        };
-        // The pointer counts from 1.
-        let from = usize::from(option.get(2).copied().unwrap_or(0)).wrapping_sub(1);
-        let words = words.concat();
-        if let Some(room) = option.get_mut(from..from.saturating_add(words.len())) {
-            room.copy_from_slice(&words);
-            option[2] = option[2].wrapping_add(u8::try_from(words.len()).unwrap_or(0));
-        }
-        at += len;
-    }
-    ipv4::finish_header(&mut ip[..header]);
 }
 
 impl Host {
     /// A packet that has come to the host; what it does about it.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let packet = parse::ip(ip, false).ok()?;
+        // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
+        if !packet.is_ipv6() && net.is_forged(packet.src) {
+            return None;
+        }
         let local = net.is_local(packet.dst);
-        let ip = &ip[..packet.len];
+        let mut ip = ip[..packet.len].to_vec();
+        if local {
+            fill_options(&mut ip, net, packet.dst, packet.dst);
+        }
+        let ip = &ip[..];
         let Some(part) = packet.fragment else {
             return Some(if local {
                 deliver(ip, &packet)
@@ -195,8 +155,9 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
         return done;
     }
     // A router records the address that it sends from (`ip_forward_options`).
-    if let Some(IpAddr::V4(source)) = hop.source {
-        fill_options(frame.bytes_mut(), packet.l4, source);
+    if let Some(route) = hop.source {
+        let near = net.route(packet.src).and_then(|hop| hop.source);
+        fill_options(frame.bytes_mut(), net, route, near.unwrap_or(route));
     }
     if packet.len <= mtu && history.is_none() {
         done.forwarded.push(frame.bytes().to_vec());

@@ -116,33 +116,17 @@ fn kind(case: &Value) -> &'static str {
 }
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
-    let unsupported = |what: &str| Err(Halt::Unsupported(what.to_owned()));
     let kind = kind(case);
     // What a backup is sent is no frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
-    if kind == "ftp" || (kind == "sync" && has_ftp(case)) {
-        return unsupported("helper ftp");
-    }
     match kind {
         "sync" => sync::replay_master(case, log),
-        "packets" | "stats" | "proc" => packets::replay(case, log),
+        "packets" | "ftp" | "stats" | "proc" => packets::replay(case, log),
         "tcpstates" => states::replay(case, log),
         _ => steps::replay(case, log),
     }
-}
-
-/// Whether the helper for FTP had a part in it: it was loaded when messages of masters were recorded, and translates.
-fn has_ftp(case: &Value) -> bool {
-    let services = case.get("config").map_or(&[][..], |c| c.items("services"));
-    services.iter().any(|service| {
-        service.maybe_number("port") == Some(21)
-            && service
-                .items("destinations")
-                .iter()
-                .any(|server| server.maybe_text("forward") == Some("masq"))
-    })
 }
 
 fn run_case(case: &Value) -> Outcome {

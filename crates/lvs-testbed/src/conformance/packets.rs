@@ -15,12 +15,16 @@ use super::bed::{Bed, Emitted, port_name, port_named};
 use super::case::{Halt, Json, Replayed, hex, place, service_key, sysctl_text};
 use super::frames;
 use super::report::Log;
+use super::steps::compare_conns;
 
 /// Replays a case with a `config`.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
     let mut bed = Bed::new(4096);
     bed.set_up(config)?;
+    if super::kind(case) == "ftp" {
+        bed.director.control.set_ftp_ports(vec![21])?;
+    }
     let mut services = Vec::new();
     for service in config.items("services") {
         services.push(bed.add_service(service, None)?);
@@ -30,7 +34,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         log.at(number, step.maybe_text("note").or(step.maybe_text("op")));
         let Some(op) = step.maybe_text("op") else {
             let port = port_named(step.text("dev")?).context("an unknown device")?;
-            let sent = bed.inject(port, step.frame("frame")?);
+            let sent = bed.inject(port, &step.frame("frame")?);
             compare_frames(step, &sent, &mut flows, log)?;
             continue;
         };
@@ -75,6 +79,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
             }
             "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,
             "rates" => compare_stats(&bed, step, "rates", |stats| stats.rates, log)?,
+            "conns" => compare_conns(&bed, step, true, false, log)?,
             "proc" => compare_proc(&bed, step, log)?,
             other => return Err(Halt::Unsupported(format!("step {other:?}"))),
         }

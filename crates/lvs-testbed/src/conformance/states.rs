@@ -129,7 +129,7 @@ impl Replay<'_> {
         let from_the_client = step.text("dir")? == "c2s";
         let sent = if from_the_client {
             let packet = self.payload(client, self.virt, step)?;
-            self.bed.inject(CLIENTS, from_client(&packet))
+            self.bed.inject(CLIENTS, &from_client(&packet))
         } else {
             let server = match step.get("from") {
                 Some(_) => step.endpoint("from")?,
@@ -140,7 +140,7 @@ impl Replay<'_> {
                 _ => self.virt,
             };
             let packet = self.payload(source, client, step)?;
-            self.bed.inject(SERVERS, from_server(server.ip(), &packet))
+            self.bed.inject(SERVERS, &from_server(server.ip(), &packet))
         };
         let (forwarded, source, reply) = self.read(&sent, from_the_client);
         // What the host makes of SCTP is its own affair.

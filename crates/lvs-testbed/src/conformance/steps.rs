@@ -203,7 +203,7 @@ impl Replay<'_> {
                     _ => FIN | ACK,
                 };
                 let packet = frames::tcp(client, dst, flags, 0);
-                self.bed.inject(CLIENTS, from_client(&packet));
+                self.bed.inject(CLIENTS, &from_client(&packet));
             }
             "edit" => self.bed.edit_server(&self.key(step)?, step)?,
             "add" => {
@@ -256,14 +256,14 @@ impl Replay<'_> {
         let expected = step.get("expect").and_then(Value::as_str);
         let wanted = expected.map(str::parse).transpose().ok().flatten();
         let packet = self.first_packet(protocol, client, dst, step);
-        let sent = self.bed.inject(CLIENTS, from_client(&packet));
+        let sent = self.bed.inject(CLIENTS, &from_client(&packet));
         let (server, reply) = self.known.whither(&sent, dst, wanted);
         if protocol == Protocol::TCP
             && step.maybe_text("to") == Some("ESTABLISHED")
             && server.is_some()
         {
             let packet = frames::tcp(client, dst, ACK, 0);
-            self.bed.inject(CLIENTS, from_client(&packet));
+            self.bed.inject(CLIENTS, &from_client(&packet));
         }
         if self.random {
             // Chosen at random: any server, but one where the kernel found one. Thresholds are reached elsewhere, though.
@@ -301,7 +301,7 @@ impl Replay<'_> {
                 (client, advance(dst, i))
             };
             let packet = self.first_packet(protocol, client, dst, step);
-            let sent = self.bed.inject(CLIENTS, from_client(&packet));
+            let sent = self.bed.inject(CLIENTS, &from_client(&packet));
             let (mut server, _) = self.known.whither(&sent, dst, None);
             // The configured port of 0 again: the names are those of the recording.
             if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())

@@ -82,7 +82,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         }
     }
     // The helper was loaded when these were recorded.
-    bed.director.control.set_ftp_ports(vec![21]);
+    bed.director.control.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
             bed.net
@@ -106,7 +106,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         match step.maybe_text("op") {
             None => {
                 let port = port_named(step.text("dev")?).context("an unknown device")?;
-                let out = bed.inject(port, step.frame("frame")?);
+                let out = bed.inject(port, &step.frame("frame")?);
                 compare_out(step, &out, log);
             }
             Some("wait") => {

@@ -8,10 +8,9 @@ use lvs_core::{Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Tu
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::fragment;
 use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::icmp::Limits;
 use lvs_dataplane::neighbour;
 use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Counters, Decide, Env, Output, Pipeline, Request};
+use lvs_dataplane::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::shield_spec::ShieldSpec;
 use lvs_dataplane::wire::Mac;
 
@@ -240,17 +239,17 @@ impl Bed {
                 .add_service(key, config, None)
                 .expect("a service that can be had");
         }
-        let limits = if entropy.one_in(2) {
-            Limits::default()
+        let settings = if entropy.one_in(2) {
+            Settings::default()
         } else {
-            Limits::NONE
+            Settings::UNLIMITED
         };
         let mut bed = Self {
             scene: scene.clone(),
             around,
             shield: ShieldSpec::default(),
             director,
-            pipeline: Pipeline::new(limits),
+            pipeline: Pipeline::new(settings),
             output: Output::new(),
             slot: Frame::new(),
             now: Instant::ZERO,
@@ -347,26 +346,37 @@ impl Bed {
             self.around.known.clear();
         }
         for (port, addr) in asked {
-            if !answer {
-                self.pipeline.neighbour_failed(port, addr);
-                continue;
-            }
-            self.around.known.insert((port, addr));
             let env = Env {
                 net: &self.around,
                 shield: &self.shield,
                 pmtu_disc: true,
             };
-            self.pipeline
-                .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);
-            for (_, frames) in self.output.queues() {
+            if answer {
+                self.pipeline
+                    .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);
+            } else {
+                let decide = &mut Deciding(&mut self.director);
+                self.pipeline.neighbour_failed(
+                    port,
+                    addr,
+                    &env,
+                    decide,
+                    self.now,
+                    &mut self.output,
+                );
+            }
+            for (port, frames) in self.output.queues() {
                 for frame in frames {
                     // Who came with what is forgotten by now.
-                    let ip = &frame.bytes()[14..];
+                    let link = if port == HOST { 0 } else { 14 };
+                    let ip = &frame.bytes()[link..];
                     assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
                 }
             }
             self.output.recycle();
+            if answer {
+                self.around.known.insert((port, addr));
+            }
         }
     }
 
@@ -493,7 +503,9 @@ impl Bed {
                 Request::ShieldLocalClient(client) => {
                     self.shield.local_clients.insert(client);
                 }
-                Request::AddressConflict { .. } => {}
+                Request::AddressConflict { .. }
+                | Request::Confirm(..)
+                | Request::ListenerQuery(..) => {}
             }
         }
         let mut sent = Vec::new();

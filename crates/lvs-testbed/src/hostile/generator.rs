@@ -833,7 +833,7 @@ impl<'a> Generator<'a> {
                         self.set_offset(&mut piece, offset_at, units);
                     }
                     // Beyond 64 KiB.
-                    3 => self.set_offset(&mut piece, offset_at, 0x1fff - u16::from(id & 7)),
+                    3 => self.set_offset(&mut piece, offset_at, 0x1fff - (id & 7)),
                     // Of a length that cannot be.
                     4 => {
                         let len = piece.len() - self.entropy.below(9);

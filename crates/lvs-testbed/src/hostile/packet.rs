@@ -72,7 +72,7 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
         return;
     }
     ip.splice(20..20, options.iter().copied());
-    ip[0] = 0x40 | (ip[0] & 15) + u8::try_from(options.len() / 4).unwrap_or(0);
+    ip[0] = 0x40 | ((ip[0] & 15) + u8::try_from(options.len() / 4).unwrap_or(0));
     relength(ip);
 }
 

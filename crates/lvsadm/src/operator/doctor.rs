@@ -53,7 +53,16 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
     kernel(&info, &mut findings);
-    rules(&services, &ruleset(), &mut findings);
+    if is_routed(&info) {
+        forwarding(
+            &services,
+            &read,
+            &output("nft", &["list", "chains"]),
+            &mut findings,
+        );
+    } else {
+        rules(&services, &ruleset(), &mut findings);
+    }
     let Findings(findings) = findings;
     let status = u8::from(!findings.is_empty());
     if run.json {
@@ -110,6 +119,53 @@ fn engine(info: &Info, findings: &mut Findings) {
     }
 }
 
+/// Whether the host routes packets to the engine. Then its filters see them like all others.
+fn is_routed(info: &Info) -> bool {
+    info.interfaces.iter().any(|port| port.backend == "tun")
+}
+
+/// The text of a file; nothing if it cannot be read.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// What keeps a host from routing packets to the engine.
+fn forwarding(
+    services: &[ServiceInfo],
+    read: &dyn Fn(&str) -> String,
+    chains: &str,
+    findings: &mut Findings,
+) {
+    let vips = || services.iter().filter_map(virt);
+    for (ipv6, file, sysctl) in [
+        (
+            false,
+            "/proc/sys/net/ipv4/ip_forward",
+            "net.ipv4.ip_forward",
+        ),
+        (
+            true,
+            "/proc/sys/net/ipv6/conf/all/forwarding",
+            "net.ipv6.conf.all.forwarding",
+        ),
+    ] {
+        if vips().any(|vip| vip.is_ipv6() == ipv6) && read(file).trim() == "0" {
+            let family = if ipv6 { "IPv6" } else { "IPv4" };
+            findings.add(
+                format!("this host forwards no {family} packets, and the engine (--backend tun) gets only what is forwarded to its device"),
+                format!("sysctl -w {sysctl}=1"),
+            );
+        }
+    }
+    let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
+    if chains.lines().any(dropping) {
+        findings.add(
+            "a chain of this host's filter drops what no rule accepts of forwarded packets, and those of services are forwarded",
+            "accept what goes to and comes from the engine's device there: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+        );
+    }
+}
+
 fn is_local(addr: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(addr, 0)).is_ok()
 }
@@ -140,7 +196,11 @@ fn addresses(
         if !info.own_vips.contains(&vip) && !is_local(vip) {
             findings.add(
                 format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+                if is_routed(info) {
+                    "start the engine with --own-vips (lvsd does that by itself), unless a router sends here what is for it".to_owned()
+                } else {
+                    format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 })
+                },
             );
         }
     }
@@ -204,6 +264,11 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                     address.ip(),
                     address.port()
                 ),
+                Forwarding::FullNat => format!(
+                    "on {0}: is something listening on port {1}, and has it a route to the local addresses (lvsadm local)?",
+                    address.ip(),
+                    address.port()
+                ),
                 Forwarding::Tunnel => format!(
                     "on {}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is net.ipv4.conf.tunl0.rp_filter 0?",
                     address.ip()
@@ -247,7 +312,6 @@ fn mtu(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
 }
 
 fn kernel(info: &Info, findings: &mut Findings) {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     if read("/proc/net/ip_vs").lines().count() > 3 {
         findings.add(
             "the kernel's own IPVS has services in this network namespace, too",
@@ -410,6 +474,33 @@ mod tests {
         rules(&services("nat", 1), ruleset, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
+    }
+
+    #[test]
+    fn a_host_that_forwards_nothing() {
+        let info = |backend: &str| -> Info {
+            let text = format!(
+                r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#
+            );
+            serde_json::from_str(&text).expect("info")
+        };
+        assert!(is_routed(&info("tun")) && !is_routed(&info("af_packet")));
+        for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
+            let mut findings = Findings::default();
+            let read = |_: &str| setting.to_owned();
+            forwarding(&services("nat", 1), &read, "", &mut findings);
+            let told = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
+            assert_eq!(told, found, "{findings:?}");
+        }
+        let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
+        let mut findings = Findings::default();
+        forwarding(
+            &services("nat", 1),
+            &|_| String::new(),
+            chains,
+            &mut findings,
+        );
+        assert!(findings.0[0].cure.contains("lvs-tun0"), "{findings:?}");
     }
 
     #[test]

@@ -23,6 +23,12 @@ socket = "/run/lvs/engine.sock"
 profile = "kernel"
 own_vips = false
 helper = "ftp"
+echo = "drop"
+echo_limit = 10
+clamp_mss = "auto"
+icmp_ratelimit = "500ms"
+icmp_msgs_per_sec = 0
+icmp_msgs_burst = 1
 max_connections = 1000000
 when_full = "evict"
 program = "/usr/sbin/lvs-dataplane"
@@ -82,6 +88,39 @@ persistence = { timeout = "1h", engine = "sip" }
 [[service.server]]
 address = "10.0.0.1:5060"
 "#;
+
+#[test]
+fn what_the_engine_is_told_about_icmp_and_vlans() {
+    let text = "[dataplane]\ninterface = [\"eth0.100=10.0.100.1/24,fd00::1/64\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
+                clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
+    assert_eq!(
+        load(text).dataplane.arguments().join(" "),
+        "--interface eth0.100=10.0.100.1/24,fd00::1/64 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
+         --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
+    );
+    for (line, wanted) in [
+        ("echo = \"host\"", "unknown word `host`"),
+        ("clamp_mss = 535", "`535` is no segment size"),
+        ("clamp_mss = \"Auto\"", "`Auto` is no segment size"),
+        ("icmp_msgs_burst = 0", "is out of range"),
+        ("echo_limit = -1", "is out of range"),
+        (
+            "interface = \"eth0=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.100=10.0.0.1\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.4095=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+    ] {
+        let found = errors(&format!("[dataplane]\n{line}\n"));
+        assert!(found.contains(wanted), "{line}: {found}");
+    }
+}
 
 fn load(text: &str) -> Config {
     Config::from_toml("test.toml", text)
@@ -163,7 +202,8 @@ fn defaults_and_the_full_file() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --max-connections 1000000 --when-full evict"
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
+         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full evict"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -413,6 +453,16 @@ fn what_does_not_fit_is_refused() {
             "[dataplane]\nbackend = \"xdp\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
             "address = \"10.0.0.1:80\"",
             "unknown word `xdp`",
+        ),
+        (
+            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"dr\"",
+            "address = \"10.0.0.1:80\"",
+            "direct routing needs frames",
+        ),
+        (
+            "vip = \"host\"\n[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "not routed to an engine with the backend `tun`",
         ),
         (
             "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",

@@ -1,0 +1,476 @@
+//! The helper for FTP: data connections follow the control connection that announces them (`ip_vs_ftp`).
+//!
+//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT) becomes a connection that
+//! the server may open; what a server announces (in answer to PASV, EPSV) becomes one that the client may open, and the
+//! client is told the virtual address in place of the server's. So the text changes, sometimes its length, and then
+//! every later number of the stream: see [`Shift`].
+//!
+//! The kernel leaves that to its connection tracking. Of what else this does, two things can be seen and are done here: a
+//! client's segment that acknowledges what no server has sent is dropped, and so is one that comes before the server's
+//! answer to the SYN.
+
+mod announce;
+mod sequence;
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
+
+use self::announce::Command;
+pub use self::sequence::Shift;
+use self::sequence::is_after;
+use crate::admit::server_flags;
+use crate::conn::table::flag;
+use crate::conn::{Key, Slot, State};
+use crate::shard::{Settings, Shard};
+use crate::{
+    DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
+};
+
+/// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
+pub const FTP_PORTS_MAX: usize = 8;
+
+/// Where the helper looks if nothing else is said.
+const FTP_PORT: u16 = 21;
+
+/// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+///
+/// # Errors
+/// [`Error::UnknownHelper`], [`Error::HelperPorts`].
+pub fn helper_ports(text: &str) -> Result<Vec<u16>, Error> {
+    let (name, ports) = match text.split_once('=') {
+        Some((name, ports)) => (name, Some(ports)),
+        None => (text, None),
+    };
+    if name != "ftp" {
+        return Err(Error::UnknownHelper);
+    }
+    let ports = match ports {
+        Some(ports) => ports
+            .split(',')
+            .map(|port| port.parse().map_err(|_| Error::HelperPorts))
+            .collect::<Result<Vec<u16>, Error>>()?,
+        None => alloc::vec![FTP_PORT],
+    };
+    check_ports(&ports)?;
+    Ok(ports)
+}
+
+/// Whether the helper can look at these ports.
+pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
+    let twice = |(at, port): (usize, &u16)| ports[..at].contains(port);
+    if ports.iter().enumerate().any(twice) || ports.contains(&0) || ports.len() > FTP_PORTS_MAX {
+        return Err(Error::HelperPorts);
+    }
+    Ok(())
+}
+
+/// What is to be done to a segment from a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// How its sequence number changes.
+    pub shift: Shift,
+    /// Text to be replaced.
+    pub replacement: Option<Replacement>,
+}
+
+/// Text of a TCP segment that is replaced by another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    start: u16,
+    end: u16,
+    len: u8,
+    text: [u8; TEXT_MAX],
+}
+
+/// The longest text: `255,255,255,255,255,255`.
+const TEXT_MAX: usize = 23;
+
+impl Replacement {
+    /// Which bytes of the payload are replaced.
+    pub fn place(&self) -> Range<usize> {
+        self.start.into()..self.end.into()
+    }
+
+    /// By what.
+    pub fn text(&self) -> &[u8] {
+        &self.text[..usize::from(self.len)]
+    }
+
+    /// By how many bytes the payload grows.
+    pub fn growth(&self) -> i32 {
+        i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
+    }
+
+    /// The same `by` bytes further on.
+    fn moved(mut self, by: usize) -> Option<Self> {
+        let by = u16::try_from(by).ok()?;
+        self.start = self.start.checked_add(by)?;
+        self.end = self.end.checked_add(by)?;
+        Some(self)
+    }
+
+    /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client connects to where it is
+    /// connected already after EPSV.
+    fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
+        let mut new = Self {
+            start: u16::try_from(place.start).ok()?,
+            end: u16::try_from(place.end).ok()?,
+            len: 0,
+            text: [0; TEXT_MAX],
+        };
+        match (mode, listens.ip()) {
+            (Mode::Passive, IpAddr::V4(addr)) => {
+                let [high, low] = listens.port().to_be_bytes();
+                for number in addr.octets().into_iter().chain([high]) {
+                    new.push_number(number.into());
+                    new.push(b',');
+                }
+                new.push_number(low.into());
+            }
+            (Mode::ExtendedPassive, _) => {
+                (0..3).for_each(|_| new.push(b'|'));
+                new.push_number(listens.port());
+                new.push(b'|');
+            }
+            _ => return None,
+        }
+        Some(new)
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.text[usize::from(self.len)] = byte;
+        self.len += 1;
+    }
+
+    fn push_number(&mut self, number: u16) {
+        let mut unit = 10_000;
+        while unit > 0 {
+            if number >= unit || unit == 1 {
+                let digit = number / unit % 10;
+                self.push(b'0' + u8::try_from(digit).unwrap_or(0));
+            }
+            unit /= 10;
+        }
+    }
+}
+
+/// What the client of a control connection has asked for last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    /// Nothing that the server's reply matters to.
+    #[default]
+    Active,
+    /// PASV.
+    Passive,
+    /// EPSV.
+    ExtendedPassive,
+}
+
+/// What the helper knows of a control connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Session {
+    mode: Mode,
+    /// Of the server's stream; nothing changes the client's.
+    shift: Shift,
+    /// The reply that was changed last: its number and what it answered. It may have to be sent again.
+    changed: Option<(u32, Mode)>,
+    /// Past the last byte that the client has sent, once it has sent something.
+    client_end: Option<u32>,
+    /// The same of the server.
+    server_end: Option<u32>,
+    /// The client's SYN has been seen.
+    opened: bool,
+}
+
+impl Session {
+    /// Follows a segment from the client. `true` if it belongs to the stream.
+    fn follow_client(&mut self, tcp: &Tcp<'_>) -> bool {
+        if tcp.flags.has(TcpFlags::SYN) && !tcp.flags.has(TcpFlags::ACK) {
+            self.opened = true;
+        }
+        let possible = match self.server_end {
+            _ if !tcp.acknowledges() => true,
+            Some(end) => !is_after(self.shift.acknowledged(tcp.acknowledgement), end),
+            None => !self.opened,
+        };
+        // A stray SYN says nothing about where a known stream ends.
+        if possible && !(tcp.flags.has(TcpFlags::SYN) && self.client_end.is_some()) {
+            extend(&mut self.client_end, tcp.end());
+        }
+        possible
+    }
+
+    /// The same of a segment from the server.
+    fn follow_server(&mut self, tcp: &Tcp<'_>) -> bool {
+        let acknowledged = |end| !is_after(tcp.acknowledgement, end);
+        let possible = !tcp.acknowledges() || self.client_end.is_none_or(acknowledged);
+        if possible {
+            extend(&mut self.server_end, tcp.end());
+        }
+        possible
+    }
+}
+
+fn extend(end: &mut Option<u32>, to: u32) {
+    if end.is_none_or(|end| is_after(to, end)) {
+        *end = Some(to);
+    }
+}
+
+/// What the helper reads of a TCP segment.
+struct Tcp<'a> {
+    sequence: u32,
+    acknowledgement: u32,
+    flags: TcpFlags,
+    payload: &'a [u8],
+}
+
+impl<'a> Tcp<'a> {
+    fn read(meta: &PacketMeta<'a>) -> Option<Self> {
+        let bytes = meta.segment.bytes;
+        let (header, _) = bytes.split_first_chunk::<20>()?;
+        let Transport::Tcp(flags) = meta.transport else {
+            return None;
+        };
+        let number = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|n| header[at + n]));
+        let len = usize::from(header[12] >> 4) * 4;
+        Some(Self {
+            sequence: number(4),
+            acknowledgement: number(8),
+            flags,
+            // A header that claims to be shorter than it can be has nothing behind it.
+            payload: bytes.get(len..).filter(|_| len >= 20).unwrap_or_default(),
+        })
+    }
+
+    /// A reset need not acknowledge what was sent.
+    const fn acknowledges(&self) -> bool {
+        let acks = self.flags.has(TcpFlags::ACK);
+        acks && !(self.flags.has(TcpFlags::RST) && self.acknowledgement == 0)
+    }
+
+    fn end(&self) -> u32 {
+        let controls = [TcpFlags::SYN, TcpFlags::FIN];
+        let controls = controls.map(|bit| usize::from(self.flags.has(bit)));
+        let len = self.payload.len() + controls[0] + controls[1];
+        self.sequence
+            .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    /// Opens, ends or breaks off a connection.
+    const fn controls(&self) -> bool {
+        self.flags.0 & (TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) != 0
+    }
+}
+
+impl Settings {
+    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
+    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
+        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
+        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
+            flag::NFCT | flag::HELPED
+        } else {
+            0
+        }
+    }
+}
+
+impl Shard {
+    /// Looks at a segment from the client of control connection `index`, whose state it has changed already
+    /// (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the client acknowledges.
+    ///
+    /// # Errors
+    /// Why the segment is dropped.
+    pub(crate) fn help_request(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Option<Shift>, DropReason> {
+        let Some(tcp) = Tcp::read(meta) else {
+            return Ok(None);
+        };
+        if !meta.segment.is_intact(&meta.tuple) {
+            return Err(DropReason::HelperChecksum);
+        }
+        let mut session = self.session(index);
+        let slot = self.table.get(index);
+        let virt = slot.virt();
+        let mut expected = None;
+        if slot.state == State::TCP_ESTABLISHED {
+            match announce::command(tcp.payload, Family::of(&virt.ip())) {
+                Some(Command::Passive(mode)) => session.mode = mode,
+                Some(Command::Active(client)) => {
+                    session.mode = Mode::Active;
+                    // Data come from the port before that of commands (RFC 959 section 3.2).
+                    expected = Some((client, before(virt), before(slot.server_addr())));
+                }
+                None => {}
+            }
+        } else if slot.state == State::TCP_SYN_RECV
+            && tcp.flags.has(TcpFlags::SYN)
+            && session.client_end != Some(tcp.end())
+        {
+            // The first segment of a new connection, be it with the addresses and ports of an old one.
+            session = Session {
+                mode: session.mode,
+                ..Session::default()
+            };
+        }
+        let possible = session.follow_client(&tcp);
+        let shift = session.shift;
+        self.sessions.insert(index, session);
+        if let Some((client, virt, server)) = expected {
+            let protocol = Protocol::TCP;
+            let key = Key {
+                protocol,
+                client,
+                virt,
+            };
+            let known = self.table.find_in(&key);
+            self.expect(index, known, &key, server, 0, meta.mark, now)?;
+        }
+        if possible {
+            Ok((!shift.is_none()).then_some(shift))
+        } else if tcp.controls() {
+            Ok(None)
+        } else {
+            Err(DropReason::HelperSequence)
+        }
+    }
+
+    /// Looks at a segment from the server of control connection `index`, before that changes its state (`ip_vs_ftp_out`).
+    ///
+    /// # Errors
+    /// Why the segment is dropped.
+    pub(crate) fn help_reply(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Option<Edit>, DropReason> {
+        let Some(tcp) = Tcp::read(meta) else {
+            return Ok(None);
+        };
+        if !meta.segment.is_intact(&meta.tuple) {
+            return Err(DropReason::HelperChecksum);
+        }
+        let mut session = self.session(index);
+        let mut replacement = None;
+        if self.table.get(index).state == State::TCP_ESTABLISHED {
+            replacement = self.announced(index, &mut session, &tcp, meta.mark, now)?;
+        }
+        let possible = session.follow_server(&tcp);
+        if let Some(replacement) = replacement
+            && possible
+        {
+            session.shift.replaced(tcp.sequence, replacement.growth());
+        }
+        let replacement = replacement.or_else(|| self.announced_again(index, &session, &tcp));
+        let shift = session.shift;
+        self.sessions.insert(index, session);
+        match (possible, replacement) {
+            (true, None) if shift.is_none() => Ok(None),
+            (true, replacement) => Ok(Some(Edit { shift, replacement })),
+            (false, None) => Ok(None),
+            // The kernel cannot change what its connection tracking does not know.
+            (false, Some(_)) => Err(DropReason::HelperSequence),
+        }
+    }
+
+    /// Expects the data connection that a reply announces, and tells what the client is to read there.
+    fn announced(
+        &mut self,
+        index: u32,
+        session: &mut Session,
+        tcp: &Tcp<'_>,
+        mark: u32,
+        now: Instant,
+    ) -> Result<Option<Replacement>, DropReason> {
+        let slot = self.table.get(index);
+        let (client, virt, server) = (slot.client(), slot.virt(), slot.server_addr());
+        let Some((listens, place)) = announce::reply(tcp.payload, session.mode, server.ip()) else {
+            return Ok(None);
+        };
+        // The port from which the client will come is not known yet.
+        let client = SocketAddr::new(client.ip(), 0);
+        let key = Key {
+            protocol: Protocol::TCP,
+            client,
+            virt: SocketAddr::new(virt.ip(), listens.port()),
+        };
+        let known = self.table.find_out(Protocol::TCP, listens, client);
+        let data = self.expect(index, known, &key, listens, flag::NO_CPORT, mark, now)?;
+        let virt = self.table.get(data).virt();
+        session.changed = Some((tcp.sequence, session.mode));
+        let replacement = Replacement::new(&place, session.mode, virt);
+        session.mode = Mode::Active;
+        Ok(replacement)
+    }
+
+    /// What the client is to read in a reply that the server sends again, because it was lost behind the director. The
+    /// kernel lets it pass as it is, with the wrong address and, if the length had changed, in the wrong place.
+    fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
+        let (sequence, mode) = session.changed?;
+        let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
+        let slot = self.table.get(index);
+        let server = slot.server_addr().ip();
+        let (listens, place) = announce::reply(tcp.payload.get(at..)?, mode, server)?;
+        let virt = SocketAddr::new(slot.virt().ip(), listens.port());
+        Replacement::new(&place, mode, virt)?.moved(at)
+    }
+
+    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait for its first packet
+    /// (`ip_vs_tcp_conn_listen`). Returns its index.
+    #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
+    fn expect(
+        &mut self,
+        control: u32,
+        known: Option<u32>,
+        key: &Key,
+        server: SocketAddr,
+        flags: u32,
+        mark: u32,
+        now: Instant,
+    ) -> Result<u32, DropReason> {
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let record = self.table.get(control).server;
+                let conntrack = self.settings.sysctls.conntrack;
+                let mut flags = flags | flag::NFCT;
+                if let Some(link) = self.link(control) {
+                    flags |= server_flags(&link.server, conntrack);
+                }
+                flags |= self.settings.helper_flags(key.protocol, key.virt, flags);
+                let mut slot = Slot::new(key, server, flags);
+                slot.server = record;
+                slot.mark = mark;
+                slot.sync_end = crate::sync::ticks(now) & !3;
+                slot.control = control;
+                let index = self.open(slot, None, now).ok_or(DropReason::TableFull)?;
+                self.table.get_mut(control).controlled += 1;
+                if let Some(link) = self.link(index) {
+                    link.server.bind(false);
+                }
+                index
+            }
+        };
+        let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_LISTEN);
+        let slot = self.table.get_mut(index);
+        slot.state = State::TCP_LISTEN;
+        slot.timeout = timeout;
+        self.table.restart(index, now);
+        Ok(index)
+    }
+
+    fn session(&self, index: u32) -> Session {
+        self.sessions.get(&index).copied().unwrap_or_default()
+    }
+}
+
+/// The address with the port before its own.
+const fn before(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip(), addr.port().wrapping_sub(1))
+}

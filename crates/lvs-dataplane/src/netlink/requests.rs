@@ -1,0 +1,127 @@
+//! Requests to the kernel's tables, each acknowledged before the next.
+
+use std::io;
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use super::message::{Builder, Message, messages};
+use crate::sys;
+
+/// A socket for requests.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    socket: Socket,
+    seq: u32,
+    buf: Vec<u8>,
+}
+
+impl Requests {
+    /// Connects to the kernel, in this thread's network namespace.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.set_ext_ack(true)?;
+        socket.set_cap_ack(true)?;
+        sys::set_receive_buffer(&socket, 1 << 20)?;
+        Ok(Self {
+            socket,
+            seq: 1,
+            buf: Vec::with_capacity(64 << 10),
+        })
+    }
+
+    /// Sends a request and waits for its acknowledgement.
+    pub(crate) fn request(
+        &mut self,
+        kind: u16,
+        flags: i32,
+        header: &[u8],
+        fill: impl FnOnce(&mut Builder),
+    ) -> io::Result<()> {
+        let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+        self.send(kind, flags, header, fill)?;
+        loop {
+            self.buf.clear();
+            receive(&self.socket, &mut self.buf)?;
+            for message in messages(&self.buf) {
+                if message.seq != self.seq {
+                    continue;
+                }
+                match message.error() {
+                    Some((0, _)) => return Ok(()),
+                    Some(error) => return Err(refusal(error)),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Asks for a whole table. One that changes while it is read is still consistent with the events that follow.
+    pub(crate) fn dump(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        mut each: impl FnMut(&Message<'_>),
+    ) -> io::Result<()> {
+        const NLMSG_DONE: u16 = 3;
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
+        self.send(kind, flags, header, |_| {})?;
+        loop {
+            self.buf.clear();
+            receive(&self.socket, &mut self.buf)?;
+            for message in messages(&self.buf) {
+                if message.seq != self.seq {
+                    continue;
+                }
+                if let Some(error) = message.error() {
+                    return Err(refusal(error));
+                }
+                if message.kind == NLMSG_DONE {
+                    return Ok(());
+                }
+                each(&message);
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        kind: u16,
+        flags: i32,
+        header: &[u8],
+        fill: impl FnOnce(&mut Builder),
+    ) -> io::Result<()> {
+        self.seq = self.seq.wrapping_add(1).max(1);
+        let mut builder = Builder::new(self.seq);
+        builder.begin(kind, u16::try_from(flags).unwrap_or(0), header);
+        fill(&mut builder);
+        builder.end();
+        self.socket.send(builder.bytes(), 0).map(drop)
+    }
+}
+
+/// Receives one datagram whole; a signal does not end the wait.
+fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        match socket.recv(buf, libc::MSG_TRUNC) {
+            Ok(len) if len > buf.len() => {
+                return Err(io::Error::other(
+                    "the kernel's answer is longer than any known one",
+                ));
+            }
+            Ok(_) => return Ok(()),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// The kernel's refusal as an error, with its own words if it gave any.
+pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
+    let err = io::Error::from_raw_os_error(errno);
+    if let Some(words) = words {
+        tracing::debug!("the kernel says: {words} ({err})");
+    }
+    err
+}

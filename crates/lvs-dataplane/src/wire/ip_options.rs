@@ -1,0 +1,273 @@
+//! Options of an IPv4 header: what a host checks before it looks at the packet, and what a router writes into them
+//! (`__ip_options_compile`, `ip_forward_options`).
+//!
+//! ```text
+//!  record route   7 │ length │ pointer │ address, address, ...
+//!  time stamp    68 │ length │ pointer │ overflow, flag │ time, ...   flag 0: times, 1: address and time, 3: where they match
+//!  source route 131, 137: the sender chooses the way
+//! ```
+
+use std::net::Ipv4Addr;
+
+use super::{ipv4, put32};
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const RECORD_ROUTE: u8 = 7;
+const TIMESTAMP: u8 = 68;
+const LOOSE_SOURCE_ROUTE: u8 = 131;
+const STRICT_SOURCE_ROUTE: u8 = 137;
+const ROUTER_ALERT: u8 = 148;
+
+/// Routers that found no room for their time stamp are counted up to this.
+const OVERFLOW_MAX: u8 = 15;
+
+/// Why a host takes no packet with these options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// They make no sense; the byte of the IP header at fault.
+    Malformed(u8),
+    /// The sender chose the way, which hosts do not allow (`accept_source_route`).
+    SourceRoute,
+}
+
+/// What options ask a router to write, as places in the header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The record route option, and where the next address belongs.
+    route: Option<(usize, usize)>,
+    /// The time stamp option, and where the next address (if any) and time belong.
+    stamp: Option<(usize, Option<usize>, usize)>,
+    /// The time stamp option has no room left, which is counted.
+    overflow: Option<usize>,
+}
+
+/// Checks the options of the IPv4 packet at the start of `ip`, whose header is whole. `own`: whether an address is one of
+/// this router's, which time stamps can ask for by name.
+///
+/// # Errors
+/// See [`Refused`].
+pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused> {
+    let end = ipv4::header_len(ip).min(ip.len());
+    let mut wanted = Wanted::default();
+    let (mut routes, mut stamps, mut sources) = (0, 0, 0);
+    let mut at = ipv4::HEADER_LEN;
+    let bad = |at: usize| Refused::Malformed(u8::try_from(at).unwrap_or(u8::MAX));
+    while at < end {
+        match ip[at] {
+            END => break,
+            NOP => {
+                at += 1;
+                continue;
+            }
+            _ => {}
+        }
+        let len = ip[..end].get(at + 1).map_or(0, |&len| usize::from(len));
+        if len < 2 || at + len > end {
+            return Err(bad(at));
+        }
+        let option = &ip[at..at + len];
+        // The pointer counts from 1.
+        let pointer = option.get(2).map_or(0, |&pointer| usize::from(pointer));
+        let fits = |need: usize| pointer - 1 + need <= len;
+        let next = at + pointer.saturating_sub(1);
+        match option[0] {
+            LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => {
+                sources += 1;
+                match () {
+                    () if len < 3 => return Err(bad(at + 1)),
+                    () if pointer < 4 => return Err(bad(at + 2)),
+                    () if sources > 1 => return Err(bad(at)),
+                    () => {}
+                }
+            }
+            RECORD_ROUTE => {
+                routes += 1;
+                match () {
+                    () if routes > 1 => return Err(bad(at)),
+                    () if len < 3 => return Err(bad(at + 1)),
+                    () if pointer < 4 => return Err(bad(at + 2)),
+                    () if pointer > len => {}
+                    () if !fits(4) => return Err(bad(at + 2)),
+                    () => wanted.route = Some((at, next)),
+                }
+            }
+            TIMESTAMP => {
+                stamps += 1;
+                let flag = option.get(3).map_or(0, |flags| flags & 15);
+                match () {
+                    () if stamps > 1 => return Err(bad(at)),
+                    () if len < 4 => return Err(bad(at + 1)),
+                    () if pointer < 5 => return Err(bad(at + 2)),
+                    () if pointer <= len => match flag {
+                        0 if !fits(4) => return Err(bad(at + 2)),
+                        0 => wanted.stamp = Some((at, None, next)),
+                        1 | 3 if !fits(8) => return Err(bad(at + 2)),
+                        1 => wanted.stamp = Some((at, Some(next), next + 4)),
+                        3 if own(Ipv4Addr::from_bits(super::be32(ip, next))) => {
+                            wanted.stamp = Some((at, None, next + 4));
+                        }
+                        _ => {}
+                    },
+                    () if flag == 3 => {}
+                    () if option[3] >> 4 == OVERFLOW_MAX => return Err(bad(at + 3)),
+                    () => wanted.overflow = Some(at),
+                }
+            }
+            ROUTER_ALERT if len < 4 => return Err(bad(at + 1)),
+            _ => {}
+        }
+        at += len;
+    }
+    if sources > 0 {
+        return Err(Refused::SourceRoute);
+    }
+    Ok(wanted)
+}
+
+impl Wanted {
+    /// Whether nothing is asked for.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Writes what is asked for into the packet at the start of `ip`, whose options these are: `route` into its record,
+    /// `stamp` and `time` (in milliseconds since midnight, UTC) into its time stamps.
+    pub fn fill(&self, ip: &mut [u8], route: Ipv4Addr, stamp: Ipv4Addr, time: u32) {
+        if self.is_nothing() {
+            return;
+        }
+        let advance = |ip: &mut [u8], option: usize, by: u8| {
+            if let Some(pointer) = ip.get_mut(option + 2) {
+                *pointer = pointer.saturating_add(by);
+            }
+        };
+        if let Some((option, at)) = self.route {
+            put32(ip, at, route.to_bits());
+            advance(ip, option, 4);
+        }
+        if let Some((option, address, at)) = self.stamp {
+            if let Some(address) = address {
+                put32(ip, address, stamp.to_bits());
+            }
+            put32(ip, at, time);
+            // With an address of its own or one that was named, a stamp takes 8 bytes.
+            let pointer = ip
+                .get(option + 2)
+                .map_or(0, |&pointer| usize::from(pointer));
+            let start = option + pointer.saturating_sub(1);
+            advance(ip, option, if at > start { 8 } else { 4 });
+        }
+        if let Some(option) = self.overflow
+            && let Some(flags) = ip.get_mut(option + 3)
+        {
+            *flags = flags.saturating_add(0x10);
+        }
+        ipv4::finish_header(ip);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+    const NEAR: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+
+    fn packet(options: &[u8]) -> Vec<u8> {
+        let mut ip = vec![0; 20];
+        ip.extend(options);
+        ip.resize(ip.len().next_multiple_of(4), 0);
+        ip[0] = 0x40 | u8::try_from(ip.len() / 4).expect("short");
+        ip
+    }
+
+    fn filled(options: &[u8]) -> Vec<u8> {
+        let mut ip = packet(options);
+        let wanted = read(&ip, |addr| addr == OWN || addr == NEAR).expect("well formed");
+        wanted.fill(&mut ip, OWN, NEAR, 0x0102_0304);
+        ip[20..20 + options.len()].to_vec()
+    }
+
+    /// Recorded from the kernel, requests and answers of a service by NAT with each of these options.
+    #[test]
+    fn what_a_router_writes() {
+        for (before, after) in [
+            (
+                &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],
+                &[7, 11, 8, 10, 0, 0, 100, 0, 0, 0, 0][..],
+            ),
+            (&[7, 7, 8, 0, 0, 0, 0], &[7, 7, 8, 0, 0, 0, 0]),
+            (&[68, 8, 5, 0, 0, 0, 0, 0], &[68, 8, 9, 0, 1, 2, 3, 4]),
+            (
+                &[68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+                &[68, 12, 13, 1, 10, 1, 0, 1, 1, 2, 3, 4],
+            ),
+            (
+                &[68, 12, 5, 3, 10, 0, 0, 100, 0, 0, 0, 0],
+                &[68, 12, 13, 3, 10, 0, 0, 100, 1, 2, 3, 4],
+            ),
+            (
+                &[68, 12, 5, 3, 9, 9, 9, 9, 0, 0, 0, 0],
+                &[68, 12, 5, 3, 9, 9, 9, 9, 0, 0, 0, 0],
+            ),
+            (&[68, 8, 9, 0, 0, 0, 0, 0], &[68, 8, 9, 0x10, 0, 0, 0, 0]),
+            (&[1, 1, 1, 0], &[1, 1, 1, 0]),
+            (&[148, 4, 0, 0], &[148, 4, 0, 0]),
+            (&[30, 4, 1, 2], &[30, 4, 1, 2]),
+        ] {
+            assert_eq!(filled(before), after, "{before:?}");
+        }
+    }
+
+    /// As the kernel answers with "parameter problem", recorded; and what is dropped without a word.
+    #[test]
+    fn what_a_host_refuses() {
+        for (options, octet) in [
+            (&[7, 40, 4, 0][..], 20),
+            (&[7, 1, 4, 0], 20),
+            (&[7, 7, 3, 0, 0, 0, 0], 22),
+            (&[7, 7, 6, 0, 0, 0, 0], 22),
+            (&[68, 8, 4, 0, 0, 0, 0, 0], 22),
+            (&[68, 12, 9, 3, 0, 0, 0, 0, 0, 0, 0, 0], 22),
+            (&[68, 8, 9, 0xf0, 0, 0, 0, 0], 23),
+            (&[7, 7, 4, 0, 0, 0, 0, 7, 7, 4, 0, 0, 0, 0], 27),
+            (&[1, 1, 1, 7], 23),
+        ] {
+            assert_eq!(
+                read(&packet(options), |_| false),
+                Err(Refused::Malformed(octet)),
+                "{options:?}"
+            );
+        }
+        for kind in [LOOSE_SOURCE_ROUTE, STRICT_SOURCE_ROUTE] {
+            for pointer in [4, 8] {
+                let options = [kind, 7, pointer, 10, 1, 0, 11];
+                assert_eq!(
+                    read(&packet(&options), |_| false),
+                    Err(Refused::SourceRoute)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_lead_outside() {
+        // Every option of every length and pointer, also where the header ends early.
+        for kind in [7, 68, 131, 148, 30] {
+            for len in 0..=44 {
+                for pointer in 0..=44 {
+                    for flags in [0, 1, 3, 0xf1] {
+                        let mut ip = packet(&[kind, len, pointer, flags, 0, 0, 0, 0, 0, 0, 0, 0]);
+                        if let Ok(wanted) = read(&ip, |_| true) {
+                            let before = ip.len();
+                            wanted.fill(&mut ip, OWN, NEAR, u32::MAX);
+                            assert_eq!(ip.len(), before);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
