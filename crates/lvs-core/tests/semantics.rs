@@ -709,7 +709,10 @@ fn a_million_connections_come_and_go() {
     assert_eq!(director.shard.len(), 1_000_000);
     let now = Instant::from_secs(20);
     let listed = director.shard.connections_from(0, now);
-    assert_eq!(listed.filter(|conn| conn.state == "SYN_RECV").count(), 1_000_000);
+    assert_eq!(
+        listed.filter(|conn| conn.state == "SYN_RECV").count(),
+        1_000_000
+    );
     for server in director.control.service(&key).unwrap().servers() {
         assert_eq!((server.total(), server.active()), (250_000, 250_000));
     }

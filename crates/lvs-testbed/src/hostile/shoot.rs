@@ -1,17 +1,12 @@
 //! Frames that nobody should send, out of a real interface.
 
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
 use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::af_packet::AfPacket;
 use lvs_dataplane::io::{BATCH, PacketIo};
 use lvs_dataplane::sys;
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::{
-    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, sendto, socket,
-};
 
 use super::generator::{Act, Generator, MACS, Shot, Side};
 use super::{Entropy, Method, Scene};
@@ -70,10 +65,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
         };
         frames.extend(shots.into_iter().filter_map(|shot| aim(shot, mac, options)));
     }
-    let taken = match mac {
-        Some(_) => by_packet_socket(&options.interface, &mut frames)?,
-        None => bare(&options.interface, &frames)?,
-    };
+    let taken = send(&options.interface, &mut frames)?;
     println!("{taken} of {} frames sent", frames.len());
     Ok(())
 }
@@ -114,7 +106,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
 }
 
 /// With everything that a virtual link carries beside the frame.
-fn by_packet_socket(interface: &str, frames: &mut [Frame]) -> Result<usize> {
+fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index = sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
     let mut socket = AfPacket::open(index, interface)?;
     let refused: usize = frames
@@ -126,26 +118,4 @@ fn by_packet_socket(interface: &str, frames: &mut [Frame]) -> Result<usize> {
         })
         .sum();
     Ok(frames.len() - refused)
-}
-
-fn bare(interface: &str, frames: &[Frame]) -> Result<usize> {
-    let addr: LinkAddr = getifaddrs()?
-        .filter(|entry| entry.interface_name == interface)
-        .find_map(|entry| entry.address?.as_link_addr().copied())
-        .with_context(|| format!("no interface {interface}"))?;
-    anyhow::ensure!(addr.family() == Some(AddressFamily::Packet));
-    let raw = socket(
-        AddressFamily::Packet,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )
-    .context("cannot open a packet socket (CAP_NET_RAW is needed)")?;
-    let sent = frames.iter().enumerate().filter(|(number, frame)| {
-        if number % BATCH == 0 {
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-        sendto(raw.as_raw_fd(), frame.bytes(), &addr, MsgFlags::empty()).is_ok()
-    });
-    Ok(sent.count())
 }
