@@ -241,11 +241,12 @@ impl Control {
         }
     }
 
-    /// Shard `number`, without connections.
-    ///
-    /// # Panics
-    /// If `number` is not below [`Options::shards`].
-    pub fn shard(&self, number: usize) -> Shard {
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be asked for once each: two of one
+    /// number count the same twice.
+    pub fn shard(&self, number: usize) -> Option<Shard> {
+        if number >= self.options.shards {
+            return None;
+        }
         let mut shard = Shard {
             number,
             table: ConnTable::new(self.options.max_connections, self.options.seed),
@@ -263,7 +264,12 @@ impl Control {
             sessions: BTreeMap::new(),
         };
         self.refresh(&mut shard);
-        shard
+        Some(shard)
+    }
+
+    /// Whether `shard` is one of this director's.
+    pub(crate) fn owns(&self, shard: &Shard) -> bool {
+        Arc::ptr_eq(&self.shared, &shard.shared)
     }
 
     // --- services -------------------------------------------------------------------------------------------------
@@ -602,8 +608,11 @@ impl Control {
     }
 
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
-    /// happen in the order of their deadlines, however far the clock has moved.
+    /// happen in the order of their deadlines, however far the clock has moved. A shard of another director stays as it is.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
+        if !self.owns(shard) {
+            return self.advance(now);
+        }
         if self.clock.is_some_and(|clock| clock < now) {
             shard.bury();
         }
@@ -891,8 +900,12 @@ impl Control {
         Some(self.clock? + scheduler.period()?)
     }
 
-    /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes.
+    /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes. A shard of another
+    /// director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
+        if !self.owns(shard) {
+            return;
+        }
         self.refresh(shard);
         let Some(wish) = self.wishes.get_mut(shard.number) else {
             return;

@@ -190,7 +190,8 @@ impl Offline {
                 error!("cannot keep the helper's ports: {error}");
             }
             control.set_local_addresses(net.local());
-            self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
+            let shard = control.shard(0).expect("there is at least one");
+            self.decider = Decider::new(self.shared.clone(), shard, None);
             self.shared.daemons().clear();
         }
         self.net = net;

@@ -1178,6 +1178,19 @@ impl Worker {
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
         self.local_nodes = None;
+        let counters = &self.pipeline.counters;
+        info!(
+            received = counters.received,
+            reassembled = counters.reassembled,
+            sent = counters.sent,
+            held = counters.held,
+            left = counters.left,
+            given_back = counters.given_back,
+            answered = counters.answered,
+            fragments = counters.fragments,
+            dropped = counters.dropped_total(),
+            "what became of the packets"
+        );
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
