@@ -142,6 +142,8 @@ reasons! {
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",
+        /// The program around the director has handed in the shard of another director.
+        ForeignShard => "foreign_shard",
         /// The transport header is cut short.
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
