@@ -65,13 +65,13 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
 }
 
 /// Every port of an FTP service's address: while it is persistent, it takes data connections to ports that have no
-/// service of their own.
-fn any_port(key: ServiceKey) -> Option<Endpoint> {
+/// service of their own; the helper for the ports `helped` knows which will come.
+fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
             protocol: Protocol::TCP,
             addr,
-        } if addr.port() == FTP => {
+        } if addr.port() == FTP || helped.contains(&addr.port()) => {
             Some(Endpoint::new(Protocol::TCP, SocketAddr::new(addr.ip(), 0)))
         }
         _ => None,
@@ -87,6 +87,23 @@ pub struct LocalClient {
     pub server: SocketAddr,
     /// The client's address and port on the director.
     pub local: SocketAddr,
+}
+
+/// IPsec, which follows ISAKMP connections and has no ports of its own.
+const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
+/// ISAKMP's port (RFC 2408 section 2.5.1).
+const ISAKMP: u16 = 500;
+
+/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
+    let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
+    let followers = IPSEC.map(|protocol| Endpoint {
+        protocol,
+        port: 0,
+        ..endpoint
+    });
+    let followers = followers.into_iter().filter(move |_| isakmp);
+    std::iter::once(endpoint).chain(followers)
 }
 
 /// Ports of a rule for marks that are hidden one by one.
@@ -255,20 +272,22 @@ impl ShieldSpec {
             for addr in hidden.vips() {
                 for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
                     let any = SocketAddr::new(addr, 0);
-                    hidden.services.insert(Endpoint::new(protocol, any));
+                    let any = Endpoint::new(protocol, any);
+                    hidden.services.extend(with_followers(any));
                 }
             }
         }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
-            hidden.hide_key(key, control.ftp_ports().contains(&key.port()));
+            let helped = control.ftp_ports();
+            hidden.hide_key(key, helped, false);
             // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
-            hidden.services.extend(any_port(key).filter(|any| {
+            hidden.services.extend(any_port(key, helped).filter(|any| {
                 let kept = before.services.contains(any);
                 kept && server.total() > 0
             }));
-            let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
+            let (protocols, port) = reply_ports(&key, server, helped);
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
@@ -276,7 +295,7 @@ impl ShieldSpec {
                 let nat = server.forwarding().translates()
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
                 if nat {
-                    hidden.nat_servers.insert(endpoint);
+                    hidden.nat_servers.extend(with_followers(endpoint));
                 }
             }
         }
@@ -296,7 +315,9 @@ impl ShieldSpec {
                 let endpoints = protocols
                     .iter()
                     .map(|&protocol| Endpoint::new(protocol, addr));
-                hidden.nat_servers.extend(endpoints);
+                hidden
+                    .nat_servers
+                    .extend(endpoints.flat_map(with_followers));
             }
         }
         hidden
@@ -321,26 +342,17 @@ impl ShieldSpec {
     }
 
     fn hide_service(&mut self, service: &Service, helped: &[u16]) {
-        // A persistent FTP service takes data connections to ports that have no service of their own; a helper knows which
-        // will come.
-        let port = service.key().port();
         let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
-        self.hide_key(
-            service.key(),
-            (port == FTP && persistent) || helped.contains(&port),
-        );
+        self.hide_key(service.key(), helped, persistent);
     }
 
-    /// Hides what a service takes, and with `data` every other TCP port of its address.
-    fn hide_key(&mut self, key: ServiceKey, data: bool) {
-        self.services.extend(service_endpoint(key));
-        if let ServiceKey::Address { protocol, addr } = key
-            && protocol == Protocol::TCP
-            && data
-        {
-            let any = SocketAddr::new(addr.ip(), 0);
-            self.services.insert(Endpoint::new(protocol, any));
-        }
+    /// Hides what a service takes, data connections of FTP included.
+    fn hide_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+        let endpoint = service_endpoint(key);
+        self.services
+            .extend(endpoint.into_iter().flat_map(with_followers));
+        let data = persistent || helped.contains(&key.port());
+        self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
     /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
@@ -368,7 +380,8 @@ impl ShieldSpec {
                     protocol,
                     port,
                 };
-                self.services.extend(ports.iter().map(endpoint));
+                let endpoints = ports.iter().map(endpoint);
+                self.services.extend(endpoints.flat_map(with_followers));
             }
         }
     }
@@ -491,7 +504,7 @@ mod tests {
             .add_server(&key, server, &direct, now)
             .expect("a new server");
         let persistent = ShieldSpec::of(control, &ShieldSpec::default());
-        let any = any_port(key).expect("an FTP service");
+        let any = any_port(key, &[]).expect("an FTP service");
         assert!(persistent.services.contains(&any));
 
         let verdict = director.handle_packet(

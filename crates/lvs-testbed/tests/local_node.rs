@@ -79,9 +79,7 @@ fn nat_to_the_director_itself() -> Result<()> {
         if let Some(engine) = &mut site.engine {
             engine.kill();
         }
-        let direct = site
-            .client
-            .sh(&format!("curl -sS -f -m 5 http://10.0.0.1:8080/id"))?;
+        let direct = site.client.sh("curl -sS -f -m 5 http://10.0.0.1:8080/id")?;
         ensure!(direct == "director\n");
         site.start_engine(&[])?;
         ensure!(!rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);

@@ -26,6 +26,9 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
+    /// What comes in by the present batch is none of the director's business: it comes out of a tunnel of the host's, and
+    /// `ignore_tunneled` is set.
+    pub(super) ignores: bool,
     /// Whether to remember the last decision for a capture.
     pub(super) tells: bool,
     told: Option<(Tuple, Verdict)>,
@@ -42,6 +45,7 @@ impl Decider {
             marks: Arc::from([]),
             marked: Vec::new(),
             interface: Arc::from(""),
+            ignores: false,
             shared,
             shard,
             hook,
@@ -148,7 +152,7 @@ impl Decider {
             self.told = Some((tuple, verdict));
         }
         match verdict {
-            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
+            Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {
                 self.drops[reason.index()] += 1;
             }
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
@@ -160,6 +164,9 @@ impl Decider {
 
 impl Decide for Decider {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(meta.tuple, Verdict::Accept(AcceptReason::Tunneled));
+        }
         if let Some(hook) = &mut self.hook {
             match hook.packet(meta) {
                 HookAction::Continue => {}
@@ -194,6 +201,9 @@ impl Decide for Decider {
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(error.inner, Verdict::Accept(AcceptReason::Tunneled));
+        }
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => {

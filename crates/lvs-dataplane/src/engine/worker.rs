@@ -42,6 +42,10 @@ use crate::wire::Mac;
 const BATCHES_PER_TURN: usize = 4;
 /// Connections whose end is looked at between two batches.
 const EXPIRY_BUDGET: usize = 1024;
+/// Connections that are looked at between two batches after a server went down; a sixteenth of them may be reset.
+const DOWN_BUDGET: usize = 4096;
+/// How long packets have their turn between two such rounds.
+const DOWN_PERIOD: Duration = Duration::from_millis(1);
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Between two questions after the link-layer address of a server's next hop. The kernel never sees our frames, and would
@@ -89,6 +93,8 @@ struct Attached {
     io: AfPacket,
     name: Arc<str>,
     down: bool,
+    /// What comes in there was inside of packets that IPVS does not balance.
+    decapsulates: bool,
 }
 
 impl Attached {
@@ -101,6 +107,12 @@ impl Attached {
             warn!("{}: {addr} may not be found there: {error}", self.name);
         }
     }
+}
+
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
+/// balances, so that `ignore_tunneled` is not about them.
+fn decapsulates(kind: Option<&str>) -> bool {
+    matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
 /// Everything that one thread of packet processing owns.
@@ -121,6 +133,7 @@ pub(super) struct Worker {
     trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
+    ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
     /// The local addresses of full NAT that were asked for.
@@ -145,6 +158,8 @@ pub(super) struct Worker {
     changed: Option<Instant>,
     /// When everything was last gone through.
     followed: Instant,
+    /// Resets sent since the first of the servers went down whose connections are being ended.
+    resets: usize,
     /// Connections refused for a full table when that was last said, and when it may be said again.
     full: (u64, Instant),
     captures: Vec<Capture>,
@@ -196,6 +211,7 @@ impl Worker {
             trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
+            ignore_tunneled: false,
             wanted_vips: HashSet::new(),
             wanted_pool: LocalPool::default(),
             local_nodes,
@@ -209,6 +225,7 @@ impl Worker {
             refused: 0,
             changed: None,
             followed: Instant::ZERO,
+            resets: 0,
             full: (0, Instant::ZERO),
             captures: Vec::new(),
             next_housekeeping: Instant::ZERO,
@@ -281,6 +298,9 @@ impl Worker {
 
     fn until_next_timer(&self) -> Duration {
         let now = self.shared.now();
+        if self.decider.shard.has_down() {
+            return DOWN_PERIOD;
+        }
         let next = self
             .decider
             .shard
@@ -307,6 +327,8 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            self.decider.interface = self.interface_of(port);
+            self.decider.ignores = self.ignore_tunneled && self.decapsulates(port);
             if !self.captures.is_empty() {
                 self.process_shown(port, count, now);
                 if count < BATCH {
@@ -314,7 +336,6 @@ impl Worker {
                 }
                 continue;
             }
-            self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -509,6 +530,9 @@ impl Worker {
     fn timers(&mut self) {
         let now = self.shared.now();
         self.decider.shard.advance(now, EXPIRY_BUDGET);
+        if self.decider.shard.has_down() {
+            self.end_down(now);
+        }
         if now < self.next_housekeeping {
             return;
         }
@@ -531,6 +555,25 @@ impl Worker {
         }
         self.announce();
         self.complain_of_full_table(now);
+    }
+
+    /// Goes on ending the connections of servers that went down.
+    fn end_down(&mut self, now: Instant) {
+        let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
+        for reset in &resets {
+            self.pipeline.send_reset(reset, &env, now, &mut self.output);
+        }
+        self.flush();
+        self.resets += resets.len();
+        if !self.decider.shard.has_down() {
+            let sent = std::mem::take(&mut self.resets);
+            info!("ended the connections of servers that went down; {sent} TCP resets sent");
+        }
     }
 
     fn complain_of_full_table(&mut self, now: Instant) {
@@ -654,6 +697,7 @@ impl Worker {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
+            self.ignore_tunneled = control.sysctls().ignore_tunneled;
             hidden = ShieldSpec::of(&control, &self.hidden);
             let is_local = |addr| self.network.state.is_local(addr);
             hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
@@ -1041,6 +1085,7 @@ impl Worker {
                         io,
                         name: Arc::from(link.name.as_str()),
                         down,
+                        decapsulates: decapsulates(link.kind.as_deref()),
                     };
                     for &addr in self.announcing.keys() {
                         attached.listen(addr, true);
@@ -1118,6 +1163,11 @@ impl Worker {
         }
     }
 
+    fn decapsulates(&self, port: PortId) -> bool {
+        let attached = self.ports.get(port.index()).and_then(Option::as_ref);
+        attached.is_some_and(|attached| attached.decapsulates)
+    }
+
     fn name_of(&self, port: PortId) -> &str {
         match self.ports.get(port.index()) {
             Some(Some(attached)) => &attached.name,
@@ -1146,6 +1196,13 @@ impl Worker {
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    fn own_vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.hidden.own_vips.iter().copied();
+        own.filter(move |addr| self.network.is_vip(*addr) || !local.contains(addr))
+    }
+
     fn info(&self) -> Info {
         let routed = self.access.is_routed().then(|| InterfaceInfo {
             name: self.access.name().to_owned(),
@@ -1173,7 +1230,7 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            own_vips: self.hidden.own_vips.iter().copied().collect(),
+            own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
                 .iter()

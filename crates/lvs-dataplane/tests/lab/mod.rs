@@ -7,6 +7,8 @@
     reason = "shared by test programs, of which each uses a part"
 )]
 
+pub mod director;
+
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -50,6 +50,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     engine(&info, &mut findings);
     addresses(&services, &info, &is_local, &mut findings);
     servers(&services, &seen, &mut findings);
+    ftp(&services, &info, &mut findings);
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
     kernel(&info, &mut findings);
@@ -297,6 +298,26 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
     }
 }
 
+/// FTP through NAT, which needs a helper.
+fn ftp(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    for service in services {
+        let nat = service
+            .servers
+            .iter()
+            .any(|server| server.config.forwarding == Forwarding::Nat);
+        if let ServiceId::Tcp { address } = service.service
+            && address.port() == 21
+            && nat
+            && info.ftp_ports.is_empty()
+        {
+            findings.add(
+                format!("{} looks like FTP by NAT, and no helper translates the addresses in its commands: clients log in, and transfers fail", service_text(service.service)),
+                "start lvs-dataplane with --helper ftp, as modprobe ip_vs_ftp does for the kernel",
+            );
+        }
+    }
+}
+
 fn mtu(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     let tunnels = services
         .iter()
@@ -463,6 +484,28 @@ mod tests {
             &mut findings,
         );
         assert!(findings.0[0].what.contains("192.0.2.1"));
+    }
+
+    #[test]
+    fn ftp_without_a_helper() {
+        let mut services = services("nat", 1);
+        let told = |services: &[ServiceInfo], info: &Info| {
+            let mut findings = Findings::default();
+            ftp(services, info, &mut findings);
+            findings.0.len()
+        };
+        let mut info = Info::default();
+        assert_eq!(told(&services, &info), 0);
+        let ServiceId::Tcp { address } = &mut services[0].service else {
+            panic!("an address");
+        };
+        address.set_port(21);
+        assert_eq!(told(&services, &info), 1);
+        services[0].servers[0].config.forwarding = Forwarding::Route;
+        assert_eq!(told(&services, &info), 0);
+        services[0].servers[0].config.forwarding = Forwarding::Nat;
+        info.ftp_ports = vec![21];
+        assert_eq!(told(&services, &info), 0);
     }
 
     #[test]
