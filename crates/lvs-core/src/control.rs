@@ -542,8 +542,12 @@ impl Control {
     /// # Errors
     /// As [`Sysctls::set`].
     pub fn set_sysctl(&mut self, name: &str, value: &str) -> Result<(), Error> {
+        let modes =
+            |sysctls: &Sysctls| [sysctls.drop_entry, sysctls.drop_packet, sysctls.secure_tcp];
+        let before = modes(&self.settings.sysctls);
         self.settings.sysctls.set(name, value)?;
-        if matches!(name, "drop_entry" | "drop_packet" | "secure_tcp") {
+        // At once only if a mode changes: a mode written again waits for the next second (`proc_do_defense_mode`).
+        if modes(&self.settings.sysctls) != before {
             self.update_defense();
             let needed = Defense::is_needed(&self.settings.sysctls);
             self.next_defense = match (needed, self.next_defense) {
