@@ -20,7 +20,7 @@ fn shows_the_kernels_choices() {
     // Each server takes connections up to one above its weight, and nobody takes the rest.
     assert_eq!(picks("ovf"), "aaaabbbcc---");
     for name in [
-        "lc", "wlc", "sed", "nq", "fo", "dh", "sh", "mh", "lblc", "lblcr", "twos",
+        "lc", "wlc", "sed", "nq", "fo", "dh", "sh", "mh", "lblc", "lblcr", "twos", "ewma",
     ] {
         assert!(!picks(name).contains(['-', '?']), "{name}: {}", picks(name));
     }

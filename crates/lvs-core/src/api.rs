@@ -422,6 +422,12 @@ pub struct ServerInfo {
     pub persistent: u32,
     /// It has reached its upper threshold.
     pub overloaded: bool,
+    /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_start: Option<u8>,
+    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<u64>,
     /// Its counters.
     pub stats: Stats,
 }

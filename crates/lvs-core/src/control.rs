@@ -10,13 +10,16 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
+use crate::conn::state::Timeouts;
 use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, Slot, Templates};
 use crate::defense::{self, Defense};
+use crate::down::Down;
 use crate::full_nat::{self, FullNat};
 use crate::local_ports::LocalPorts;
 use crate::sched::Registry;
 use crate::shard::{ServerLink, Settings, Shard, Shared};
+use crate::slow_start::SlowStart;
 use crate::stats::{ObjectStats, Stats};
 use crate::sync::{Backup, Queue, sync_template};
 use crate::sysctl::Sysctls;
@@ -44,6 +47,8 @@ pub struct Service {
     stats: ObjectStats,
     /// When the scheduler is to be called next; none until the clock has been shown, or if it never is.
     next_tick: Option<Instant>,
+    /// Servers that get their share bit by bit.
+    pub(crate) slow: SlowStart,
 }
 
 impl Service {
@@ -90,6 +95,17 @@ pub(crate) struct Trashed {
     idle_since: Option<Instant>,
 }
 
+/// Whose timeouts a director has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// The kernel's.
+    #[default]
+    Kernel,
+    /// Long enough for the RFCs on address translation (RFC 5382, RFC 4787): in seconds, TCP ESTABLISHED 7440 instead of
+    /// 900; SYN_SENT, SYN_RECV, SYNACK, FIN_WAIT, CLOSE_WAIT and LAST_ACK 240; SCTP ESTABLISHED 7440.
+    Modern,
+}
+
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -101,16 +117,19 @@ pub struct Options {
     pub seed: u64,
     /// The schedulers that services can ask for.
     pub schedulers: Registry,
+    /// The timeouts that it begins with.
+    pub profile: Profile,
 }
 
 impl Default for Options {
-    /// One shard of 2^20 connections, seed 0, the built-in schedulers.
+    /// One shard of 2^20 connections, seed 0, the built-in schedulers, the kernel's timeouts.
     fn default() -> Self {
         Self {
             max_connections: 1 << 20,
             shards: 1,
             seed: 0,
             schedulers: Registry::new(),
+            profile: Profile::Kernel,
         }
     }
 }
@@ -160,6 +179,8 @@ struct Wish {
     flush_removed: bool,
     /// Rounds of `drop_entry`.
     drop_entry: u32,
+    /// End the connections of servers that went down, as their services ask for.
+    end_down: bool,
 }
 
 /// A service's key in an order: protocol, family and address, port; marks first.
@@ -187,6 +208,13 @@ impl Control {
         let shards = options.shards.max(1);
         let templates = Templates::new(options.max_connections, options.seed.rotate_left(17));
         let defense = Defense::new(options.seed);
+        let settings = Settings {
+            timeouts: match options.profile {
+                Profile::Kernel => Timeouts::default(),
+                Profile::Modern => Timeouts::modern(),
+            },
+            ..Settings::default()
+        };
         Self {
             options: Options { shards, ..options },
             services: BTreeMap::new(),
@@ -196,7 +224,7 @@ impl Control {
             ftp_services: 0,
             any_port_services: 0,
             total: ObjectStats::new(shards),
-            settings: Settings::default(),
+            settings,
             shared: Arc::default(),
             clock: None,
             next_event: None,
@@ -231,6 +259,7 @@ impl Control {
             dying: Vec::new(),
             sync: Queue::default(),
             sequences: BTreeMap::new(),
+            down: Down::default(),
             sessions: BTreeMap::new(),
         };
         self.refresh(&mut shard);
@@ -274,6 +303,7 @@ impl Control {
             next_tick: self.first_tick(&*scheduler),
             pool: Pool::new(scheduler),
             stats: ObjectStats::new(self.options.shards),
+            slow: SlowStart::default(),
         };
         self.services.insert(number, service);
         self.index.insert((&key).into(), number);
@@ -287,7 +317,7 @@ impl Control {
     /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same keeps its state.
     ///
     /// # Errors
-    /// [`Error::NoService`], and as [`add_service`](Self::add_service).
+    /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
     pub fn edit_service(
         &mut self,
         key: &ServiceKey,
@@ -306,13 +336,24 @@ impl Control {
             self.check_full_nat(key, &config, &server.config())?;
         }
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
+        let nat = |server: &Arc<Server>| server.forwarding().translates();
+        if scheduler.needs_replies() && !service.pool.servers().iter().all(nat) {
+            return Err(Error::NeedsReplies);
+        }
         if service.config.scheduler != config.scheduler {
             service.pool.reschedule(scheduler);
             service.next_tick = next_tick;
         }
+        if service.config.extras.slow_start == 0 && config.extras.slow_start != 0 {
+            service.slow.take_as_established(service.pool.servers());
+        }
         service.config = config;
         service.owner = owner;
-        self.plan();
+        let timed = service.pool.needs_replies();
+        for server in service.pool.servers() {
+            server.follow_extras(&service.config.extras, timed);
+        }
+        self.warm_up(number, self.clock.unwrap_or_default());
         self.changed();
         Ok(())
     }
@@ -350,14 +391,14 @@ impl Control {
     /// its connections.
     ///
     /// # Errors
-    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`], [`Error::FamilyMismatch`], and what
-    /// [`Server::check`] finds.
+    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`], [`Error::FamilyMismatch`],
+    /// [`Error::NeedsReplies`], and what [`Server::check`] finds.
     pub fn add_server(
         &mut self,
         key: &ServiceKey,
         addr: SocketAddr,
         config: &ServerConfig,
-        _now: Instant,
+        now: Instant,
     ) -> Result<(), Error> {
         let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
         let service = self.services.get(&number).ok_or(Error::NoService)?;
@@ -368,6 +409,7 @@ impl Control {
         if service.pool.find(addr).is_some() {
             return Err(Error::ServerExists);
         }
+        check_replies(service, config)?;
         let id = match self.find_in_trash(&service.key, addr) {
             Some(id) => id,
             None => {
@@ -389,7 +431,9 @@ impl Control {
             .services
             .get_mut(&number)
             .expect("the service was found above");
+        server.follow_extras(&service.config.extras, service.pool.needs_replies());
         service.pool.add(server);
+        self.warm_up(number, now);
         self.changed();
         Ok(())
     }
@@ -397,7 +441,8 @@ impl Control {
     /// Replaces all settings of a real server (`ip_vs_edit_dest`). The forwarding method concerns new connections only.
     ///
     /// # Errors
-    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`], and what [`Server::check`] finds.
+    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and what
+    /// [`Server::check`] finds.
     pub fn edit_server(
         &mut self,
         key: &ServiceKey,
@@ -408,13 +453,19 @@ impl Control {
         check_family(&service.key, addr, config)?;
         self.check_full_nat(&service.key, &service.config, config)?;
         Server::check(config)?;
-        self.service_mut(key)?.pool.edit(addr, config)?;
+        let (number, service) = self.service_mut(key)?;
+        if service.pool.find(addr).is_some() {
+            check_replies(service, config)?;
+        }
+        service.pool.edit(addr, config)?;
+        self.warm_up(number, self.clock.unwrap_or_default());
         self.changed();
         Ok(())
     }
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are dropped until it comes
-    /// back; with `expire_nodest_conn` its connections end at the next [`sweep`](Self::sweep).
+    /// back; with `expire_nodest_conn` its connections end at the next [`sweep`](Self::sweep). What the service's
+    /// [`OnServerDown`](crate::OnServerDown) says comes first.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].
@@ -424,8 +475,10 @@ impl Control {
         addr: SocketAddr,
         now: Instant,
     ) -> Result<(), Error> {
-        let server = self.service_mut(key)?.pool.remove(addr)?;
+        let (number, service) = self.service_mut(key)?;
+        let server = service.pool.remove(addr)?;
         self.trash(server.id(), now);
+        self.warm_up(number, now);
         self.changed();
         Ok(())
     }
@@ -813,6 +866,9 @@ impl Control {
                 service.pool.tick(at);
                 service.next_tick = service.pool.period().map(|period| at + period);
             }
+            if due(service.slow.next) {
+                service.warm_up(at);
+            }
         }
         if due(self.next_trash) {
             self.empty_trash(at);
@@ -821,9 +877,10 @@ impl Control {
     }
 
     /// Finds the moment of the next event.
-    fn plan(&mut self) {
-        let ticks = self.services.values().map(|service| service.next_tick);
-        self.next_event = ticks
+    pub(crate) fn plan(&mut self) {
+        let services = self.services.values();
+        self.next_event = services
+            .flat_map(|service| [service.next_tick, service.slow.next])
             .chain([self.next_stats, self.next_trash, self.next_defense])
             .flatten()
             .min();
@@ -840,10 +897,13 @@ impl Control {
         let Some(wish) = self.wishes.get_mut(shard.number) else {
             return;
         };
-        if !wish.flush_removed && wish.drop_entry == 0 {
+        if !wish.flush_removed && !wish.end_down && wish.drop_entry == 0 {
             return;
         }
         let wish = core::mem::take(wish);
+        if wish.end_down {
+            shard.down.begin();
+        }
         if wish.flush_removed {
             shard.flush_removed();
             self.flush_removed_templates();
@@ -949,9 +1009,11 @@ impl Control {
         Ok(())
     }
 
-    fn service_mut(&mut self, key: &ServiceKey) -> Result<&mut Service, Error> {
-        let number = self.index.get(&key.into()).ok_or(Error::NoService)?;
-        self.services.get_mut(number).ok_or(Error::NoService)
+    /// The service with this key, and its number.
+    fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
+        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
+        Ok((number, service))
     }
 
     fn scheduler_for(
@@ -1020,6 +1082,9 @@ impl Control {
     fn trash(&mut self, id: ServerId, now: Instant) {
         if let Some(entry) = self.servers[id.index()].as_mut() {
             entry.trashed = Some(Trashed { idle_since: None });
+            if entry.server.has_gone() {
+                self.wishes.iter_mut().for_each(|wish| wish.end_down = true);
+            }
         }
         self.next_trash.get_or_insert(now + TRASH_PERIOD);
         self.plan();
@@ -1129,6 +1194,14 @@ fn check_family(
 ) -> Result<(), Error> {
     if Family::of(&addr.ip()) != service.family() && config.forwarding != Forwarding::Tunnel {
         return Err(Error::FamilyMismatch);
+    }
+    Ok(())
+}
+
+/// A scheduler that measures answers takes only servers whose answers it sees.
+fn check_replies(service: &Service, config: &ServerConfig) -> Result<(), Error> {
+    if service.pool.needs_replies() && !config.forwarding.translates() {
+        return Err(Error::NeedsReplies);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{Control, IcmpError, Instant, Options, PacketMeta, Shard, Verdict};
+use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
 ///
@@ -79,7 +79,14 @@ impl Director {
     pub fn next_wakeup(&self) -> Option<Instant> {
         let (control, shard) = (self.control.next_wakeup(), self.shard.next_wakeup());
         let sync = self.shard.next_sync_message();
-        [control, shard, sync].into_iter().flatten().min()
+        let down = self.shard.has_down().then_some(self.now);
+        [control, shard, sync, down].into_iter().flatten().min()
+    }
+
+    /// Goes on ending the connections of servers that went down ([`Shard::end_down`]), and gives the resets to send.
+    pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
+        let now = self.pass(now);
+        self.shard.end_down(now, budget)
     }
 
     /// Takes over the connections of a synchronisation message, if a backup runs.

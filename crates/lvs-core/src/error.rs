@@ -38,6 +38,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above what the kernel's tick counter holds, 8,589,934 s (EINVAL).
     TimeoutRange,
+    /// The service's scheduler goes by the servers' answers, which pass through the director only with NAT.
+    NeedsReplies,
     /// No sysctl of this name (ENOENT).
     UnknownSysctl,
     /// A value that this sysctl does not take (EINVAL).
@@ -81,6 +83,10 @@ impl fmt::Display for Error {
             Self::ZeroMark => "a firewall mark must not be 0",
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
+            Self::NeedsReplies => {
+                "this scheduler measures how soon servers answer, and only with NAT (-m) do their answers pass through \
+                 the director: forward by NAT, or choose another scheduler"
+            }
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not take this value",
             Self::NoDevice => "no such network interface; `ip link` lists them",

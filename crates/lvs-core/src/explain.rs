@@ -72,7 +72,9 @@ impl Control {
             mark,
             ..Explanation::default()
         };
+        let mut lost = None;
         if let Some(known) = shard.lookup(protocol, src, dst, now) {
+            lost = shard.lost(known.id.0);
             told.connection = Some(format!(
                 "{:?} to {}, {}, {} s left",
                 known.method,
@@ -95,6 +97,7 @@ impl Control {
                 }
             );
             told.verdict = match told.server {
+                Some(_) if lost.is_some() => lost.unwrap_or_default().to_string(),
                 Some(server) => format!("goes to {server}: it belongs to a connection"),
                 None => "left to this host: it is no business of the director's".to_string(),
             };
@@ -116,6 +119,11 @@ impl Control {
         let config = service.config();
         told.scheduler.clone_from(&config.scheduler);
         told.candidates = service.servers().iter().map(candidate).collect();
+        if let Some(lost) = lost {
+            told.server = None;
+            told.verdict = lost.to_string();
+            return told;
+        }
         if let Some(server) = told.server {
             told.verdict = format!("goes to {server}: it belongs to a connection");
             return told;
@@ -217,19 +225,24 @@ impl Control {
 
 fn candidate(server: &Arc<Server>) -> Candidate {
     let (eligible, why) = if server.weight() == 0 {
-        (false, "weight 0: old connections only")
+        (false, "weight 0: old connections only".to_string())
     } else if server.is_overloaded() {
-        (false, "it has reached its upper threshold")
+        (false, "it has reached its upper threshold".to_string())
+    } else if let Some(percent) = server.slow_start() {
+        (
+            true,
+            format!("starts slowly, with {percent} % of its weight"),
+        )
     } else {
-        (true, "may be chosen")
+        (true, "may be chosen".to_string())
     };
     Candidate {
         server: server.addr(),
-        weight: server.weight(),
+        weight: server.config().weight,
         active: server.active(),
         inactive: server.inactive(),
         eligible,
-        why: why.to_string(),
+        why,
     }
 }
 

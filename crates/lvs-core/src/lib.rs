@@ -35,13 +35,16 @@ mod conn;
 mod control;
 mod defense;
 mod director;
+mod down;
 mod engine;
 mod error;
 mod explain;
+mod extras;
 mod ftp;
 mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
+mod latency;
 mod local_ports;
 pub mod mark;
 mod packet;
@@ -51,6 +54,7 @@ pub mod sched;
 mod server;
 mod service;
 mod shard;
+mod slow_start;
 mod stats;
 pub mod sync;
 mod sysctl;
@@ -58,11 +62,14 @@ mod time;
 mod verdict;
 
 pub(crate) use conn::State;
-pub use control::{Control, Options, Service};
+pub use control::{Control, Options, Profile, Service};
 pub use director::Director;
+pub use down::Reset;
 pub use error::Error;
 pub use explain::{Candidate, Explanation};
+pub use extras::{Extras, OnServerDown};
 pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
+pub use latency::Latency;
 pub use local_ports::{LocalAddress, worker_of};
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,

@@ -131,6 +131,23 @@ impl Pool {
         self.scheduler.sysctls_changed(sysctls);
     }
 
+    /// Whether the scheduler goes by the servers' answers.
+    pub fn needs_replies(&self) -> bool {
+        self.scheduler.needs_replies()
+    }
+
+    /// Whether weights are numbers of connections to the scheduler.
+    pub(crate) fn weight_is_capacity(&self) -> bool {
+        self.scheduler.weight_is_capacity()
+    }
+
+    /// Tells the scheduler that the weights of these servers, by their places, were set.
+    pub(crate) fn weights_changed(&mut self, places: &[usize]) {
+        for &place in places {
+            self.scheduler.server_edited(&self.servers, place);
+        }
+    }
+
     /// Puts a record in front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
         self.servers.insert(0, server);

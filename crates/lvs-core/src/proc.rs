@@ -81,7 +81,7 @@ fn server(out: &mut impl Write, server: &Server) -> fmt::Result {
         "  -> {}:{:04X}      {method:<7} {:<6} {:<10} {:<10}",
         Addr(addr.ip(), true),
         addr.port(),
-        server.weight(),
+        server.config().weight,
         server.active(),
         server.inactive()
     )

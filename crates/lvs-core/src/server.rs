@@ -3,7 +3,11 @@
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::{Error, Forwarding, ServerConfig, ServerId, Tunnel, TunnelChecksum};
+use crate::conn::table::flag;
+use crate::{
+    Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
+    TunnelChecksum,
+};
 
 /// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
@@ -18,8 +22,12 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
+    /// What schedulers go by.
     weight: AtomicI32,
     last_weight: AtomicI32,
+    configured_weight: AtomicI32,
+    /// Tenths of its weight that a slow start gives it.
+    tenths: AtomicU8,
     forwarding: AtomicU8,
     tunnel: AtomicU64,
     upper: AtomicU32,
@@ -30,6 +38,11 @@ pub struct Server {
     templates: AtomicI32,
     /// Entries of schedulers' caches that lead to it.
     held: AtomicI32,
+    /// What becomes of its connections when it goes down.
+    on_down: AtomicU8,
+    /// Flags that its connections begin with.
+    watches: AtomicU32,
+    latency: Latency,
 }
 
 impl Server {
@@ -44,6 +57,8 @@ impl Server {
             addr,
             weight: AtomicI32::new(0),
             last_weight: AtomicI32::new(config.weight),
+            configured_weight: AtomicI32::new(0),
+            tenths: AtomicU8::new(10),
             forwarding: AtomicU8::new(0),
             tunnel: AtomicU64::new(0),
             upper: AtomicU32::new(0),
@@ -53,6 +68,9 @@ impl Server {
             total: AtomicI32::new(0),
             templates: AtomicI32::new(0),
             held: AtomicI32::new(0),
+            on_down: AtomicU8::new(0),
+            watches: AtomicU32::new(0),
+            latency: Latency::default(),
         };
         server.configure(config);
         Ok(server)
@@ -80,10 +98,8 @@ impl Server {
 
     /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The settings have been checked.
     pub(crate) fn configure(&self, config: &ServerConfig) {
-        self.weight.store(config.weight, Relaxed);
-        if config.weight != 0 {
-            self.last_weight.store(config.weight, Relaxed);
-        }
+        self.configured_weight.store(config.weight, Relaxed);
+        self.set_share(config.weight, 10);
         self.forwarding.store(config.forwarding as u8, Relaxed);
         self.tunnel.store(pack_tunnel(config.tunnel), Relaxed);
         let changed =
@@ -106,6 +122,56 @@ impl Server {
         self.last_weight.store(self.weight(), Relaxed);
     }
 
+    /// Sets the weight that schedulers go by, and the tenths of its own that this is.
+    pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
+        self.weight.store(weight, Relaxed);
+        if weight != 0 {
+            self.last_weight.store(weight, Relaxed);
+        }
+        self.tenths.store(tenths, Relaxed);
+    }
+
+    /// Multiplies the last weight of a server without one, as those of the others were: from `before` times to `after`
+    /// times its own.
+    pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
+        let scaled = self.last_weight() / before * after;
+        self.last_weight.store(scaled, Relaxed);
+    }
+
+    /// Takes over what its service asks for beyond the kernel's IPVS. `timed`: its answers are measured.
+    pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
+        self.on_down.store(extras.on_server_down as u8, Relaxed);
+        let mut watches = 0;
+        if extras.on_server_down.resets() {
+            watches |= flag::TRACKED;
+        }
+        if timed {
+            watches |= flag::TIMED;
+        }
+        self.watches.store(watches, Relaxed);
+    }
+
+    /// The flags of this crate's own that a connection to it begins with.
+    #[inline]
+    pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
+        let watches = self.watches.load(Relaxed);
+        if protocol == Protocol::TCP {
+            watches
+        } else {
+            watches & !flag::TRACKED
+        }
+    }
+
+    /// What becomes of its connections when it goes down.
+    pub(crate) fn on_down(&self) -> OnServerDown {
+        OnServerDown::from_bits(self.on_down.load(Relaxed))
+    }
+
+    /// It went down, and its connections are not to wait for it.
+    pub(crate) fn has_gone(&self) -> bool {
+        !self.is_available() && self.on_down() != OnServerDown::Kernel
+    }
+
     /// Takes the record out of its service; its connections keep it.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
@@ -124,7 +190,7 @@ impl Server {
     /// The settings as they are now.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
-            weight: self.weight(),
+            weight: self.configured_weight.load(Relaxed),
             forwarding: self.forwarding(),
             tunnel: self.tunnel(),
             upper: self.upper.load(Relaxed),
@@ -132,7 +198,8 @@ impl Server {
         }
     }
 
-    /// Share of connections; 0 takes no new ones.
+    /// Share of connections; 0 takes no new ones. While a server of the service starts slowly, this is not the
+    /// configured weight ([`config`](Self::config)) but the share that it stands for, ten times as fine.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -142,6 +209,17 @@ impl Server {
     #[inline]
     pub fn last_weight(&self) -> i32 {
         self.last_weight.load(Relaxed)
+    }
+
+    /// The percentage of its weight that a slow start gives it now; `None` if it has all of it.
+    pub fn slow_start(&self) -> Option<u8> {
+        let tenths = self.tenths.load(Relaxed);
+        (tenths < 10).then_some(tenths * 10)
+    }
+
+    /// How soon it answers new connections, where the service's scheduler goes by that.
+    pub const fn latency(&self) -> &Latency {
+        &self.latency
     }
 
     /// Forwarding method of new connections.

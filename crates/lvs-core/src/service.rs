@@ -4,7 +4,7 @@ use alloc::string::String;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::Protocol;
+use crate::{Extras, Protocol};
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +167,12 @@ pub struct ServiceConfig {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub engine: Option<String>,
+    /// What goes beyond the kernel's IPVS.
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Extras::is_off")
+    )]
+    pub extras: Extras,
 }
 
 impl ServiceConfig {
@@ -181,6 +187,7 @@ impl ServiceConfig {
                 Family::V6 => 128,
             },
             engine: None,
+            extras: Extras::default(),
         }
     }
 }

@@ -11,6 +11,7 @@ use core::time::Duration;
 use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
+use crate::down::Down;
 use crate::ftp;
 use crate::local_ports::LocalPorts;
 use crate::stats::Counters;
@@ -94,6 +95,8 @@ pub struct Shard {
     pub(crate) sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     pub(crate) sequences: BTreeMap<u32, Sequences>,
+    /// What is known of connections whose servers may go down, and what is to be done about those that did.
+    pub(crate) down: Down,
     /// What the helper knows of FTP's control connections, by the connections' indices.
     pub(crate) sessions: BTreeMap<u32, ftp::Session>,
 }
@@ -121,6 +124,14 @@ impl Pending {
         stale: true,
         ..Self::NEW
     };
+
+    /// A packet that takes the place of connection `index`.
+    pub(crate) const fn replacing(index: u32) -> Self {
+        Self {
+            replaced: Some(index),
+            ..Self::NEW
+        }
+    }
 }
 
 /// A connection in a listing.
@@ -341,15 +352,22 @@ impl Shard {
             }
             return Err(Pending::NEW);
         };
-        let replaced = Pending {
-            replaced: Some(index),
-            ..Pending::NEW
-        };
+        if self.table.get(index).has(flag::GONE) {
+            return self.decide_gone(index, meta, now);
+        }
+        let replaced = Pending::replacing(index);
         if self.is_replaced_by(index, meta) {
             return Err(replaced);
         }
         match self.link(index) {
             Some(link) if !link.server.is_available() => {
+                if link.server.has_gone() {
+                    self.end_orphan(index, now);
+                    if !self.table.is_used(index) {
+                        return Err(Pending::NEW);
+                    }
+                    return self.decide_gone(index, meta, now);
+                }
                 if !self.settings.sysctls.expire_nodest_conn {
                     return Ok(Verdict::Drop(DropReason::ServerRemoved));
                 }
@@ -387,12 +405,7 @@ impl Shard {
     /// Whether a packet that opens a connection takes the place of the one that has its addresses and ports
     /// (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
-        let opens = match meta.transport {
-            Transport::Tcp(flags) => flags.has(TcpFlags::SYN),
-            Transport::Sctp(chunk) => chunk.first == SCTP_INIT,
-            _ => false,
-        };
-        if !opens {
+        if !opens(meta) {
             return false;
         }
         let sysctls = &self.settings.sysctls;
@@ -424,6 +437,9 @@ impl Shard {
         now: Instant,
         new: bool,
     ) -> Verdict {
+        if self.table.get(index).has(flag::WATCHED) {
+            self.watch_request(index, meta, now);
+        }
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
         let verdict = self.transmit(index, meta, new, now);
@@ -491,6 +507,11 @@ impl Shard {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
+        }
+        if self.table.get(index).has(flag::WATCHED)
+            && let Some(verdict) = self.watch_reply(index, meta, now)
+        {
+            return verdict;
         }
         let mut edit = None;
         if self.table.get(index).has(flag::HELPED) {
@@ -628,7 +649,11 @@ impl Shard {
         if let Some((number, _)) = template {
             slot.control = TEMPLATE_BIT | number;
         }
+        let tracked = slot.has(flag::TRACKED);
         let index = self.table.insert(slot, now)?;
+        if tracked {
+            self.down.track(index);
+        }
         if let Some((_, template)) = template {
             template.controlled.fetch_add(1, Ordering::Relaxed);
             let place = index as usize;
@@ -681,7 +706,7 @@ impl Shard {
             .indices(0..usize::MAX)
             .filter(|&index| {
                 self.link(index)
-                    .is_some_and(|link| !link.server.is_available())
+                    .is_some_and(|link| !link.server.is_available() && !link.server.has_gone())
             })
             .collect();
         for index in removed {
@@ -703,7 +728,7 @@ impl Shard {
         self.links.get(server as usize)?.as_ref()
     }
 
-    fn forward_of(&self, index: u32, new: bool) -> Forward {
+    pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
         Forward {
             source: self.local_of(index),
             ..self.forward_of_slot(self.table.get(index), index, new)
@@ -897,7 +922,16 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-fn is_ipsec(protocol: Protocol) -> bool {
+/// Whether a packet begins a connection anew: a SYN or an INIT.
+pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
+    match meta.transport {
+        Transport::Tcp(flags) => flags.has(TcpFlags::SYN),
+        Transport::Sctp(chunk) => chunk.first == SCTP_INIT,
+        _ => false,
+    }
+}
+
+pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::AH | Protocol::ESP)
 }
 

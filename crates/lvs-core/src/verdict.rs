@@ -44,6 +44,8 @@ pub enum Verdict {
     Accept(AcceptReason),
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
     Unreachable(DropReason),
+    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1), then drop it.
+    Reset(DropReason),
     /// Discard it, and count the reason.
     Drop(DropReason),
 }
@@ -133,6 +135,9 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
+        /// The packet belongs to a connection whose real server went down, and the service's `on_server_down` says what
+        /// becomes of it.
+        ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",
         /// The connection table is full.

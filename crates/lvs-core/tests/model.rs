@@ -603,6 +603,7 @@ impl Pair {
                     Verdict::Accept(_) => Err("accept"),
                     Verdict::Unreachable(_) => Err("unreachable"),
                     Verdict::Drop(_) => Err("drop"),
+                    Verdict::Reset(_) => Err("reset"),
                     Verdict::Reply(_) => Err("reply"),
                 };
                 prop_assert_eq!(got, expected);

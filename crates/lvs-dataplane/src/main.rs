@@ -51,7 +51,7 @@ struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
     sysctl: Vec<(String, String)>,
 
-    /// Whose defaults to use.
+    /// Whose timeouts to begin with.
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 
@@ -152,7 +152,7 @@ enum Compat {
 enum Profile {
     /// The kernel's.
     Kernel,
-    /// Longer timeouts than the kernel's (not built yet).
+    /// Timeouts as the RFCs on address translation ask for: TCP 2 h 4 min, half-open and half-closed 4 min.
     Modern,
 }
 
@@ -210,10 +210,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             backend: Backend::AfXdp,
             ..
         } => "--backend af_xdp",
-        Args {
-            profile: Profile::Modern,
-            ..
-        } => "--profile modern",
         Args {
             when_full: WhenFull::Evict,
             ..
@@ -282,6 +278,10 @@ fn run(args: Args) -> anyhow::Result<()> {
         sysctls: args.sysctl,
         rules,
         marks,
+        profile: match args.profile {
+            Profile::Kernel => lvs_core::Profile::Kernel,
+            Profile::Modern => lvs_core::Profile::Modern,
+        },
         ..Config::default()
     })?;
     let shared = engine.shared();

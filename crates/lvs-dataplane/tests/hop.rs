@@ -255,7 +255,7 @@ fn what_is_somebody_elses_stays_and_what_is_lost_comes_back() {
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
     assert_eq!(proxy_ndp(), "1\n", "nobody knows what it was before");
     let steering = router.with(Some(steering), move |steering| {
-        steering.update(&both).unwrap()
+        steering.update(&both).unwrap();
     });
     assert_eq!(router.steered(), all);
     router.host.run(move || drop(steering));

@@ -174,6 +174,8 @@ fn counters() {
                             inactive: 0,
                             persistent: 0,
                             overloaded: false,
+                            slow_start: None,
+                            latency_us: None,
                             stats: one.1,
                         })
                         .into_iter()

@@ -13,6 +13,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use lvs_core::OnServerDown;
+
 use crate::config::{Config, LoadError, OnDown, Report};
 use crate::engine::{Goal, Host, Link, Step};
 use crate::health::{Change, Checks, Key, Prober};
@@ -303,9 +305,18 @@ impl<P: Prober> Daemon<P> {
                     Some(time) => format!("after {time:?} up"),
                     None => "at its first check".to_owned(),
                 };
-                let what = match service.on_down {
-                    OnDown::Quiesce => "it gets no new connections (weight 0)",
-                    OnDown::Remove => "it is taken out",
+                let what = match (service.on_down, service.config.extras.on_server_down) {
+                    (OnDown::Quiesce, _) => "it gets no new connections (weight 0)",
+                    (OnDown::Remove, OnServerDown::Kernel) => "it is taken out",
+                    (OnDown::Remove, OnServerDown::Reset) => {
+                        "it is taken out, and its connections are reset"
+                    }
+                    (OnDown::Remove, OnServerDown::Reschedule) => {
+                        "it is taken out, and its connections move or are reset"
+                    }
+                    (OnDown::Remove, OnServerDown::Drop) => {
+                        "it is taken out, and its connections end"
+                    }
                 };
                 tracing::warn!(service = %name, %server, "server is down, {before}: {reason}; {what}");
             }

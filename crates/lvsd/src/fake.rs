@@ -95,6 +95,8 @@ impl Engine {
                     inactive: 0,
                     persistent: 0,
                     overloaded: false,
+                    slow_start: None,
+                    latency_us: None,
                     stats: Stats::default(),
                 };
                 self.service(spec.service)?.servers.insert(0, server);

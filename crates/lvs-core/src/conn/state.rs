@@ -130,6 +130,26 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
+    /// What RFC 5382 (REQ-5) asks of whoever keeps other people's connections: two hours and four minutes for established
+    /// ones, four minutes for those that are half open or half closed. UDP has the five minutes of RFC 4787 (REQ-5)
+    /// already. An SCTP association is as long-lived as a TCP connection.
+    pub(crate) fn modern() -> Self {
+        const ESTABLISHED: u32 = 7440;
+        const TRANSITORY: u32 = 240;
+        let kernel = Self::default();
+        let (mut tcp, mut sctp) = (kernel.tcp, kernel.sctp);
+        tcp[usize::from(ES)] = ESTABLISHED;
+        for state in [SS, SR, FW, CW, LA, SA] {
+            tcp[usize::from(state)] = TRANSITORY;
+        }
+        sctp[usize::from(State::SCTP_ESTABLISHED.0)] = ESTABLISHED;
+        Self {
+            tcp,
+            sctp,
+            ..kernel
+        }
+    }
+
     pub(crate) fn of(&self, protocol: Protocol, state: State) -> u32 {
         match protocol {
             Protocol::TCP => self.tcp.get(usize::from(state.0)).copied().unwrap_or(2),

@@ -40,12 +40,23 @@ pub(crate) mod flag {
     pub(crate) const ONE_PACKET: u32 = 0x2000;
     /// The host's connection tracking keeps it, too.
     pub(crate) const NFCT: u32 = 0x10000;
-    /// A helper looks at what it carries. Of this crate, not of the kernel.
+
+    // Of this crate, not of the kernel:
+
+    /// The time until the server's first answer is measured.
+    pub(crate) const TIMED: u32 = 0x0400_0000;
+    /// Its server went down, and it does not come back with it.
+    pub(crate) const GONE: u32 = 0x0800_0000;
+    /// Sequence numbers are kept.
+    pub(crate) const TRACKED: u32 = 0x1000_0000;
+    /// A helper looks at what it carries.
     pub(crate) const HELPED: u32 = 0x2000_0000;
-    /// Ended, and taken out before the next packet that is not the host's own answer. Of this crate, not of the kernel.
+    /// Ended, and taken out before the next packet that is not the host's own answer.
     pub(crate) const DYING: u32 = 0x4000_0000;
-    /// Flags that are of no concern to others.
-    pub(crate) const OWN: u32 = HELPED | DYING;
+    /// What passes is looked at before anything else.
+    pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
+    /// All of these: they are of no concern to others.
+    pub(crate) const OWN: u32 = TIMED | GONE | TRACKED | HELPED | DYING;
 }
 
 /// The identity of a connection: protocol, client and virtual address.

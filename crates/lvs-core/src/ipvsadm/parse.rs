@@ -10,7 +10,8 @@ use super::table::{self, Flag, Flags, Meaning, Rule};
 use super::{Command, Format, ListOptions, Resolve, What, value};
 use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
 use crate::{
-    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum,
+    Extras, Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel,
+    TunnelChecksum,
 };
 
 /// The scheduler where none is given.
@@ -540,6 +541,7 @@ impl<'a> Line<'a> {
         Ok(ServiceSpec {
             service: self.service_id(),
             config: ServiceConfig {
+                extras: Extras::default(),
                 scheduler: name(if self.scheduler.is_empty() {
                     DEFAULT_SCHEDULER
                 } else {

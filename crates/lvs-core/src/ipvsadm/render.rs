@@ -745,6 +745,8 @@ mod tests {
                 inactive: 0,
                 persistent: 0,
                 overloaded: false,
+                slow_start: None,
+                latency_us: None,
                 stats: Stats {
                     shown: counts,
                     ..Stats::default()

@@ -28,6 +28,10 @@ impl Default for LocalityLeastConnections {
 }
 
 impl Scheduler for LocalityLeastConnections {
+    fn weight_is_capacity(&self) -> bool {
+        true
+    }
+
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(self.clone()))
     }

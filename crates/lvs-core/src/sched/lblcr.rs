@@ -79,6 +79,10 @@ impl Default for LocalityLeastConnectionsReplicated {
 }
 
 impl Scheduler for LocalityLeastConnectionsReplicated {
+    fn weight_is_capacity(&self) -> bool {
+        true
+    }
+
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(self.clone()))
     }

@@ -5,6 +5,7 @@
 
 mod cache;
 mod dh;
+mod ewma;
 mod fo;
 pub mod hash;
 mod lblc;
@@ -27,6 +28,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 pub use self::dh::DestinationHashing;
+pub use self::ewma::PeakEwma;
 pub use self::fo::Failover;
 pub use self::lblc::LocalityLeastConnections;
 pub use self::lblcr::LocalityLeastConnectionsReplicated;
@@ -115,6 +117,18 @@ pub trait Scheduler: fmt::Debug + Send {
     fn tick(&mut self, now: Instant) {
         let _ = now;
     }
+
+    /// Whether it goes by [`Server::latency`], which has to be measured and needs the servers' answers: their services
+    /// then take servers behind NAT only.
+    fn needs_replies(&self) -> bool {
+        false
+    }
+
+    /// Whether a weight is a number of connections to it, and not a share among the servers: a slow start then does not
+    /// multiply the weights of the others.
+    fn weight_is_capacity(&self) -> bool {
+        false
+    }
 }
 
 /// A place in a scheduler's hash table.
@@ -128,21 +142,28 @@ pub struct HashSlot {
 }
 
 /// Makes a scheduler for one service.
-pub type Factory = fn() -> Box<dyn Scheduler>;
+type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
 
 /// The schedulers that services can ask for by name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Registry {
     factories: alloc::collections::BTreeMap<&'static str, Factory>,
 }
 
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
+    }
+}
+
 impl Registry {
-    /// The built-in schedulers, under `ipvsadm`'s names.
+    /// The built-in schedulers: the kernel's under `ipvsadm`'s names, and `ewma`.
     pub fn new() -> Self {
         let mut registry = Self {
             factories: alloc::collections::BTreeMap::new(),
         };
         registry.register("dh", || Box::<DestinationHashing>::default());
+        registry.register("ewma", || Box::<PeakEwma>::default());
         registry.register("fo", || Box::new(Failover));
         registry.register("lblc", || Box::<LocalityLeastConnections>::default());
         registry.register("lblcr", || {
@@ -162,9 +183,13 @@ impl Registry {
         registry
     }
 
-    /// Adds or replaces a scheduler.
-    pub fn register(&mut self, name: &'static str, factory: Factory) {
-        self.factories.insert(name, factory);
+    /// Adds or replaces a scheduler; `factory` makes one for each service that asks for it.
+    pub fn register(
+        &mut self,
+        name: &'static str,
+        factory: impl Fn() -> Box<dyn Scheduler> + Send + Sync + 'static,
+    ) {
+        self.factories.insert(name, Arc::new(factory));
     }
 
     /// Takes a scheduler away: services can no longer ask for it.

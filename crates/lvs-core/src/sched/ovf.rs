@@ -14,6 +14,10 @@ use crate::Server;
 pub struct Overflow;
 
 impl Scheduler for Overflow {
+    fn weight_is_capacity(&self) -> bool {
+        true
+    }
+
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(*self))
     }

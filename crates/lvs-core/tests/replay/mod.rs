@@ -1094,7 +1094,7 @@ impl<'a> Replay<'a> {
             // What is sent to a server may fail on the way: time to live, size.
             Verdict::Forward(_) if expected != "nowhere" && step["dev"] == "cl" => expected,
             Verdict::Forward(_) => "sv",
-            Verdict::Reply(_) | Verdict::Unreachable(_) => "cl",
+            Verdict::Reply(_) | Verdict::Unreachable(_) | Verdict::Reset(_) => "cl",
             Verdict::Accept(_) => expected,
             Verdict::Drop(_) => "nowhere",
         };

@@ -332,7 +332,7 @@ impl Shared {
     }
 
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
-        let control = self.control();
+        let (control, now) = (self.control(), self.now());
         let info = |service: &Service| ServiceInfo {
             service: service.key().into(),
             config: service.config().clone(),
@@ -348,6 +348,11 @@ impl Shared {
                     inactive: server.inactive(),
                     persistent: server.templates(),
                     overloaded: server.is_overloaded(),
+                    slow_start: server.slow_start(),
+                    latency_us: server
+                        .latency()
+                        .average(now)
+                        .map(|average| u64::try_from(average.as_micros()).unwrap_or(u64::MAX)),
                     stats: control.server_stats(server.id()).unwrap_or_default(),
                 })
                 .collect(),

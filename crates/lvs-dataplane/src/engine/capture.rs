@@ -123,6 +123,14 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
             format!("dropped ({}): {}", reason.name(), reason.describe()),
             true,
         ),
+        Verdict::Reset(reason) => (
+            format!(
+                "answered with a reset ({}): {}",
+                reason.name(),
+                reason.describe().trim()
+            ),
+            true,
+        ),
         Verdict::Unreachable(reason) => (
             format!("refused ({}): {}", reason.name(), reason.describe()),
             true,

@@ -188,7 +188,7 @@ impl Decider {
             self.told = Some((tuple, verdict));
         }
         match verdict {
-            Verdict::Drop(reason) | Verdict::Unreachable(reason) => {
+            Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {
                 self.drops[reason.index()] += 1;
             }
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,

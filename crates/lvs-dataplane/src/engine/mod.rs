@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 
 use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Options, PacketMeta};
+use lvs_core::{Control, Options, PacketMeta, Profile, Registry};
 use serde_json::Value;
 use tracing::info;
 
@@ -75,6 +75,10 @@ pub struct Config {
     pub virtual_time: bool,
     /// The kernel whose set of schedulers to have; `None` for the newest.
     pub compat: Option<Compat>,
+    /// The timeouts to begin with.
+    pub profile: Profile,
+    /// The schedulers that services can ask for.
+    pub schedulers: Registry,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
 }
@@ -224,6 +228,8 @@ impl Engine {
         )?;
         let mut options = Options {
             seed: random_seed()?,
+            profile: config.profile,
+            schedulers: config.schedulers,
             ..Options::default()
         };
         if let Some(max) = config.max_connections {

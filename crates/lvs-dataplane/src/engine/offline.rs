@@ -23,6 +23,8 @@ use crate::sys::Poller;
 const TICK: Duration = Duration::from_millis(500);
 /// Frames that an answer carries at most; what a test wants to see is little.
 const SENT_MAX: usize = 4096;
+/// Connections that are looked at in one go after a server went down.
+const DOWN_BUDGET: usize = 4096;
 
 /// What [`Worker`](super::worker::Worker) is for an engine with interfaces.
 pub(super) struct Offline {
@@ -71,6 +73,7 @@ impl Offline {
             }
             if !self.shared.has_virtual_time() {
                 self.advance();
+                self.end_down(&mut Tested::default());
             }
         }
     }
@@ -135,7 +138,9 @@ impl Offline {
                         self.shared.set_now(advance.target(self.shared.now()));
                         self.advance();
                         self.follow();
-                        Tested::default()
+                        let mut done = Tested::default();
+                        self.end_down(&mut done);
+                        done
                     }
                     Test::Inject { frames, repeat } => self.inject(&frames, repeat),
                 };
@@ -201,6 +206,7 @@ impl Offline {
         let now = self.shared.now();
         let pmtu_disc = self.shared.control().sysctls().pmtu_disc;
         let mut done = Tested::default();
+        self.end_down(&mut done);
         for _ in 0..repeat {
             for (port, bytes) in frames {
                 let env = Env {
@@ -215,19 +221,42 @@ impl Offline {
                 let mut batch = [Frame::from_bytes(bytes)];
                 self.pipeline
                     .process(*port, &mut batch, &env, &mut decide, now, &mut self.output);
-                for (to, frames) in self.output.queues() {
-                    if to == HOST_PORT {
-                        done.to_host += frames.len() as u64;
-                        continue;
-                    }
-                    let room = SENT_MAX.saturating_sub(done.sent.len());
-                    let kept = frames.iter().take(room);
-                    done.sent
-                        .extend(kept.map(|frame| (to, frame.bytes().to_vec())));
-                }
-                self.output.recycle();
+                self.take_output(&mut done);
             }
         }
         done
+    }
+
+    /// Ends the connections of servers that went down.
+    fn end_down(&mut self, done: &mut Tested) {
+        let now = self.shared.now();
+        let pmtu_disc = self.shared.control().sysctls().pmtu_disc;
+        while self.decider.shard.has_down() {
+            for reset in self.decider.shard.end_down(now, DOWN_BUDGET) {
+                let env = Env {
+                    net: &self.net,
+                    shield: &self.hidden,
+                    pmtu_disc,
+                };
+                self.pipeline
+                    .send_reset(&reset, &env, now, &mut self.output);
+                self.take_output(done);
+            }
+        }
+    }
+
+    /// Keeps what would be sent.
+    fn take_output(&mut self, done: &mut Tested) {
+        for (to, frames) in self.output.queues() {
+            if to == HOST_PORT {
+                done.to_host += frames.len() as u64;
+                continue;
+            }
+            let room = SENT_MAX.saturating_sub(done.sent.len());
+            let kept = frames.iter().take(room);
+            done.sent
+                .extend(kept.map(|frame| (to, frame.bytes().to_vec())));
+        }
+        self.output.recycle();
     }
 }

@@ -91,6 +91,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         | FrameDrop::BadOffload
         | FrameDrop::IcmpShort
         | FrameDrop::BadFragment
+        | FrameDrop::TinyFragment
         | FrameDrop::ShortHeader
         | FrameDrop::BadAggregate => MALFORMED,
         FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,

@@ -43,6 +43,10 @@ use crate::wire::Mac;
 const BATCHES_PER_TURN: usize = 4;
 /// Connections whose end is looked at between two batches.
 const EXPIRY_BUDGET: usize = 1024;
+/// Connections that are looked at between two batches after a server went down; a sixteenth of them may be reset.
+const DOWN_BUDGET: usize = 4096;
+/// How long packets have their turn between two such rounds.
+const DOWN_PERIOD: Duration = Duration::from_millis(1);
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Between two questions after the link-layer address of a server's next hop. The kernel never sees our frames, and would
@@ -146,6 +150,8 @@ pub(super) struct Worker {
     changed: Option<Instant>,
     /// When everything was last gone through.
     followed: Instant,
+    /// Resets sent since the first of the servers went down whose connections are being ended.
+    resets: usize,
     /// Connections refused for a full table when that was last said, and when it may be said again.
     full: (u64, Instant),
     captures: Vec<Capture>,
@@ -210,6 +216,7 @@ impl Worker {
             refused: 0,
             changed: None,
             followed: Instant::ZERO,
+            resets: 0,
             full: (0, Instant::ZERO),
             captures: Vec::new(),
             next_housekeeping: Instant::ZERO,
@@ -282,6 +289,9 @@ impl Worker {
 
     fn until_next_timer(&self) -> Duration {
         let now = self.shared.now();
+        if self.decider.shard.has_down() {
+            return DOWN_PERIOD;
+        }
         let next = self
             .decider
             .shard
@@ -510,6 +520,9 @@ impl Worker {
     fn timers(&mut self) {
         let now = self.shared.now();
         self.decider.shard.advance(now, EXPIRY_BUDGET);
+        if self.decider.shard.has_down() {
+            self.end_down(now);
+        }
         if now < self.next_housekeeping {
             return;
         }
@@ -532,6 +545,25 @@ impl Worker {
         }
         self.announce();
         self.complain_of_full_table(now);
+    }
+
+    /// Goes on ending the connections of servers that went down.
+    fn end_down(&mut self, now: Instant) {
+        let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
+        let env = Env {
+            net: &self.network,
+            shield: &self.hidden,
+            pmtu_disc: self.pmtu_disc,
+        };
+        for reset in &resets {
+            self.pipeline.send_reset(reset, &env, now, &mut self.output);
+        }
+        self.flush();
+        self.resets += resets.len();
+        if !self.decider.shard.has_down() {
+            let sent = std::mem::take(&mut self.resets);
+            info!("ended the connections of servers that went down; {sent} TCP resets sent");
+        }
     }
 
     fn complain_of_full_table(&mut self, now: Instant) {
@@ -1132,6 +1164,13 @@ impl Worker {
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    fn own_vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.hidden.own_vips.iter().copied();
+        own.filter(move |addr| self.network.is_vip(*addr) || !local.contains(addr))
+    }
+
     fn info(&mut self) -> Info {
         let routed = self.access.is_routed().then(|| InterfaceInfo {
             name: self.access.name().to_owned(),
@@ -1162,7 +1201,7 @@ impl Worker {
                 .chain(routed)
                 .collect(),
             too_big: self.pipeline.misfits.all(),
-            own_vips: self.hidden.own_vips.iter().copied().collect(),
+            own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
                 .iter()

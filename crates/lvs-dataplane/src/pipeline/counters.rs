@@ -49,6 +49,8 @@ pub struct Counters {
     pub tagged: u64,
     /// ICMP errors made here.
     pub icmp_sent: u64,
+    /// TCP resets made here.
+    pub resets_sent: u64,
     /// Frames that left, segments and fragments counted one by one.
     pub emitted: u64,
 }

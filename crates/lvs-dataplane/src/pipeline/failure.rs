@@ -95,7 +95,7 @@ impl Pipeline {
             Verdict::Forward(forward) => self.forward(error, &job, &forward, ports, cx),
             Verdict::Reply(reply) => self.reply(error, &job, &reply, ports, cx),
             Verdict::Accept(_) => self.send_own(error, cx),
-            Verdict::Unreachable(_) | Verdict::Drop(_) => return,
+            Verdict::Unreachable(_) | Verdict::Reset(_) | Verdict::Drop(_) => return,
         };
         let sent = matches!(fate, Fate::Sent | Fate::Held | Fate::Answered);
         self.counters.icmp_sent += u64::from(sent);

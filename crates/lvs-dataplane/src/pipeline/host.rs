@@ -275,18 +275,11 @@ impl Pipeline {
                 self.send_own(frame, cx)
             }
             Protocol::TCP => {
-                let right =
-                    l4.len() >= 20 && (trusted || tcp::checksum_ok(ip, packet.l4, Protocol::TCP.0));
-                if !right || TcpFlags(l4[13]).has(TcpFlags::RST) {
+                if l4.len() < 20 || TcpFlags(l4[13]).has(TcpFlags::RST) {
                     return Fate::Dropped(FrameDrop::OwnAddress);
                 }
-                let mut answer = cx.out.spare();
-                if !tcp::reset(&mut answer, ip, packet.l4) {
-                    return Fate::Dropped(FrameDrop::OwnAddress);
-                }
-                let fate = self.send_own(&mut answer, cx);
-                cx.out.keep(answer);
-                fate
+                self.answer_with_reset(frame, &packet, cx)
+                    .unwrap_or(Fate::Dropped(FrameDrop::OwnAddress))
             }
             Protocol::UDP => {
                 let right = l4.len() >= 8

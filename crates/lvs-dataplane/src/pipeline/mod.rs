@@ -17,6 +17,7 @@ mod idents;
 mod leave;
 mod misfits;
 mod output;
+mod reset;
 mod settings;
 
 use std::net::{IpAddr, SocketAddr};
@@ -429,6 +430,10 @@ impl Pipeline {
                     decrement_ttl(frame.bytes_mut());
                 }
                 self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Reset(_) => {
+                self.answer_with_reset(frame, &job.packet, cx);
                 Fate::Dropped(FrameDrop::Rejected)
             }
             Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),

@@ -1,11 +1,11 @@
-//! The reset that a host owes to a stray segment (RFC 9293 section 3.10.7.1).
+//! Resets: what a host owes to a stray segment (RFC 9293 section 3.10.7.1), and what a director sends by itself.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use etherparse::TcpHeader;
 use lvs_core::TcpFlags;
 
-use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv6, put16};
+use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv6, is_ipv6, put16};
 use crate::frame::Frame;
 
 /// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at `l4`) into `frame`.
@@ -27,12 +27,35 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
         header.acknowledgment_number = be32(tcp, 4).wrapping_add(len);
     }
     // The packet's DSCP, without its ECN.
-    let started = match (ip_dst(packet), ip_src(packet)) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            icmp::header(frame, 6, src, dst, packet[1] & 0xfc, 0, true, 20)
-        }
+    let class = if is_ipv6(packet) {
+        ipv6::traffic_class(packet)
+    } else {
+        packet[1]
+    };
+    let (src, dst) = (ip_dst(packet), ip_src(packet));
+    write(frame, src, dst, class & 0xfc, &header)
+}
+
+/// Writes a reset from `src` to `dst` with the sequence number `seq`, and with an acknowledgement where there is one.
+pub fn own_reset(
+    frame: &mut Frame,
+    src: SocketAddr,
+    dst: SocketAddr,
+    seq: u32,
+    ack: Option<u32>,
+) -> bool {
+    let mut header = TcpHeader::new(src.port(), dst.port(), seq, 0);
+    header.rst = true;
+    header.ack = ack.is_some();
+    header.acknowledgment_number = ack.unwrap_or(0);
+    write(frame, src.ip(), dst.ip(), 0, &header)
+}
+
+/// Writes a packet without payload.
+fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHeader) -> bool {
+    let started = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => icmp::header(frame, 6, src, dst, class, 0, true, 20),
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let class = ipv6::traffic_class(packet) & 0xfc;
             let started = icmpv6::start(frame, 6, 64, src, dst, 20);
             put16(frame.bytes_mut(), 0, 0x6000 | u16::from(class) << 4);
             started

@@ -7,7 +7,7 @@ use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS};
 use super::{OPERATORS, Outcome, Trouble, Words};
 use crate::program::Invocation;
 
-const SCHEDULERS: &str = "rr wrr lc wlc lblc lblcr dh sh sed nq fo ovf mh twos";
+const SCHEDULERS: &str = "rr wrr lc wlc lblc lblcr dh sh sed nq fo ovf mh twos ewma";
 /// Options of `lvsadm` itself.
 const OWN: [(&str, &str, &str); 2] = [
     (

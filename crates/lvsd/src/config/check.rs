@@ -8,7 +8,8 @@ use std::time::Duration;
 use lvs_core::api::{LocalPool, ServiceId};
 use lvs_core::mark::MarkRule;
 use lvs_core::{
-    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Sysctls, helper_ports,
+    Family, Forwarding, OnServerDown, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Sysctls,
+    helper_ports,
 };
 use toml::Spanned;
 
@@ -19,11 +20,14 @@ use super::raw::{
 };
 use super::{Check, CheckKind, Config, Daemon, Dataplane, OnDown, Server, Service, VipMode};
 
-/// Schedulers of IPVS, by ipvsadm's names. An engine may know fewer; it then says so.
-const SCHEDULERS: [&str; 15] = [
+/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
+const SCHEDULERS: [&str; 16] = [
     "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
-    "none",
+    "ewma", "none",
 ];
+
+/// The longest slow start: a day.
+const SLOW_START_MAX: u64 = 86_400;
 
 /// The kernel's bound of a weight, and ipvsadm's.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
@@ -695,12 +699,29 @@ impl Checker<'_> {
                     .help("remove `vip`; put the addresses on the host, or route them here"),
             );
         }
+        self.extras(raw, &mut config);
         let on_down = self
             .word(
                 raw.on_down.as_ref(),
                 &[("quiesce", OnDown::Quiesce), ("remove", OnDown::Remove)],
             )
             .unwrap_or_else(|| default_on_down(&config, templates_stay));
+        if let (Some(at), OnDown::Quiesce, true) = (
+            &raw.on_down,
+            on_down,
+            config.extras.on_server_down != OnServerDown::Kernel,
+        ) {
+            self.report(
+                Diagnostic::warning(
+                    at.span(),
+                    "a server whose check fails stays in the service: `on_server_down` does nothing then",
+                )
+                .label("weight 0: its connections go on")
+                .help(
+                    "remove `on_down`, or set it to \"remove\"; leave it if only servers that leave the file shall go down",
+                ),
+            );
+        }
         let forward = self.forward(raw.forward.as_ref());
         let check = raw.check.as_ref();
 
@@ -752,6 +773,59 @@ impl Checker<'_> {
             on_down,
             servers,
         })
+    }
+
+    /// What goes beyond the kernel's IPVS.
+    fn extras(&mut self, raw: &RawService, config: &mut ServiceConfig) {
+        config.extras.on_server_down = self
+            .word(
+                raw.on_server_down.as_ref(),
+                &[
+                    ("kernel", OnServerDown::Kernel),
+                    ("reset", OnServerDown::Reset),
+                    ("reschedule", OnServerDown::Reschedule),
+                    ("drop", OnServerDown::Drop),
+                ],
+            )
+            .unwrap_or_default();
+        if let Some(slow_start) = &raw.slow_start {
+            let duration = slow_start.get_ref().0;
+            if duration.subsec_millis() != 0 || duration.as_secs() > SLOW_START_MAX {
+                self.report(
+                    Diagnostic::error(slow_start.span(), "not a time for a slow start")
+                        .help("give whole seconds, up to \"1d\"; \"0s\" is none"),
+                );
+            }
+            config.extras.slow_start = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// The scheduler `ewma` measures answers that only NAT leads through the director.
+    fn sees_answers(
+        &mut self,
+        service: &RawService,
+        method: Forwarding,
+        at: &Range<usize>,
+    ) -> Option<()> {
+        let scheduler = service.scheduler.as_ref();
+        let Some(scheduler) = scheduler.filter(|word| word.get_ref() == "ewma") else {
+            return Some(());
+        };
+        if method.translates() {
+            return Some(());
+        }
+        self.once(
+            Diagnostic::error(
+                at.clone(),
+                "the scheduler ewma needs servers that are reached by NAT",
+            )
+            .label(
+                "their answers do not pass through the director, which measures how soon they come",
+            )
+            .context(scheduler.span(), "the scheduler")
+            .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
+        );
+        None
     }
 
     fn scheduler_flags(&mut self, raw: &RawService, config: &mut ServiceConfig) {
@@ -917,6 +991,9 @@ impl Checker<'_> {
         let address = self.socket_address(text, Some(port(id)))?;
         self.usable(text.span(), address.ip(), "server")?;
         let method = method?;
+        let forward = raw.forward.as_ref().or(service.forward.as_ref());
+        let place = forward.map_or_else(|| text.span(), Spanned::span);
+        self.sees_answers(service, method, &place)?;
         self.fits(text, address, service, id, method)?;
         self.fits_full_nat(text, address, service, method)?;
         let check = match &raw.check {
@@ -1272,6 +1349,7 @@ fn many_ports(raw: &RawService) -> Option<Result<ManyPorts, String>> {
 
 /// What a failed check does where the file does not say it.
 ///
+/// Who says what becomes of the connections of a server that is down means one whose check has failed: it goes.
 /// Weight 0 is gentler: a false alarm then costs no established connection, and a listing still shows the server. But
 /// it keeps *new* connections coming where the choice does not depend on the weight: a persistence template leads its
 /// client to a server of weight 0 (unless the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without
@@ -1282,7 +1360,10 @@ fn default_on_down(config: &ServiceConfig, templates_stay: bool) -> OnDown {
         "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
         _ => false,
     };
-    if hashed || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT)) {
+    if config.extras.on_server_down != OnServerDown::Kernel
+        || hashed
+        || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
+    {
         OnDown::Remove
     } else {
         OnDown::Quiesce

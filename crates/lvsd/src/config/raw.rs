@@ -111,6 +111,11 @@ pub(super) struct RawService {
     pub(super) check: Option<Spanned<RawCheck>>,
     /// What a failed check does to a server: `quiesce` or `remove`. Default: see the documentation.
     pub(super) on_down: Option<Spanned<String>>,
+    /// What becomes of the connections of a server that is removed: `kernel`, `reset`, `reschedule` or `drop`. Default:
+    /// `kernel`.
+    pub(super) on_server_down: Option<Spanned<String>>,
+    /// How long a server that comes into the running service takes to get its full share, in whole seconds. Default: none.
+    pub(super) slow_start: Option<Spanned<RawDuration>>,
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 

@@ -1,0 +1,56 @@
+//! What a service can be asked for beyond the kernel's IPVS. All of it is off unless asked for.
+
+/// What becomes of the connections of a server that goes down, that is, leaves its service: it is removed, or the
+/// service is deleted. A weight of 0 is no such thing: it drains a server, and its connections go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+#[repr(u8)]
+pub enum OnServerDown {
+    /// As the kernel does: packets of clients are dropped until the server is back or the connection's time is up; with
+    /// the sysctl `expire_nodest_conn`, connections end.
+    #[default]
+    Kernel = 0,
+    /// Both ends of a TCP connection get a reset at once ([`Shard::end_down`](crate::Shard::end_down)). The next packet
+    /// of another protocol is refused (ICMP port unreachable), and the one after it opens a new connection.
+    Reset = 1,
+    /// The next packet opens a connection to another server. What cannot move, TCP, is reset as with `Reset`, so that
+    /// its client begins anew.
+    Reschedule = 2,
+    /// Connections end for good, and nobody is told: packets are dropped for two minutes at most.
+    Drop = 3,
+}
+
+impl OnServerDown {
+    pub(crate) const fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Reset,
+            2 => Self::Reschedule,
+            3 => Self::Drop,
+            _ => Self::Kernel,
+        }
+    }
+
+    /// Whether TCP connections are reset.
+    pub const fn resets(self) -> bool {
+        matches!(self, Self::Reset | Self::Reschedule)
+    }
+}
+
+/// Settings of a service that the kernel's IPVS has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
+pub struct Extras {
+    /// What becomes of the connections of a server that goes down.
+    pub on_server_down: OnServerDown,
+    /// Seconds in which a server that comes (back) into a running service gets its full share; 0 is at once.
+    pub slow_start: u32,
+}
+
+impl Extras {
+    /// Whether nothing is asked for: the service is as the kernel's.
+    pub fn is_off(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,170 @@
+//! Peak-EWMA: the server that answers soonest. Of this crate, not of the kernel.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use super::wlc::least_by;
+use super::{Request, Scheduler};
+use crate::{Instant, Server, ServerId};
+
+/// How long a server without a sample is left alone after it was tried.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// The server with the smallest expected wait: [the time that it takes to answer](Server::latency) × (active
+/// connections + 1) / weight, after Finagle's `PeakEwma`.
+///
+/// What is measured is the time from the packet that opens a connection to its first answer, in TCP from SYN to SYN-ACK:
+/// how long the server's accept queue is, how loaded its host, how far away it is. A server that does not answer at all is
+/// measured by its clients' repeated SYNs. One without a sample is tried with one connection a second until it has one.
+/// The answers have to pass through the director, so the servers have to be reached by NAT.
+#[derive(Clone, Debug, Default)]
+pub struct PeakEwma {
+    /// When servers without a sample were tried last.
+    tried: BTreeMap<ServerId, Instant>,
+}
+
+impl Scheduler for PeakEwma {
+    fn preview(&self) -> Option<Box<dyn Scheduler>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
+        let now = request.now;
+        let mut least: Option<(usize, Wait)> = None;
+        for (index, server) in servers.iter().enumerate().filter(|(_, s)| s.is_usable()) {
+            let Some(average) = server.latency().average(now) else {
+                let tried = self.tried.get(&server.id());
+                if tried.is_none_or(|&tried| tried + TRY_AGAIN <= now) {
+                    self.tried.insert(server.id(), now);
+                    return Some(index);
+                }
+                continue;
+            };
+            let wait = Wait::new(average, server);
+            if least.as_ref().is_none_or(|(_, best)| wait.is_less(best)) {
+                least = Some((index, wait));
+            }
+        }
+        match least {
+            Some((index, _)) => Some(index),
+            // All are still being tried: what is known is how busy they are.
+            None => least_by(servers, |server| i64::from(server.active()) + 1),
+        }
+    }
+
+    fn start(&mut self, _: &[Arc<Server>]) {
+        self.tried.clear();
+    }
+
+    fn server_removed(&mut self, servers: &[Arc<Server>], _: usize) {
+        self.tried
+            .retain(|&id, _| servers.iter().any(|server| server.id() == id));
+    }
+
+    fn needs_replies(&self) -> bool {
+        true
+    }
+}
+
+/// The wait that a new connection would see, as a fraction.
+struct Wait {
+    cost: u128,
+    weight: u128,
+}
+
+impl Wait {
+    fn new(average: Duration, server: &Server) -> Self {
+        Self {
+            cost: average.as_nanos() * (u128::from(server.active()) + 1),
+            weight: server.weight().unsigned_abs().into(),
+        }
+    }
+
+    fn is_less(&self, other: &Self) -> bool {
+        // 2^64 ns × 2^31 connections × a weight of 2^31 is below 2^128.
+        self.cost * other.weight < other.cost * self.weight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::tests::{clients, letters, pool};
+    use crate::{Pool, ServiceFlags};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn request(now: Instant) -> Request {
+        Request {
+            now,
+            ..clients(ServiceFlags::default())[0]
+        }
+    }
+
+    fn choose(pool: &mut Pool, now: Instant) -> char {
+        letters(pool, alloc::vec![request(now)]).remove(0)
+    }
+
+    fn server(pool: &Pool, name: char) -> &Arc<Server> {
+        let last = pool.servers().len() - 1;
+        &pool.servers()[last - (name as usize - 'A' as usize)]
+    }
+
+    #[test]
+    fn each_server_is_tried_and_the_quickest_wins() {
+        let mut pool = pool("ewma", &[1, 1, 1]);
+        let now = Instant::from_secs(1);
+        let first: alloc::string::String = (0..3).map(|_| choose(&mut pool, now)).collect();
+        assert_eq!(first, "CBA");
+        assert_eq!(choose(&mut pool, now), 'C', "all are tried: the least busy");
+        for (name, took) in [('A', 5), ('B', 1), ('C', 20)] {
+            server(&pool, name).latency().observe(MS * took, now);
+        }
+        assert_eq!(choose(&mut pool, now), 'B');
+        let open: std::vec::Vec<_> = (0..5).map(|_| server(&pool, 'B').open()).collect();
+        assert_eq!(choose(&mut pool, now), 'A', "6 × 1 ms are more than 5 ms");
+        drop(open);
+        server(&pool, 'B').latency().observe(MS * 300, now);
+        assert_eq!(choose(&mut pool, now), 'A', "a peak counts at once");
+        let later = Instant::from_secs(600);
+        server(&pool, 'A').latency().observe(MS * 5, later);
+        assert_ne!(choose(&mut pool, later), 'A', "old peaks have faded");
+    }
+
+    #[test]
+    fn weights_divide_and_weight_0_is_left_out() {
+        let mut pool = pool("ewma", &[4, 1, 0]);
+        let now = Instant::from_secs(1);
+        for (name, took) in [('A', 30), ('B', 10), ('C', 1)] {
+            server(&pool, name).latency().observe(MS * took, now);
+        }
+        assert_eq!(choose(&mut pool, now), 'A', "30 / 4 are less than 10");
+    }
+
+    #[test]
+    fn a_server_without_a_sample_is_tried_again_each_second() {
+        let mut pool = pool("ewma", &[1, 1]);
+        let now = Instant::from_secs(1);
+        server(&pool, 'A').latency().observe(MS, now);
+        let mut tries = 0;
+        for tenth in 0..30 {
+            let at = now + Duration::from_millis(tenth * 100);
+            server(&pool, 'A').latency().observe(MS, at);
+            tries += u32::from(choose(&mut pool, at) == 'B');
+        }
+        assert_eq!(tries, 3);
+    }
+
+    #[test]
+    fn a_preview_tries_nobody() {
+        let mut pool = pool("ewma", &[1, 1]);
+        let request = request(Instant::from_secs(1));
+        for _ in 0..3 {
+            let seen = pool.preview(&request).unwrap().unwrap().id();
+            assert_eq!(seen, pool.servers()[0].id());
+        }
+        assert_eq!(letters(&mut pool, alloc::vec![request; 2]), "BA");
+    }
+}

@@ -1,0 +1,789 @@
+//! What goes beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the modern profile, and
+//! that none of it happens unless it is asked for.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lvs_core::{
+    Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant,
+    OnServerDown, Options, PacketMeta, Profile, Protocol, Reset, Segment, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+};
+
+const VIP: &str = "198.51.100.1:80";
+const CLIENT: &str = "192.0.2.7:40000";
+const SYN: u8 = TcpFlags::SYN;
+const ACK: u8 = TcpFlags::ACK;
+const RST: u8 = TcpFlags::RST;
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn server(n: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n], 80))
+}
+
+fn packet<'a>(src: SocketAddr, dst: SocketAddr, transport: Transport<'a>) -> PacketMeta<'a> {
+    PacketMeta {
+        hook: if dst == addr(VIP) {
+            Hook::Local
+        } else {
+            Hook::Transit
+        },
+        tuple: Tuple {
+            protocol: match transport {
+                Transport::Udp(_) => Protocol::UDP,
+                _ => Protocol::TCP,
+            },
+            src,
+            dst,
+        },
+        transport,
+        segment: Segment::NONE,
+        mark: 0,
+        len: 40,
+    }
+}
+
+fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
+    packet(src, dst, Transport::Tcp(TcpFlags(flags)))
+}
+
+fn service(scheduler: &str, extras: Extras) -> ServiceConfig {
+    ServiceConfig {
+        extras,
+        ..ServiceConfig::new(Family::V4, scheduler)
+    }
+}
+
+const fn down(on_server_down: OnServerDown) -> Extras {
+    Extras {
+        on_server_down,
+        slow_start: 0,
+    }
+}
+
+fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
+    let mut director = Director::new(Options {
+        max_connections: 1 << 17,
+        ..Options::default()
+    });
+    director.advance(Instant::ZERO);
+    director.control.add_service(key, config, None).unwrap();
+    for n in 1..=servers {
+        add(&mut director, key, n, 1, method, Instant::ZERO).unwrap();
+    }
+    director
+}
+
+fn add(
+    director: &mut Director,
+    key: ServiceKey,
+    n: u8,
+    weight: i32,
+    method: Forwarding,
+    now: Instant,
+) -> Result<(), Error> {
+    let config = ServerConfig::new(weight, method);
+    director.control.add_server(&key, server(n), &config, now)
+}
+
+fn remove(director: &mut Director, n: u8, now: Instant) {
+    let key = director.control.services().next().unwrap().key();
+    director
+        .control
+        .delete_server(&key, server(n), now)
+        .unwrap();
+    director.advance(now);
+}
+
+fn only(director: &Director, now: Instant) -> Connection {
+    let mut all = director.shard.connections_from(0, now);
+    let only = all.next().expect("a connection");
+    assert!(all.next().is_none(), "one connection");
+    only
+}
+
+/// A segment with its numbers and so many bytes of payload.
+fn send(
+    director: &mut Director,
+    meta: &PacketMeta<'_>,
+    (seq, ack, len): (u32, u32, usize),
+    now: Instant,
+) -> Verdict {
+    let Transport::Tcp(flags) = meta.transport else {
+        panic!("TCP");
+    };
+    let mut bytes = vec![0; 20 + len];
+    bytes[4..8].copy_from_slice(&seq.to_be_bytes());
+    bytes[8..12].copy_from_slice(&ack.to_be_bytes());
+    bytes[12] = 5 << 4;
+    bytes[13] = flags.0;
+    let segment = Segment {
+        bytes: &bytes,
+        trusted: true,
+    };
+    director.handle_packet(&PacketMeta { segment, ..*meta }, now)
+}
+
+/// An established connection that has moved a request of 100 bytes, and behind NAT an answer of 1000.
+fn establish(director: &mut Director, client: SocketAddr, nat: bool, now: Instant) {
+    let vip = addr(VIP);
+    let (cs, ss) = (1000, 0xffff_ff00);
+    let forward = send(director, &tcp(client, vip, SYN), (cs, 0, 0), now);
+    let Verdict::Forward(forward) = forward else {
+        panic!("{forward:?}");
+    };
+    let from = forward.target;
+    if nat {
+        let _ = send(
+            director,
+            &tcp(from, client, SYN | ACK),
+            (ss, cs + 1, 0),
+            now,
+        );
+    }
+    let ack = u32::wrapping_add(ss, 1);
+    let _ = send(director, &tcp(client, vip, ACK), (cs + 1, ack, 0), now);
+    let _ = send(director, &tcp(client, vip, ACK), (cs + 1, ack, 100), now);
+    if nat {
+        let _ = send(
+            director,
+            &tcp(from, client, ACK),
+            (ack, cs + 101, 1000),
+            now,
+        );
+    }
+    let ack = ack.wrapping_add(1000);
+    let _ = send(director, &tcp(client, vip, ACK), (cs + 101, ack, 0), now);
+}
+
+fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
+    let mut all = Vec::new();
+    while director.shard.has_down() {
+        all.extend(director.end_down(now, 64));
+    }
+    all
+}
+
+#[test]
+fn both_ends_are_reset_with_the_numbers_that_they_expect() {
+    for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
+        let key = ServiceKey::tcp(addr(VIP));
+        let config = service("rr", down(OnServerDown::Reset));
+        let mut director = director(key, config, method, 1);
+        let now = Instant::from_secs(1);
+        establish(&mut director, addr(CLIENT), method == Forwarding::Nat, now);
+        assert_eq!(only(&director, now).state, "ESTABLISHED");
+        remove(&mut director, 1, now);
+        let resets = drain(&mut director, now);
+        let [client, server] = resets[..] else {
+            panic!("{method:?}: {resets:?}");
+        };
+        // The server's numbers have wrapped around: 0xffffff00 + 1 + 1000.
+        assert_eq!(client.tuple.src, addr(VIP));
+        assert_eq!(client.tuple.dst, addr(CLIENT));
+        assert_eq!((client.seq, client.ack), (745, Some(1101)), "{method:?}");
+        assert_eq!(client.forward, None);
+        assert_eq!(server.tuple.src, addr(CLIENT));
+        assert_eq!(server.tuple.dst, addr(VIP));
+        assert_eq!((server.seq, server.ack), (1101, Some(745)), "{method:?}");
+        let forward = server.forward.unwrap();
+        assert_eq!((forward.method, forward.target), (method, self::server(1)));
+        let ended = only(&director, now);
+        assert_eq!((ended.state, ended.expires.as_secs()), ("CLOSE", 10));
+        director.advance(Instant::from_secs(11));
+        assert!(director.shard.is_empty());
+    }
+}
+
+#[test]
+fn retransmissions_and_old_acknowledgements_do_not_turn_numbers_back() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    let (client, vip) = (addr(CLIENT), addr(VIP));
+    establish(&mut director, client, true, now);
+    let _ = send(&mut director, &tcp(client, vip, ACK), (1001, 1, 100), now);
+    remove(&mut director, 1, now);
+    let resets = drain(&mut director, now);
+    assert_eq!((resets[0].seq, resets[1].seq), (745, 1101));
+}
+
+#[test]
+fn a_client_that_waits_for_the_server_is_refused() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    let _ = send(
+        &mut director,
+        &tcp(addr(CLIENT), addr(VIP), SYN),
+        (77, 0, 0),
+        now,
+    );
+    remove(&mut director, 1, now);
+    let resets = drain(&mut director, now);
+    // RFC 9293 section 3.10.7.3: in SYN-SENT, what counts is the acknowledgement of the SYN.
+    assert_eq!((resets[0].seq, resets[0].ack), (0, Some(78)));
+    assert_eq!((resets[1].seq, resets[1].ack), (78, None));
+}
+
+#[test]
+fn what_still_comes_is_answered_with_a_reset() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 2);
+    let now = Instant::from_secs(1);
+    let (client, vip) = (addr(CLIENT), addr(VIP));
+    establish(&mut director, client, true, now);
+    let before = only(&director, now).server;
+    let n = before.ip().to_string().pop().unwrap() as u8 - b'0';
+    remove(&mut director, n, now);
+    let _ = drain(&mut director, now);
+    let reset = Verdict::Reset(DropReason::ServerDown);
+    assert_eq!(director.handle_packet(&tcp(client, vip, ACK), now), reset);
+    assert_eq!(
+        director.handle_packet(&tcp(before, client, ACK), now),
+        reset
+    );
+    let said = director.handle_packet(&tcp(client, vip, RST), now);
+    let Verdict::Forward(told) = said else {
+        panic!("the server is told: {said:?}");
+    };
+    assert_eq!(told.target, before);
+    let said = director.handle_packet(&tcp(before, client, RST), now);
+    assert!(
+        matches!(said, Verdict::Reply(_)),
+        "the client is told: {said:?}"
+    );
+    let said = director.handle_packet(&tcp(client, vip, SYN), now);
+    let Verdict::Forward(again) = said else {
+        panic!("a SYN begins anew: {said:?}");
+    };
+    assert!(again.new && again.target != before);
+}
+
+#[test]
+fn a_connection_from_before_the_setting_is_reset_by_its_next_packet() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let kernel = service("rr", Extras::default());
+    let mut director = director(key, kernel, Forwarding::Route, 1);
+    let now = Instant::from_secs(1);
+    let (client, vip) = (addr(CLIENT), addr(VIP));
+    establish(&mut director, client, false, now);
+    let config = service("rr", down(OnServerDown::Reset));
+    director.control.edit_service(&key, config, None).unwrap();
+    remove(&mut director, 1, now);
+    assert_eq!(drain(&mut director, now), []);
+    assert_eq!(only(&director, now).expires.as_secs(), 900);
+    let said = director.handle_packet(&tcp(client, vip, ACK), now);
+    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    assert_eq!(only(&director, now).expires.as_secs(), 10);
+}
+
+#[test]
+fn a_packet_before_the_walk_gets_there_ends_its_connection_all_the_same() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    remove(&mut director, 1, now);
+    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    assert_eq!(drain(&mut director, now).len(), 2, "once, not twice");
+}
+
+#[test]
+fn resets_come_a_bounded_number_at_a_time() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Route, 2);
+    let now = Instant::from_secs(1);
+    for port in 1..=20_000 {
+        let client = SocketAddr::from(([192, 0, 2, 1], port));
+        if port != 20 {
+            establish(&mut director, client, false, now);
+        }
+    }
+    let (mut calls, mut sent) = (0, 0);
+    remove(&mut director, 1, now);
+    // Another one goes down while the first is being dealt with.
+    for _ in 0..5 {
+        let resets = director.end_down(now, 1600);
+        assert!(resets.len() <= 200, "{}", resets.len());
+        sent += resets.len();
+    }
+    remove(&mut director, 2, now);
+    while director.shard.has_down() {
+        let resets = director.end_down(now, 1600);
+        assert!(resets.len() <= 200, "{}", resets.len());
+        sent += resets.len();
+        calls += 1;
+        assert!(calls < 1000, "no end");
+    }
+    assert_eq!(sent, 2 * 19_999);
+    director.advance(Instant::from_secs(12));
+    assert!(director.shard.is_empty());
+    let control = &director.control;
+    assert!(
+        control
+            .endpoints()
+            .all(|(_, s)| (s.active(), s.inactive()) == (0, 0))
+    );
+}
+
+#[test]
+fn a_server_that_is_back_does_not_get_what_was_reset() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    remove(&mut director, 1, now);
+    let _ = drain(&mut director, now);
+    add(&mut director, key, 1, 1, Forwarding::Nat, now).unwrap();
+    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+}
+
+#[test]
+fn weight_0_drains_and_resets_nothing() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    let quiesced = ServerConfig::new(0, Forwarding::Nat);
+    director
+        .control
+        .edit_server(&key, server(1), &quiesced)
+        .unwrap();
+    director.advance(now);
+    assert!(!director.shard.has_down());
+    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert!(matches!(said, Verdict::Forward(_)), "{said:?}");
+}
+
+#[test]
+fn what_becomes_of_datagrams() {
+    let vip = addr(VIP);
+    let datagram = packet(addr(CLIENT), vip, Transport::Udp(b""));
+    let refused = Verdict::Unreachable(DropReason::ServerDown);
+    for policy in [
+        OnServerDown::Kernel,
+        OnServerDown::Reset,
+        OnServerDown::Reschedule,
+        OnServerDown::Drop,
+    ] {
+        let key = ServiceKey::udp(vip);
+        let mut director = director(key, service("rr", down(policy)), Forwarding::Nat, 2);
+        let now = Instant::from_secs(1);
+        let Verdict::Forward(first) = director.handle_packet(&datagram, now) else {
+            panic!("a server is there");
+        };
+        assert_eq!(first.target, server(2));
+        remove(&mut director, 2, now);
+        assert_eq!(drain(&mut director, now), [], "datagrams have no resets");
+        let said = director.handle_packet(&datagram, now);
+        let next = director.handle_packet(&datagram, now);
+        let moved = |verdict| matches!(verdict, Verdict::Forward(f) if f.target == server(1));
+        match policy {
+            OnServerDown::Kernel => {
+                let dropped = Verdict::Drop(DropReason::ServerRemoved);
+                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!(only(&director, now).expires.as_secs(), 300);
+            }
+            OnServerDown::Reset => assert!(said == refused && moved(next), "{said:?} {next:?}"),
+            OnServerDown::Reschedule => assert!(moved(said) && moved(next), "{said:?} {next:?}"),
+            OnServerDown::Drop => {
+                let dropped = Verdict::Drop(DropReason::ServerDown);
+                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!(only(&director, now).expires.as_secs(), 120);
+                let later = Instant::from_secs(122);
+                assert!(moved(director.handle_packet(&datagram, later)));
+            }
+        }
+    }
+}
+
+#[test]
+fn tcp_that_cannot_move_is_reset_and_tcp_that_is_dropped_is_silent() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let now = Instant::from_secs(1);
+    let ack = tcp(addr(CLIENT), addr(VIP), ACK);
+    for (policy, resets) in [(OnServerDown::Reschedule, 2), (OnServerDown::Drop, 0)] {
+        let mut director = director(key, service("rr", down(policy)), Forwarding::Nat, 1);
+        establish(&mut director, addr(CLIENT), true, now);
+        remove(&mut director, 1, now);
+        assert_eq!(drain(&mut director, now).len(), resets);
+        assert_eq!(only(&director, now).state, "CLOSE");
+        let said = director.handle_packet(&ack, now);
+        let reply = director.handle_packet(&tcp(server(1), addr(CLIENT), ACK), now);
+        let expected = match policy {
+            OnServerDown::Drop => Verdict::Drop(DropReason::ServerDown),
+            _ => Verdict::Reset(DropReason::ServerDown),
+        };
+        assert_eq!((said, reply), (expected, expected));
+    }
+}
+
+#[test]
+fn the_service_decides_before_expire_nodest_conn() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    director
+        .control
+        .set_sysctl("expire_nodest_conn", "1")
+        .unwrap();
+    establish(&mut director, addr(CLIENT), true, now);
+    remove(&mut director, 1, now);
+    assert_eq!(drain(&mut director, now).len(), 2);
+}
+
+#[test]
+fn a_deleted_service_takes_its_servers_down() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    director.control.delete_service(&key, now).unwrap();
+    director.advance(now);
+    assert_eq!(drain(&mut director, now).len(), 2);
+}
+
+#[test]
+fn the_kernels_silence_is_the_default() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    remove(&mut director, 1, now);
+    assert!(!director.shard.has_down());
+    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(said, Verdict::Drop(DropReason::ServerRemoved));
+    let reply = tcp(server(1), addr(CLIENT), ACK);
+    assert!(matches!(
+        director.handle_packet(&reply, now),
+        Verdict::Reply(_)
+    ));
+    assert_eq!(only(&director, now).state, "ESTABLISHED");
+}
+
+#[test]
+fn explain_says_what_becomes_of_a_lost_connection() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    remove(&mut director, 1, now);
+    let tuple = tcp(addr(CLIENT), addr(VIP), ACK).tuple;
+    let told = director.control.explain(&director.shard, tuple, 0, now);
+    assert!(told.verdict.contains("reset"), "{}", told.verdict);
+    assert_eq!(told.server, None);
+}
+
+// --- slow start ---------------------------------------------------------------------------------------------------------
+
+/// How many of `count` new connections each of the servers 1 to 3 gets.
+fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
+    let mut shares = [0; 3];
+    for n in 0..count {
+        let client = SocketAddr::from(([192, 0, 2, 1], 1000 + n));
+        let Verdict::Forward(forward) =
+            director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now)
+        else {
+            panic!("a server is there");
+        };
+        let std::net::IpAddr::V4(ip) = forward.target.ip() else {
+            panic!("IPv4");
+        };
+        shares[usize::from(ip.octets()[3]) - 1] += 1;
+    }
+    shares
+}
+
+fn slow(scheduler: &str, seconds: u32) -> ServiceConfig {
+    ServiceConfig {
+        flags: ServiceFlags(ServiceFlags::ONE_PACKET),
+        ..service(
+            scheduler,
+            Extras {
+                slow_start: seconds,
+                ..Extras::default()
+            },
+        )
+    }
+}
+
+#[test]
+fn a_server_that_comes_gets_its_share_bit_by_bit() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = director(key, slow("wrr", 90), Forwarding::Nat, 2);
+    let at = |seconds| Instant::from_secs(seconds);
+    assert_eq!(
+        shares(&mut director, 200, at(1)),
+        [100, 100, 0],
+        "the first ones begin in full"
+    );
+    director.advance(at(100));
+    add(&mut director, key, 3, 1, Forwarding::Nat, at(100)).unwrap();
+    let listed = |director: &Director| {
+        let service = director.control.services().next().unwrap();
+        let mut servers = service.servers().iter();
+        let third = servers.find(|s| s.addr() == server(3)).unwrap();
+        (third.config().weight, third.slow_start())
+    };
+    for (seconds, share, percent) in [
+        (100, 10, Some(10)),
+        (115, 20, Some(20)),
+        (145, 50, Some(50)),
+        (189, 90, Some(90)),
+    ] {
+        director.advance(at(seconds));
+        let got = shares(&mut director, 1000, at(seconds));
+        // Two others have 100 parts each, this one `share`.
+        let expected = 1000 * share / (200 + share);
+        assert!(
+            got[2].abs_diff(expected) <= 10,
+            "{seconds} s: {got:?}, not {expected}"
+        );
+        assert_eq!(listed(&director), (1, percent), "{seconds} s");
+    }
+    director.advance(at(190));
+    assert_eq!(listed(&director), (1, None));
+    assert_eq!(shares(&mut director, 300, at(190)), [100, 100, 100]);
+    let service = director.control.services().next().unwrap();
+    assert!(
+        service.servers().iter().all(|server| server.weight() == 1),
+        "as before"
+    );
+}
+
+#[test]
+fn a_drained_server_that_is_taken_back_starts_slowly_and_an_edit_goes_on() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = director(key, slow("wrr", 9), Forwarding::Nat, 2);
+    let edit = |director: &mut Director, weight, at: u64| {
+        director.advance(Instant::from_secs(at));
+        let config = ServerConfig::new(weight, Forwarding::Nat);
+        director
+            .control
+            .edit_server(&key, server(1), &config)
+            .unwrap();
+        director.control.services().next().unwrap().servers()[1].slow_start()
+    };
+    assert_eq!(
+        edit(&mut director, 3, 20),
+        None,
+        "another weight is no new start"
+    );
+    assert_eq!(edit(&mut director, 0, 30), None);
+    assert_eq!(edit(&mut director, 3, 40), Some(10));
+    assert_eq!(
+        edit(&mut director, 4, 44),
+        Some(50),
+        "it goes on from where it was"
+    );
+    assert_eq!(
+        shares(&mut director, 300, Instant::from_secs(44)),
+        [200, 100, 0]
+    );
+    assert_eq!(edit(&mut director, 4, 49), None);
+    assert_eq!(
+        shares(&mut director, 500, Instant::from_secs(49)),
+        [400, 100, 0]
+    );
+}
+
+#[test]
+fn nobody_starts_slowly_without_somebody_to_spare_it() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
+    for n in [2, 3] {
+        let now = Instant::from_secs(u64::from(n - 1) * 10);
+        director.advance(now);
+        add(&mut director, key, n, 1, Forwarding::Nat, now).unwrap();
+        let service = director.control.services().next().unwrap();
+        assert!(
+            service.servers().iter().all(|s| s.slow_start().is_none()),
+            "{n}"
+        );
+    }
+}
+
+#[test]
+fn a_slow_start_can_be_switched_off_in_the_middle() {
+    let key = ServiceKey::udp(addr(VIP));
+    let mut director = director(key, slow("wrr", 0), Forwarding::Nat, 2);
+    director.advance(Instant::from_secs(1));
+    director
+        .control
+        .edit_service(&key, slow("wrr", 60), None)
+        .unwrap();
+    // Those that were there before are established.
+    add(
+        &mut director,
+        key,
+        3,
+        1,
+        Forwarding::Nat,
+        Instant::from_secs(1),
+    )
+    .unwrap();
+    let weights = |director: &Director| {
+        let service = director.control.services().next().unwrap();
+        service
+            .servers()
+            .iter()
+            .map(|s| s.weight())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(weights(&director), [1, 10, 10]);
+    director
+        .control
+        .edit_service(&key, slow("wrr", 0), None)
+        .unwrap();
+    assert_eq!(weights(&director), [1, 1, 1]);
+}
+
+#[test]
+fn a_slow_start_with_every_scheduler() {
+    for name in lvs_core::Registry::new()
+        .names()
+        .filter(|name| *name != "none")
+    {
+        let key = ServiceKey::udp(addr(VIP));
+        let mut director = director(key, slow(name, 9), Forwarding::Nat, 2);
+        let start = Instant::from_secs(20);
+        director.advance(start);
+        add(&mut director, key, 3, 1, Forwarding::Nat, start).unwrap();
+        let scaled = !matches!(name, "ovf" | "lblc" | "lblcr");
+        let service = director.control.services().next().unwrap();
+        let weights: Vec<i32> = service.servers().iter().map(|s| s.weight()).collect();
+        assert_eq!(
+            weights,
+            if scaled { [1, 10, 10] } else { [1, 1, 1] },
+            "{name}"
+        );
+        for second in 20..30 {
+            let all = shares(&mut director, 50, Instant::from_secs(second));
+            assert_eq!(all.iter().sum::<u32>(), 50, "{name}");
+        }
+        let service = director.control.services().next().unwrap();
+        assert!(service.servers().iter().all(|s| s.weight() == 1), "{name}");
+    }
+}
+
+// --- ewma ---------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn ewma_measures_from_syn_to_syn_ack() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("ewma", Extras::default()), Forwarding::Nat, 2);
+    let vip = addr(VIP);
+    let open = |director: &mut Director, port: u16, at: Instant, answer: Option<Duration>| {
+        let client = SocketAddr::from(([192, 0, 2, 1], port));
+        let Verdict::Forward(forward) = director.handle_packet(&tcp(client, vip, SYN), at) else {
+            panic!("a server is there");
+        };
+        if let Some(answer) = answer {
+            let _ = director.handle_packet(&tcp(forward.target, client, SYN | ACK), at + answer);
+            let _ = director.handle_packet(&tcp(client, vip, RST), at + answer);
+        }
+        forward.target
+    };
+    let now = Instant::from_secs(1);
+    let slow = open(&mut director, 2000, now, Some(Duration::from_millis(30)));
+    let now = Instant::from_secs(2);
+    let quick = open(&mut director, 2001, now, Some(Duration::from_millis(1)));
+    assert_ne!(slow, quick, "each is tried");
+    let latency = |director: &Director, addr, at| {
+        let service = director.control.services().next().unwrap();
+        let server = service.servers().iter().find(|s| s.addr() == addr).unwrap();
+        server.latency().average(at).unwrap()
+    };
+    let measured = latency(&director, quick, now + Duration::from_millis(1));
+    assert_eq!(measured, Duration::from_millis(1));
+    for n in 0..20 {
+        let at = Instant::from_secs(3) + Duration::from_millis(n * 10);
+        let port = 3000 + u16::try_from(n).unwrap();
+        let chosen = open(&mut director, port, at, Some(Duration::from_millis(1)));
+        assert_eq!(chosen, quick);
+    }
+    // The quick one stops answering: its clients' repeated SYNs tell, before any timeout.
+    let at = Instant::from_secs(4);
+    assert_eq!(open(&mut director, 4000, at, None), quick);
+    let _ = open(&mut director, 4000, Instant::from_secs(5), None);
+    let peak = latency(&director, quick, Instant::from_secs(5));
+    assert_eq!(peak, Duration::from_secs(1));
+    let chosen = open(&mut director, 4001, Instant::from_secs(5), None);
+    assert_eq!(chosen, slow);
+}
+
+#[test]
+fn ewma_takes_servers_behind_nat_only() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let ewma = || service("ewma", Extras::default());
+    let mut measured = director(key, ewma(), Forwarding::Nat, 1);
+    let refused = Err(Error::NeedsReplies);
+    let now = Instant::ZERO;
+    for method in [Forwarding::Route, Forwarding::Tunnel] {
+        assert_eq!(add(&mut measured, key, 2, 1, method, now), refused);
+        let config = ServerConfig::new(1, method);
+        assert_eq!(
+            measured.control.edit_server(&key, server(1), &config),
+            refused
+        );
+        let mut other = director(key, service("rr", Extras::default()), method, 1);
+        assert_eq!(other.control.edit_service(&key, ewma(), None), refused);
+        let scheduler = &other.control.services().next().unwrap().config().scheduler;
+        assert_eq!(scheduler, "rr", "a refused operation has changed nothing");
+    }
+}
+
+#[test]
+fn others_measure_nothing() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("wlc", Extras::default()), Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    establish(&mut director, addr(CLIENT), true, now);
+    let service = director.control.services().next().unwrap();
+    assert_eq!(service.servers()[0].latency().average(now), None);
+}
+
+// --- profile ------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
+    let key = ServiceKey::tcp(addr(VIP));
+    for (profile, expected) in [
+        (Profile::Kernel, ((900, 120, 300), [60, 900, 60])),
+        (Profile::Modern, ((7440, 240, 300), [240, 7440, 240])),
+    ] {
+        let mut director = Director::new(Options {
+            profile,
+            ..Options::default()
+        });
+        assert_eq!(director.control.timeouts(), expected.0, "{profile:?}");
+        let now = Instant::from_secs(1);
+        director.advance(now);
+        let config = service("rr", Extras::default());
+        director.control.add_service(key, config, None).unwrap();
+        add(&mut director, key, 1, 1, Forwarding::Nat, now).unwrap();
+        let (client, vip) = (addr(CLIENT), addr(VIP));
+        let mut seen = Vec::new();
+        for flags in [SYN, ACK, ACK | TcpFlags::FIN] {
+            let _ = director.handle_packet(&tcp(client, vip, flags), now);
+            seen.push(only(&director, now).expires.as_secs());
+        }
+        assert_eq!(seen, expected.1, "{profile:?}");
+    }
+}

@@ -1,0 +1,22 @@
+//! The `geographic` example.
+
+use std::process::Command;
+
+#[test]
+fn clients_go_to_their_region_and_elsewhere_when_it_is_drained() {
+    let output = Command::new(env!("CARGO_BIN_EXE_geographic"))
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = printed.lines().collect();
+    let to = |line: usize| lines[line].split(" -> ").nth(1).unwrap();
+    assert!(lines[0].starts_with("as configured"), "{printed}");
+    assert_eq!([to(1), to(2)], ["10.1.0.2:80", "10.1.0.1:80"], "{printed}");
+    assert_eq!([to(3), to(4)], ["10.2.0.1:80"; 2], "{printed}");
+    assert!(
+        to(5).starts_with("10.1."),
+        "the least loaded of all: {printed}"
+    );
+    let drained = [to(7), to(8), to(9), to(10), to(11)];
+    assert_eq!(drained, ["10.2.0.1:80"; 5], "{printed}");
+}
