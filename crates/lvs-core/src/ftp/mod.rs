@@ -191,7 +191,7 @@ impl Session {
         }
         let possible = match self.server_end {
             _ if !tcp.acknowledges() => true,
-            Some(end) => !is_after(self.shift.acknowledged(tcp.acknowledgement), end),
+            Some(end) => !is_after(self.shift.acknowledgement(tcp.acknowledgement), end),
             None => !self.opened,
         };
         // A stray SYN says nothing about where a known stream ends.

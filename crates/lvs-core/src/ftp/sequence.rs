@@ -39,11 +39,6 @@ impl Shift {
         seen.wrapping_sub(self.at(sent).cast_unsigned())
     }
 
-    /// The same for a look at whether the sender has sent so much (`nf_ct_seq_offset`).
-    pub(super) const fn acknowledged(self, seen: u32) -> u32 {
-        seen.wrapping_sub(self.at(seen.wrapping_sub(1)).cast_unsigned())
-    }
-
     const fn at(self, sequence: u32) -> i32 {
         if is_after(sequence, self.place) {
             self.after
@@ -66,9 +61,9 @@ mod tests {
 
     proptest! {
         /// A stream of segments, some of which are replaced: the receiver sees its bytes without gap or overlap, and what
-        /// it acknowledges means the same byte to the sender. (The kernel errs where a single byte is left of a segment.)
+        /// it acknowledges means the same byte to the sender.
         #[test]
-        fn streams_stay_whole(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 2u32..100), 1..50)) {
+        fn streams_stay_whole(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();
             let (mut sent, mut seen) = (first, first);
             let mut edges = Vec::new();
@@ -82,7 +77,6 @@ mod tests {
                 seen = seen.wrapping_add(new_len);
                 prop_assert_eq!(shift.sequence(sent), seen);
                 prop_assert_eq!(shift.acknowledgement(seen), sent);
-                prop_assert_eq!(shift.acknowledged(seen), sent);
                 // A repetition changes nothing.
                 let mut again = shift;
                 again.replaced(edges[edges.len() - 1].0, new_len.cast_signed() - len.cast_signed());

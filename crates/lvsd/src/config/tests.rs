@@ -128,6 +128,28 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
     }
 }
 
+#[test]
+fn helpers_and_their_ports() {
+    for (line, arguments) in [
+        ("helper = \"ftp\"", "--helper ftp"),
+        ("helpers = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
+    ] {
+        let text = format!("[dataplane]\n{line}\n");
+        assert_eq!(load(&text).dataplane.arguments().join(" "), arguments);
+    }
+    for (helper, wanted) in [
+        ("tftp", "no helper of this name; there is one: ftp"),
+        ("ftp=", "up to 8 different ports from 1 to 65535"),
+        ("ftp=0", "up to 8 different ports"),
+        ("ftp=21,21", "up to 8 different ports"),
+        ("ftp=65536", "up to 8 different ports"),
+        ("ftp=1,2,3,4,5,6,7,8,9", "up to 8 different ports"),
+    ] {
+        let found = errors(&format!("[dataplane]\nhelper = \"{helper}\"\n"));
+        assert!(found.contains(wanted), "{helper}: {found}");
+    }
+}
+
 fn load(text: &str) -> Config {
     Config::from_toml("test.toml", text)
         .unwrap_or_else(|report| panic!("{report}"))
