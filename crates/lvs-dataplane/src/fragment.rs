@@ -40,6 +40,8 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
+    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`). IPv4 only.
+    pub df: bool,
 }
 
 impl History {
@@ -268,6 +270,9 @@ impl Reassembler {
         let Some(payload) = ip.get(packet.l4..packet.len) else {
             return Err(FrameDrop::Truncated);
         };
+        if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
+            return Err(FrameDrop::TinyFragment);
+        }
         // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of an IPv6 sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
@@ -397,6 +402,7 @@ impl Reassembler {
             return Err(FrameDrop::BadFragment);
         }
         let ip = frame.bytes_mut();
+        let df = longest_df == longest;
         if key.src.is_ipv6() {
             ipv6::finish_len(ip);
             if ecn & CE != 0 {
@@ -409,7 +415,7 @@ impl Reassembler {
                 u16::try_from(len).map_err(|_| FrameDrop::BadFragment)?,
             );
             // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
-            put16(ip, 6, if longest_df == longest { ipv4::DF } else { 0 });
+            put16(ip, 6, if df { ipv4::DF } else { 0 });
             if ecn & CE != 0 {
                 ip[1] |= 3;
             }
@@ -419,6 +425,7 @@ impl Reassembler {
             headers: header.len(),
             sizes: pieces.iter().map(|p| p.data.len()).collect(),
             longest,
+            df,
         };
         debug_assert!(pieces.iter().all(|p| p.len <= longest));
         Ok(Assembled { frame, history })
@@ -541,6 +548,30 @@ mod tests {
             let mut again = Vec::new();
             fragment6(&done.frame, mtu, Some(&sizes), 1, Frame::new, |f| again.push(f.len())).expect("fits");
             prop_assert_eq!(again.len(), n);
+        }
+
+        /// The kernel discards a first fragment that ends before the header of its protocol does (RFC 8200 section 4.5).
+        #[test]
+        fn a_first_fragment_of_ipv6_has_the_whole_header(tcp: bool, options: bool, len in 8usize..60) {
+            let len = len & !7;
+            let protocol = if tcp { 6 } else { 17 };
+            let mut ip = vec![0; 40];
+            ipv6::write_header(&mut ip, protocol, 64, [1; 16].into(), [2; 16].into(), 0);
+            ip.extend(0..64_u8);
+            let mut header = if tcp { 20 } else { 8 };
+            if options {
+                ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);
+                // Behind the fragment header: destination options.
+                ip[6] = 60;
+                header += 8;
+            }
+            let next = ip[6];
+            ip[6] = ipv6::FRAGMENT;
+            ip.splice(40..40, [next, 0, 0, 1, 0, 0, 0, 9]);
+            ip.truncate(48 + len);
+            ipv6::finish_len(&mut ip);
+            let got = push(&mut Reassembler::default(), &Frame::from_bytes(&ip), Instant::ZERO);
+            prop_assert_eq!(got.is_ok(), len >= header, "{:?}", got);
         }
 
         #[test]

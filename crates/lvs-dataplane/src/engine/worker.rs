@@ -1165,6 +1165,13 @@ impl Worker {
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    fn own_vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.hidden.own_vips.iter().copied();
+        own.filter(move |addr| self.network.is_vip(*addr) || !local.contains(addr))
+    }
+
     fn info(&self) -> Info {
         let routed = self.access.is_routed().then(|| InterfaceInfo {
             name: self.access.name().to_owned(),
@@ -1192,7 +1199,7 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            own_vips: self.hidden.own_vips.iter().copied().collect(),
+            own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
                 .iter()

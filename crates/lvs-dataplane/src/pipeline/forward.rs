@@ -260,7 +260,7 @@ impl Pipeline {
                 Some(history) if job.packet.is_ipv6() => {
                     Pieces::Around(history, tunnel::header_len(forward.tunnel))
                 }
-                Some(history) => Pieces::Even(history.longest),
+                Some(history) => Pieces::Even(history),
                 None => Pieces::Relayed,
             };
             return self.tunnelled(frame, &outer, hop, pieces, cx);

@@ -322,15 +322,6 @@ impl Pipeline {
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);
         }
-        if packet.is_ipv6()
-            && part.offset == 0
-            && part.more
-            && let Some(payload) = frame.bytes().get(packet.l4..packet.len)
-            && ipv6::lacks_headers(packet.protocol.0, payload)
-        {
-            self.icmp_error(ErrorKind::IncompleteHeaders, frame, &job, cx);
-            return Fate::Dropped(FrameDrop::TinyFragment);
-        }
         match self
             .reassembler
             .push(frame.bytes(), &packet, part, hook == Hook::Local, cx.now)

@@ -25,8 +25,6 @@ pub enum ErrorKind {
     TtlExceeded,
     /// 12/0, with the byte of the header that makes no sense.
     ParameterProblem(u8),
-    /// ICMPv6 4/3: a first fragment without all headers. IPv4 has no such error, and says "parameter problem".
-    IncompleteHeaders,
     /// An error that somebody else made, passed on.
     Relayed {
         /// Its type.
@@ -52,7 +50,6 @@ impl ErrorKind {
             }
             Self::TtlExceeded => (11, 0, [0; 4]),
             Self::ParameterProblem(at) => (12, 0, [at, 0, 0, 0]),
-            Self::IncompleteHeaders => (12, 0, [0; 4]),
             Self::Relayed { kind, code, rest } => (kind, code, rest),
         }
     }

@@ -26,7 +26,6 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
         ErrorKind::PortUnreachable => (1, 4, [0; 4]),
         ErrorKind::FragmentationNeeded(mtu) => (2, 0, u32::from(mtu).to_be_bytes()),
         ErrorKind::TtlExceeded => (3, 0, [0; 4]),
-        ErrorKind::IncompleteHeaders => (4, 3, [0; 4]),
         ErrorKind::ParameterProblem(at) => (4, 0, u32::from(at).to_be_bytes()),
         ErrorKind::Relayed { kind, code, rest } => (kind, code, rest),
     }

@@ -543,3 +543,119 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn services_of_many_ports() {
+    let config = load(
+        r#"[[service]]
+address = "192.0.2.10:8000-8999"
+vip = "own"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.11"
+[[service]]
+address = "192.0.2.10:8443"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.12:443"
+[[service]]
+name = "all"
+address = "[2001:db8::1]:*"
+protocol = "udp"
+forward = "dr"
+[[service.server]]
+address = "2001:db8::11"
+"#,
+    );
+    let many = &config.services[0];
+    assert_eq!(many.name, "tcp 192.0.2.10:8000-8999");
+    assert_eq!(many.servers[0].address, "10.0.0.11:0".parse().unwrap());
+    let ServiceId::Fwmark { mark, .. } = many.id else {
+        panic!("{:?}", many.id)
+    };
+    let all = &config.services[2];
+    let ServiceId::Fwmark { mark: of_all, .. } = all.id else {
+        panic!("{:?}", all.id)
+    };
+    assert_eq!(
+        config.port_marks,
+        [
+            format!(
+                "--destination 192.0.2.10 --protocol tcp --ports 8000-8442,8444-8999 --mark {mark}"
+            ),
+            format!("--destination 2001:db8::1 --protocol udp --mark {of_all}"),
+        ]
+    );
+    let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    assert_eq!(config.own_vips(|_| false), owned);
+}
+
+#[test]
+fn what_many_ports_and_full_nat_cannot_have() {
+    let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
+    let service =
+        |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
+    for (text, complaint) in [
+        (
+            service("forward = \"dr\""),
+            "only NAT can send the packets of many ports to one port",
+        ),
+        (
+            format!(
+                "{}{}",
+                service("forward = \"nat\""),
+                service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
+            ),
+            "two services take the same ports",
+        ),
+        (
+            service("forward = \"nat\"").replace("80-90", "90-80"),
+            "the range ends before it begins",
+        ),
+        (
+            "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
+            "this mark is kept for services of many ports",
+        ),
+        (
+            "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
+            "this mark is kept for services of many ports",
+        ),
+        (
+            service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
+                + &service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
+                + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
+            "full NAT keeps connections",
+        ),
+        (
+            "[dataplane]\nhairpin = true\n".to_owned(),
+            "`hairpin` needs an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
+            "`x` is not an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"10.0.0.2\", \"10.0.0.2\"]\n".to_owned(),
+            "named twice",
+        ),
+    ] {
+        let found = errors(&text);
+        assert!(found.contains(complaint), "{text}\n{found}");
+    }
+    let good = load(
+        &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
+            + &service("forward = \"fullnat\"")),
+    );
+    assert_eq!(
+        good.dataplane.arguments(),
+        ["--local-address", "10.0.0.2", "--hairpin"]
+    );
+}
