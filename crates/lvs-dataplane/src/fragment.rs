@@ -557,7 +557,7 @@ mod tests {
             let protocol = if tcp { 6 } else { 17 };
             let mut ip = vec![0; 40];
             ipv6::write_header(&mut ip, protocol, 64, [1; 16].into(), [2; 16].into(), 0);
-            ip.extend(0..64_u8);
+            ip.extend(0..64u8);
             let mut header = if tcp { 20 } else { 8 };
             if options {
                 ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);

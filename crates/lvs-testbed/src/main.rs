@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, load, ping, transcripts, vlan};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, hostile, load, ping, transcripts, vlan};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -26,6 +26,8 @@ enum Command {
     },
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
+    /// Send frames that nobody should send (runs on any host of a site, or on a director into its TUN device)
+    Shoot(hostile::ShootOptions),
     /// Replay recordings of the kernel through the packet path, and compare
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
@@ -42,6 +44,7 @@ fn main() -> anyhow::Result<()> {
         Command::Decap => decap::run(),
         Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),
+        Command::Shoot(options) => hostile::shoot(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),
         Command::PlayTranscript => transcripts::play(),
