@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, Vip, wait_until};
 
 /// Round trips of one byte in each measurement.
 const ROUND_TRIPS: usize = 5_000;
@@ -121,13 +121,22 @@ fn compare(rounds: usize) -> Result<()> {
         BULK >> 20
     );
     println!(
-        "             p50 us            p99 us            bulk Gbit/s       p50 and bulk, times the kernel's"
+        "                  p50 us            p99 us            bulk Gbit/s       p50 and bulk, times the kernel's"
     );
-    for method in [Forward::Nat, Forward::Dr, Forward::Tun] {
+    for (method, backend) in [
+        (Forward::Nat, "af_packet"),
+        (Forward::Dr, "af_packet"),
+        (Forward::Tun, "af_packet"),
+        (Forward::Nat, "tun"),
+        (Forward::Tun, "tun"),
+    ] {
         let (mut kernel, mut director) = (Vec::new(), Vec::new());
         let mut options = SiteOptions::new("bench", method);
         options.servers = 1;
         options.ip_forward = true;
+        if backend == "tun" {
+            options.vip = Vip::Engine;
+        }
         let mut site = Site::new(options)?;
         let program = env::current_exe()?;
         let _server = site.servers[0].spawn(&program, &["serve"])?;
@@ -151,12 +160,13 @@ fn compare(rounds: usize) -> Result<()> {
             // Without the engine, so that nothing looks at the packets.
             site.engine = None;
             kernel.push(run(&site.client, direct)?);
-            site.start_engine(&[])?;
+            site.start_engine(&["--backend", backend])?;
             site.add_service(PORT, "rr")?;
             director.push(run(&site.client, service)?);
         }
         line(&format!("{} kernel", method.word()), &kernel, None);
-        line(method.word(), &director, Some(&kernel));
+        let name = format!("{} {backend}", method.word());
+        line(&name, &director, Some(&kernel));
     }
     Ok(())
 }
@@ -171,7 +181,7 @@ fn line(name: &str, all: &[Measured], baseline: Option<&[Measured]>) {
             values[values.len() - 1],
         )
     };
-    print!("{name:<12}");
+    print!("{name:<17}");
     for field in [
         |m: &Measured| m.p50,
         |m: &Measured| m.p99,

@@ -321,6 +321,7 @@ impl Control {
         now: Instant,
     ) -> Opened {
         let mut flags = server_flags(server, self.settings.sysctls.conntrack);
+        flags = self.translated_flags(server, ask.client.ip(), once, flags);
         flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         flags |= if once {
             flag::ONE_PACKET
@@ -336,8 +337,15 @@ impl Control {
             server.bind(false);
             return Opened::Once(slot, template);
         }
-        let Some(index) = shard.open(slot, template, now) else {
-            return Opened::Refused(Verdict::Drop(DropReason::TableFull));
+        let opened = if slot.method() == Forwarding::FullNat {
+            shard.open_full_nat(slot, template, &self.full_nat.pool, now)
+        } else {
+            let opened = shard.open(slot, template, now);
+            opened.ok_or(DropReason::TableFull)
+        };
+        let index = match opened {
+            Ok(index) => index,
+            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
         };
         server.bind(false);
         shard.count(index, Counters::count_connection);
@@ -378,6 +386,12 @@ impl Control {
         }
     }
 
+    /// Whether a packet to `addr` may go there itself when no server can take it (`ip_vs_addr_is_unicast`): of IPv4 not
+    /// to an address of the host. With IPv6 the kernel does not ask, opens the connection, and loses its packets.
+    fn may_bypass(&self, addr: IpAddr) -> bool {
+        is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
+    }
+
     /// No server can take the connection (`ip_vs_leave`).
     fn leave(
         &mut self,
@@ -392,8 +406,7 @@ impl Control {
         if self.settings.sysctls.cache_bypass
             && by_mark
             && !ask.embedded
-            && !self.is_local(ask.virt.ip())
-            && is_unicast(ask.virt.ip())
+            && self.may_bypass(ask.virt.ip())
         {
             let nowhere = match ask.virt {
                 SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -567,7 +580,7 @@ fn may_lead_to(server: &Server, quiescent: bool) -> bool {
 pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
     let method = server.forwarding();
     let mut flags = method as u32 | flag::INACTIVE;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if conntrack {

@@ -175,6 +175,12 @@ pub enum Call {
         /// The addresses.
         addresses: Vec<core::net::IpAddr>,
     },
+    /// Replace the addresses that stand for clients towards servers of full NAT. Connections keep theirs. Answer: `{}`.
+    #[serde(rename = "local.set")]
+    LocalSet(LocalPool),
+    /// Those addresses. Answer: [`LocalInfo`].
+    #[serde(rename = "local.get")]
+    LocalGet {},
     /// Stop the engine. Answer: `{}`, then the engine ends.
     #[serde(rename = "stop")]
     Stop {},
@@ -271,6 +277,40 @@ pub struct ServerSpec {
     pub config: ServerConfig,
 }
 
+/// The addresses that stand for clients towards servers of full NAT.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalPool {
+    /// The host's own, or ones that the engine answers for.
+    pub addresses: Vec<core::net::IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    #[serde(default)]
+    pub hairpin: bool,
+}
+
+/// Answer to [`Call::LocalGet`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LocalInfo {
+    /// The addresses, in the order in which they were given.
+    pub addresses: Vec<LocalAddressInfo>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
+}
+
+/// An address that stands for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalAddressInfo {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// The first port that is used.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+    /// Connections that it stands for the clients of.
+    pub connections: u64,
+}
+
 /// Answer to [`Call::Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -302,6 +342,8 @@ pub struct Info {
     pub own_vips: Vec<core::net::IpAddr>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// Virtual ports at which the helper for FTP looks; none without it.
+    pub ftp_ports: Vec<u16>,
 }
 
 /// Another host with a virtual address.
@@ -564,7 +606,9 @@ impl From<Error> for Failure {
                 FailureCode::NoScheduler
             }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
-            Error::Unsupported(_) => FailureCode::Unsupported,
+            Error::Unsupported(_) | Error::LocalAddressNeeded | Error::FullNatOnePacket => {
+                FailureCode::Unsupported
+            }
             _ => FailureCode::Invalid,
         };
         Self {

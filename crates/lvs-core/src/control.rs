@@ -14,6 +14,8 @@ use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, Templates};
 use crate::defense::{self, Defense};
 use crate::down::Down;
+use crate::full_nat::{self, FullNat};
+use crate::local_ports::LocalPorts;
 use crate::sched::Registry;
 use crate::shard::{ServerLink, Settings, Shard, Shared};
 use crate::slow_start::SlowStart;
@@ -166,6 +168,7 @@ pub struct Control {
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
+    pub(crate) full_nat: FullNat,
 }
 
 /// What a shard is to do when it is swept next.
@@ -233,6 +236,7 @@ impl Control {
             backup: None,
             sync: Queue::default(),
             local: Vec::new(),
+            full_nat: FullNat::default(),
         }
     }
 
@@ -250,6 +254,7 @@ impl Control {
             shared: self.shared.clone(),
             generation: 0,
             templates: Vec::new(),
+            local_ports: LocalPorts::new(number, self.options.shards, self.options.seed),
             dying: Vec::new(),
             sync: Queue::default(),
             sequences: BTreeMap::new(),
@@ -321,8 +326,16 @@ impl Control {
         let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
         let scheduler = self.scheduler_for(key, &config)?;
         let next_tick = self.first_tick(&*scheduler);
+        for server in self
+            .services
+            .get(&number)
+            .into_iter()
+            .flat_map(Service::servers)
+        {
+            self.check_full_nat(key, &config, &server.config())?;
+        }
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
-        let nat = |server: &Arc<Server>| server.forwarding() == Forwarding::Nat;
+        let nat = |server: &Arc<Server>| server.forwarding().translates();
         if scheduler.needs_replies() && !service.pool.servers().iter().all(nat) {
             return Err(Error::NeedsReplies);
         }
@@ -390,6 +403,7 @@ impl Control {
         let service = self.services.get(&number).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
         self.check_daemons(&service.key, addr)?;
+        self.check_full_nat(&service.key, &service.config, config)?;
         Server::check(config)?;
         if service.pool.find(addr).is_some() {
             return Err(Error::ServerExists);
@@ -434,9 +448,11 @@ impl Control {
         addr: SocketAddr,
         config: &ServerConfig,
     ) -> Result<(), Error> {
-        let (number, service) = self.service_mut(key)?;
+        let service = self.service(key).ok_or(Error::NoService)?;
         check_family(&service.key, addr, config)?;
+        self.check_full_nat(&service.key, &service.config, config)?;
         Server::check(config)?;
+        let (number, service) = self.service_mut(key)?;
         if service.pool.find(addr).is_some() {
             check_replies(service, config)?;
         }
@@ -780,23 +796,7 @@ impl Control {
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
         self.local
             .iter()
-            .any(|&(prefix, bits)| match (prefix, addr) {
-                (IpAddr::V4(prefix), IpAddr::V4(addr)) => {
-                    let host = 32u32.saturating_sub(bits.into());
-                    (prefix.to_bits() ^ addr.to_bits())
-                        .checked_shr(host)
-                        .unwrap_or(0)
-                        == 0
-                }
-                (IpAddr::V6(prefix), IpAddr::V6(addr)) => {
-                    let host = 128u32.saturating_sub(bits.into());
-                    (prefix.to_bits() ^ addr.to_bits())
-                        .checked_shr(host)
-                        .unwrap_or(0)
-                        == 0
-                }
-                _ => false,
-            })
+            .any(|&prefix| full_nat::contains(prefix, addr))
     }
 
     /// When to call [`advance`](Self::advance) next.
@@ -1186,7 +1186,7 @@ fn check_family(
 
 /// A scheduler that measures answers takes only servers whose answers it sees.
 fn check_replies(service: &Service, config: &ServerConfig) -> Result<(), Error> {
-    if service.pool.needs_replies() && config.forwarding != Forwarding::Nat {
+    if service.pool.needs_replies() && !config.forwarding.translates() {
         return Err(Error::NeedsReplies);
     }
     Ok(())

@@ -50,6 +50,10 @@ pub enum Error {
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
+    /// Full NAT without an address of the director's that could stand for clients.
+    LocalAddressNeeded,
+    /// Full NAT and one-packet scheduling: replies would find no connection.
+    FullNatOnePacket,
     /// No helper of this name is known (ENOENT).
     UnknownHelper,
     /// Ports for a helper: 0, one twice, or too many (EINVAL).
@@ -88,6 +92,13 @@ impl fmt::Display for Error {
             Self::NoDevice => "no such network interface; `ip link` lists them",
             Self::DaemonRunning => "a synchronisation daemon of this role is running already",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
+            Self::LocalAddressNeeded => {
+                "full NAT needs a local address of the service's family: give the engine --local-address, or \
+                 `lvsadm local add`"
+            }
+            Self::FullNatOnePacket => {
+                "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
+            }
             Self::UnknownHelper => "no helper of this name; there is one: ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),

@@ -74,8 +74,8 @@ fn fade(value: u64, age: u64) -> u64 {
     }
     // 2^−f for f in 0..1 is near 1 − 0.67157 f + 0.17157 f², which is exact at 0, 1/2 and 1.
     let f = u128::from(age % HALF_LIFE) * 65_536 / u128::from(HALF_LIFE);
-    let factor = 65_536 - (44_012 * f >> 16) + (11_244 * f * f >> 32);
-    u64::try_from(u128::from(value >> halves) * factor >> 16).unwrap_or(u64::MAX)
+    let factor = 65_536 - ((44_012 * f) >> 16) + ((11_244 * f * f) >> 32);
+    u64::try_from((u128::from(value >> halves) * factor) >> 16).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -41,9 +41,11 @@ mod error;
 mod explain;
 mod extras;
 mod ftp;
+mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod latency;
+mod local_ports;
 pub mod mark;
 mod packet;
 mod pool;
@@ -68,6 +70,7 @@ pub use explain::{Candidate, Explanation};
 pub use extras::{Extras, OnServerDown};
 pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use latency::Latency;
+pub use local_ports::{LocalAddress, worker_of};
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };

@@ -74,6 +74,7 @@ fn server(out: &mut impl Write, server: &Server) -> fmt::Result {
         Forwarding::Tunnel => "Tunnel",
         Forwarding::Route => "Route",
         Forwarding::Nat | Forwarding::Bypass => "Masq",
+        Forwarding::FullNat => "FullNat",
     };
     writeln!(
         out,

@@ -225,13 +225,7 @@ impl Server {
     /// Forwarding method of new connections.
     #[inline]
     pub fn forwarding(&self) -> Forwarding {
-        match self.forwarding.load(Relaxed) {
-            0 => Forwarding::Nat,
-            1 => Forwarding::Local,
-            2 => Forwarding::Tunnel,
-            4 => Forwarding::Bypass,
-            _ => Forwarding::Route,
-        }
+        Forwarding::from_bits(self.forwarding.load(Relaxed).into())
     }
 
     /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing connections.

@@ -209,6 +209,29 @@ pub enum Forwarding {
     Route = 3,
     /// Sent on to the packet's own destination.
     Bypass = 4,
+    /// Translation of both ends, so that replies come back by themselves: `FullNat`. IPVS has no such method.
+    FullNat = 5,
+}
+
+impl Forwarding {
+    /// Requests get another destination, and replies another source.
+    #[inline]
+    pub const fn translates(self) -> bool {
+        matches!(self, Self::Nat | Self::FullNat)
+    }
+
+    /// The method of a number, as connections and records keep it.
+    #[inline]
+    pub(crate) const fn from_bits(bits: u32) -> Self {
+        match bits {
+            0 => Self::Nat,
+            1 => Self::Local,
+            2 => Self::Tunnel,
+            4 => Self::Bypass,
+            5 => Self::FullNat,
+            _ => Self::Route,
+        }
+    }
 }
 
 /// How a tunnel computes checksums of its outer headers.

@@ -12,6 +12,7 @@ use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::down::Down;
 use crate::ftp;
+use crate::local_ports::LocalPorts;
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
@@ -85,6 +86,8 @@ pub struct Shard {
     pub(crate) generation: u32,
     /// The templates that connections were made from, by the connections' indices.
     pub(crate) templates: Vec<Option<Arc<Template>>>,
+    /// Local addresses and ports of connections that are translated at both ends.
+    pub(crate) local_ports: LocalPorts,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
     pub(crate) dying: Vec<u32>,
     /// Synchronisation messages to send.
@@ -257,7 +260,7 @@ impl Shard {
         source: SocketAddr,
         client: SocketAddr,
     ) -> bool {
-        self.table.find_out(protocol, source, client).is_some()
+        self.find_reply(protocol, source, client).is_some()
     }
 
     #[inline]
@@ -294,7 +297,7 @@ impl Shard {
             });
         }
         let Tuple { protocol, src, dst } = connection_tuple(Tuple { protocol, src, dst });
-        if let Some(index) = self.table.find_out(protocol, src, dst) {
+        if let Some(index) = self.find_reply(protocol, src, dst) {
             return Ok(self.reply(index, meta, now));
         }
         if !self.settings.masqueraded.is_empty() && self.is_masqueraded(protocol, src) {
@@ -440,7 +443,10 @@ impl Shard {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
         match slot.method() {
-            Forwarding::Nat => {
+            Forwarding::FullNat if self.local_ports.of(index).is_none() => {
+                return Verdict::Drop(DropReason::NoLocalPort);
+            }
+            Forwarding::Nat | Forwarding::FullNat => {
                 if matches!(meta.transport, Transport::Short { .. }) {
                     return Verdict::Drop(DropReason::ShortHeader);
                 }
@@ -471,7 +477,7 @@ impl Shard {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
-        let nat = slot.method() == Forwarding::Nat;
+        let nat = slot.method().translates();
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
@@ -483,7 +489,7 @@ impl Shard {
 
     /// A packet from the server of connection `index` (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let nat = self.table.get(index).method() == Forwarding::Nat;
+        let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
@@ -535,7 +541,7 @@ impl Shard {
         // About a packet from a client to a server, which is translated already.
         let about_request = || {
             readable
-                .then(|| self.table.find_out(protocol, dst, src))
+                .then(|| self.find_reply(protocol, dst, src))
                 .flatten()
         };
         // About a packet to a client, as the client saw it.
@@ -587,7 +593,7 @@ impl Shard {
 
     /// An ICMP error about a packet from the client of connection `index`.
     pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
-        if self.table.get(index).method() == Forwarding::Nat && !error.checksum_ok {
+        if self.table.get(index).method().translates() && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_out(error.len));
@@ -602,7 +608,7 @@ impl Shard {
         new: bool,
     ) -> Verdict {
         let slot = self.table.get(index);
-        let nat = slot.method() == Forwarding::Nat;
+        let nat = slot.method().translates();
         let unbound = slot.method() == Forwarding::Tunnel && slot.server == NO_SLOT;
         if nat && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
@@ -708,7 +714,31 @@ impl Shard {
     }
 
     pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
-        self.forward_of_slot(self.table.get(index), index, new)
+        Forward {
+            source: self.local_of(index),
+            ..self.forward_of_slot(self.table.get(index), index, new)
+        }
+    }
+
+    /// What stands for the client of connection `index` towards its server, where both ends are translated.
+    #[inline]
+    fn local_of(&self, index: u32) -> Option<SocketAddr> {
+        match self.table.get(index).method() {
+            Forwarding::FullNat => self.local_ports.of(index),
+            _ => None,
+        }
+    }
+
+    /// The connection of a packet from a server, or from a virtual address, to `dst`.
+    #[inline]
+    fn find_reply(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<u32> {
+        if self.local_ports.is_used(dst.ip()) {
+            let found = self.local_ports.find(protocol, src, dst, &self.table);
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.table.find_out(protocol, src, dst)
     }
 
     fn forward_of_slot(&self, slot: &Slot, index: u32, new: bool) -> Forward {
@@ -722,6 +752,7 @@ impl Shard {
             } else {
                 slot.server_addr()
             },
+            source: None,
             virt: slot.virt(),
             tunnel: self
                 .link_of(slot.server)
@@ -736,7 +767,8 @@ impl Shard {
         Reply {
             conn: ConnId(index),
             server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
-            source: (slot.method() == Forwarding::Nat).then(|| slot.virt()),
+            source: slot.method().translates().then(|| slot.virt()),
+            destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
             edit: None,
         }
     }
@@ -834,6 +866,7 @@ impl Shard {
     fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
         let slot_has_sequences = slot.has(flag::SYNC);
+        let full_nat = slot.method() == Forwarding::FullNat;
         let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
@@ -845,6 +878,9 @@ impl Shard {
         }
         if slot_has_sequences {
             self.sequences.remove(&index);
+        }
+        if full_nat {
+            self.local_ports.release(index, &self.table);
         }
         if helped {
             self.sessions.remove(&index);

@@ -61,6 +61,8 @@ pub struct Forward {
     pub method: Forwarding,
     /// Address of the real server and destination port after NAT.
     pub target: SocketAddr,
+    /// What stands for the client towards the server, where `method` is [`Forwarding::FullNat`].
+    pub source: Option<SocketAddr>,
     /// The virtual address and port that the connection was made for.
     pub virt: SocketAddr,
     /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
@@ -82,6 +84,9 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
     /// because the connection is not translated.
     pub source: Option<SocketAddr>,
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too), where the packet was
+    /// addressed to what stands for it.
+    pub destination: Option<SocketAddr>,
     /// What a helper changes in the TCP segment.
     pub edit: Option<Edit>,
 }
@@ -149,6 +154,9 @@ reasons! {
         StrayReply => "stray_reply",
         /// The connection came by synchronisation, and its tunnel leads to no configured server.
         Unbound => "unbound",
+        /// Full NAT has no local port left towards the server: each local address more brings 64,512, or it came by
+        /// synchronisation.
+        NoLocalPort => "no_local_port",
         /// A rule for marks says so.
         MarkRule => "mark_rule",
         /// Of a control connection of FTP, with a wrong TCP checksum.

@@ -16,8 +16,9 @@ pub mod frame;
 pub mod icmp;
 #[cfg(feature = "engine")]
 pub mod io;
-#[cfg(feature = "names")]
+#[cfg(feature = "engine")]
 pub mod mld;
+#[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]
 pub mod ndp;

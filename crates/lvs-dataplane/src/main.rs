@@ -1,6 +1,7 @@
 //! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -58,6 +59,15 @@ struct Args {
     #[arg(long)]
     own_vips: bool,
 
+    /// Let this address stand for clients towards servers of full NAT; may be given several times. One that the host does
+    /// not have is answered for.
+    #[arg(long, value_name = "ADDRESS")]
+    local_address: Vec<IpAddr>,
+
+    /// Let NAT translate both ends where replies would not come back here: for clients on a server's network, and for
+    /// servers that are clients of their own service. Needs --local-address.
+    #[arg(long, requires = "local_address")]
+    hairpin: bool,
     /// Echo requests to addresses that the engine owns: answer them, or drop them. Those to the host's are the host's.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
@@ -241,6 +251,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),
         own_vips: args.own_vips,
+        local_addresses: args.local_address,
+        hairpin: args.hairpin,
         settings: Settings {
             limits: Limits {
                 per_receiver: Duration::from_millis(args.icmp_ratelimit.into()),

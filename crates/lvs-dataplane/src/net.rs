@@ -68,6 +68,12 @@ pub trait Net {
         self.is_local(src)
     }
 
+    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers of direct routing do not
+    /// pass a director that is the servers' gateway there. The engine lets them pass.
+    fn forges_vips(&self) -> bool {
+        false
+    }
+
     /// Whether it is the address of a virtual service, whoever owns it.
     fn is_vip(&self, addr: IpAddr) -> bool;
 

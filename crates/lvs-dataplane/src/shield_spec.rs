@@ -11,7 +11,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Forwarding, Protocol, Server, Service, ServiceFlags, ServiceKey};
+use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
 
 use crate::parse::Packet;
 
@@ -65,13 +65,13 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
 }
 
 /// Every port of an FTP service's address: while it is persistent, it takes data connections to ports that have no
-/// service of their own.
-fn any_port(key: ServiceKey) -> Option<Endpoint> {
+/// service of their own; the helper for the ports `helped` knows which will come.
+fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
             protocol: Protocol::TCP,
             addr,
-        } if addr.port() == FTP => {
+        } if addr.port() == FTP || helped.contains(&addr.port()) => {
             Some(Endpoint::new(Protocol::TCP, SocketAddr::new(addr.ip(), 0)))
         }
         _ => None,
@@ -87,6 +87,23 @@ pub struct LocalClient {
     pub server: SocketAddr,
     /// The client's address and port on the director.
     pub local: SocketAddr,
+}
+
+/// IPsec, which follows ISAKMP connections and has no ports of its own.
+const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
+/// ISAKMP's port (RFC 2408 section 2.5.1).
+const ISAKMP: u16 = 500;
+
+/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
+    let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
+    let followers = IPSEC.map(|protocol| Endpoint {
+        protocol,
+        port: 0,
+        ..endpoint
+    });
+    let followers = followers.into_iter().filter(move |_| isakmp);
+    std::iter::once(endpoint).chain(followers)
 }
 
 /// Ports of a rule for marks that are hidden one by one.
@@ -221,13 +238,20 @@ impl<'a> IntoIterator for &'a Endpoints {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShieldSpec {
     /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
-    /// them, and packets of their protocols that are too short to have ports.
+    /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
+    /// there is hidden, too, except to the host itself: the host would take it for forged where it has the address.
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is hidden.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
     /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
     pub nat_servers: Endpoints,
+    /// Addresses of the host that stand for clients towards servers: what those servers send to them is hidden although
+    /// it is addressed to the host.
+    pub local_addresses: HashSet<IpAddr>,
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is hidden for them: what is no
+    /// answer of a service's leaves as it is.
+    pub local_nodes: Endpoints,
     /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
@@ -248,28 +272,30 @@ impl ShieldSpec {
             for addr in hidden.vips() {
                 for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
                     let any = SocketAddr::new(addr, 0);
-                    hidden.services.insert(Endpoint::new(protocol, any));
+                    let any = Endpoint::new(protocol, any);
+                    hidden.services.extend(with_followers(any));
                 }
             }
         }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
-            hidden.hide_key(key, control.ftp_ports().contains(&key.port()));
+            let helped = control.ftp_ports();
+            hidden.hide_key(key, helped, false);
             // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
-            hidden.services.extend(any_port(key).filter(|any| {
+            hidden.services.extend(any_port(key, helped).filter(|any| {
                 let kept = before.services.contains(any);
                 kept && server.total() > 0
             }));
-            let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
+            let (protocols, port) = reply_ports(&key, server, helped);
             for &protocol in protocols {
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoint = Endpoint::new(protocol, addr);
                 // A server that was taken from NAT to another method still has connections that are translated.
-                let nat = server.forwarding() == Forwarding::Nat
+                let nat = server.forwarding().translates()
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
                 if nat {
-                    hidden.nat_servers.insert(endpoint);
+                    hidden.nat_servers.extend(with_followers(endpoint));
                 }
             }
         }
@@ -282,40 +308,51 @@ impl ShieldSpec {
         let mut hidden = Self::default();
         hidden.hide_service(service, helped);
         for server in service.servers() {
-            if server.forwarding() == Forwarding::Nat {
+            if server.forwarding().translates() {
                 let key = service.key();
                 let (protocols, port) = reply_ports(&key, server, helped);
                 let addr = SocketAddr::new(server.addr().ip(), port);
                 let endpoints = protocols
                     .iter()
                     .map(|&protocol| Endpoint::new(protocol, addr));
-                hidden.nat_servers.extend(endpoints);
+                hidden
+                    .nat_servers
+                    .extend(endpoints.flat_map(with_followers));
             }
         }
         hidden
     }
 
-    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
-        // A persistent FTP service takes data connections to ports that have no service of their own; a helper knows which
-        // will come.
-        let port = service.key().port();
-        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
-        self.hide_key(
-            service.key(),
-            (port == FTP && persistent) || helped.contains(&port),
-        );
+    /// The servers of `control` that are this host itself, as `is_local` tells, and whose answers are translated.
+    pub fn local_nodes_of(control: &Control, is_local: impl Fn(IpAddr) -> bool) -> Endpoints {
+        let any = control.services().next().is_some();
+        let mut nodes = Endpoints::default();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            if server.forwarding().translates() && is_local(server.addr().ip()) {
+                let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                nodes.extend(
+                    protocols
+                        .iter()
+                        .map(|&protocol| Endpoint::new(protocol, addr)),
+                );
+            }
+        }
+        nodes
     }
 
-    /// Hides what a service takes, and with `data` every other TCP port of its address.
-    fn hide_key(&mut self, key: ServiceKey, data: bool) {
-        self.services.extend(service_endpoint(key));
-        if let ServiceKey::Address { protocol, addr } = key
-            && protocol == Protocol::TCP
-            && data
-        {
-            let any = SocketAddr::new(addr.ip(), 0);
-            self.services.insert(Endpoint::new(protocol, any));
-        }
+    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
+        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+        self.hide_key(service.key(), helped, persistent);
+    }
+
+    /// Hides what a service takes, data connections of FTP included.
+    fn hide_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+        let endpoint = service_endpoint(key);
+        self.services
+            .extend(endpoint.into_iter().flat_map(with_followers));
+        let data = persistent || helped.contains(&key.port());
+        self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
     /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
@@ -343,9 +380,24 @@ impl ShieldSpec {
                     protocol,
                     port,
                 };
-                self.services.extend(ports.iter().map(endpoint));
+                let endpoints = ports.iter().map(endpoint);
+                self.services.extend(endpoints.flat_map(with_followers));
             }
         }
+    }
+
+    /// Whether a packet of this host's own comes from a server on it.
+    pub fn is_of_local_node(&self, packet: &Packet) -> bool {
+        let from = |port| Endpoint {
+            address: packet.src,
+            protocol: packet.protocol,
+            port,
+        };
+        let (sport, _) = packet.ports.unwrap_or_default();
+        self.local_nodes.has_address(packet.src)
+            && [sport, 0]
+                .iter()
+                .any(|&port| self.local_nodes.contains(&from(port)))
     }
 
     /// The addresses of the services.
@@ -376,11 +428,19 @@ impl ShieldSpec {
         }
         if let Some((_, about)) = inner {
             let about = about.ip();
-            let concerns = self.is_nat_server(about) || self.is_vip(about);
-            return self.is_vip(dst) || (!to_host && concerns);
+            if self.is_vip(dst) {
+                return true;
+            }
+            return if to_host {
+                self.local_addresses.contains(&dst) && self.is_nat_server(about)
+            } else {
+                self.is_nat_server(about) || self.is_vip(about)
+            };
         }
         if packet.fragment.is_some() {
-            return self.is_vip(dst) || (!to_host && self.is_nat_server(src));
+            return self.is_vip(dst)
+                || (!to_host && self.is_vip(src))
+                || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
         let protocol = packet.protocol;
@@ -401,7 +461,10 @@ impl ShieldSpec {
             return true;
         }
         if !to_host {
-            return one_of(&self.nat_servers, src, sport);
+            return one_of(&self.nat_servers, src, sport) || one_of(&self.services, src, sport);
+        }
+        if self.local_addresses.contains(&dst) && one_of(&self.nat_servers, src, sport) {
+            return true;
         }
         !self.local_clients.is_empty()
             && self.local_clients.contains(&LocalClient {
@@ -415,8 +478,8 @@ impl ShieldSpec {
 #[cfg(test)]
 mod tests {
     use lvs_core::{
-        Director, Family, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
-        TcpFlags, Transport, Tuple, Verdict,
+        Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+        ServiceConfig, TcpFlags, Transport, Tuple, Verdict,
     };
 
     use super::*;
@@ -441,7 +504,7 @@ mod tests {
             .add_server(&key, server, &direct, now)
             .expect("a new server");
         let persistent = ShieldSpec::of(control, &ShieldSpec::default());
-        let any = any_port(key).expect("an FTP service");
+        let any = any_port(key, &[]).expect("an FTP service");
         assert!(persistent.services.contains(&any));
 
         let verdict = director.handle_packet(

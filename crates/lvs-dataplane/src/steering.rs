@@ -14,7 +14,9 @@
 //! ```
 //!
 //! All of it is marked as ours ([`PROTOCOL`]) and taken down when it is no longer wanted, at an orderly end, and at the next
-//! start of an engine if the last one was killed. The routes go with the device, and rules without routes do nothing.
+//! start of an engine if the last one was killed. The routes go with the device, and rules without routes do nothing. What
+//! somebody else deletes while the engine runs (systemd-networkd does that to rules that it does not know, whenever it starts)
+//! is put up again within seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -31,18 +33,18 @@ use crate::shield_spec::ShieldSpec;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
 const VIPS: u32 = 7676;
-const DEVICE: u32 = 7677;
+pub(crate) const DEVICE: u32 = 7677;
 
 // Priorities of the rules: before those that people usually have, behind the host's own addresses (0).
 const FROM_DIRECTOR: u32 = 60;
 const TO_VIPS: u32 = 61;
-const FROM_SERVERS: u32 = 62;
+pub(crate) const FROM_SERVERS: u32 = 62;
 const OTHER_PORTS: u32 = 63;
 const FRAGMENTS: u32 = 64;
 const PASSED: u32 = 65;
 
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
-const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
+pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
 /// Above so many addresses of a family, neighbouring ones share a route.
 const SINGLE_ROUTES: usize = 1024;
@@ -107,6 +109,8 @@ pub struct Steering {
     foreign: BTreeSet<Proxy>,
     /// Settings that were 0 and are switched on.
     switched_on: BTreeSet<PathBuf>,
+    /// Something of what is there may have gone.
+    stale: bool,
     /// What was last said about settings of the host.
     complaint: String,
 }
@@ -127,6 +131,7 @@ impl Steering {
             present: BTreeSet::new(),
             foreign: BTreeSet::new(),
             switched_on: BTreeSet::new(),
+            stale: false,
             complaint: String::new(),
         };
         this.read()?;
@@ -181,6 +186,9 @@ impl Steering {
     /// # Errors
     /// If the kernel refuses something; what it took is there.
     pub fn update(&mut self, spec: &ShieldSpec) -> Result<(), SteeringError> {
+        if self.stale {
+            self.read()?;
+        }
         let wanted = self.wanted(spec);
         self.answer_discovery(&wanted);
         self.complain(&wanted);
@@ -192,9 +200,14 @@ impl Steering {
     /// # Errors
     /// As [`Self::update`].
     pub fn extend(&mut self, more: &ShieldSpec) -> Result<(), SteeringError> {
-        let mut wanted = self.wanted(more);
-        wanted.extend(self.present.iter().cloned());
-        self.apply(&wanted)
+        let wanted = self.wanted(more);
+        let added = self.add(&wanted);
+        failed(added)
+    }
+
+    /// Something of ours was deleted, perhaps by somebody else: the next [`Self::update`] looks what is left.
+    pub const fn distrust(&mut self) {
+        self.stale = true;
     }
 
     /// Reads what is there.
@@ -203,6 +216,7 @@ impl Steering {
             .requests
             .entries(&[VIPS, DEVICE])
             .map_err(|source| SteeringError::new("read this host's rules and routes", source))?;
+        self.stale = false;
         self.present = ours.into_iter().collect();
         self.foreign = others.into_iter().collect();
         Ok(())
@@ -210,6 +224,12 @@ impl Steering {
 
     /// Makes `wanted` present: first what is missing, so that nothing is without its way in between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
+        let added = self.add(wanted);
+        failed(added.or(self.delete_others(wanted)))
+    }
+
+    /// Adds what is missing of `wanted`, and gives the first failure.
+    fn add(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
         let mut failure = None;
         let missing: Vec<Entry> = wanted.difference(&self.present).cloned().collect();
         for entry in missing {
@@ -222,6 +242,12 @@ impl Steering {
                 }
             }
         }
+        failure
+    }
+
+    /// Deletes what is not wanted, and gives the first failure.
+    fn delete_others(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
+        let mut failure = None;
         let surplus: Vec<Entry> = self.present.difference(wanted).cloned().collect();
         for entry in surplus.into_iter().rev() {
             match self.requests.delete(&entry) {
@@ -233,7 +259,7 @@ impl Steering {
                 }
             }
         }
-        failure.map_or(Ok(()), Err)
+        failure
     }
 
     fn wanted(&self, spec: &ShieldSpec) -> BTreeSet<Entry> {
@@ -424,6 +450,10 @@ impl std::fmt::Display for Entry {
             ),
         }
     }
+}
+
+fn failed(failure: Option<SteeringError>) -> Result<(), SteeringError> {
+    failure.map_or(Ok(()), Err)
 }
 
 /// Whether the host forwards what comes in on an interface.

@@ -171,7 +171,7 @@ impl Bench {
         })
     }
 
-    fn from_client(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
+    fn by_client(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
         Tcp {
             from: self.client,
             to: self.virt,
@@ -182,7 +182,7 @@ impl Bench {
         }
     }
 
-    fn from_server(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
+    fn by_server(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
         Tcp {
             from: self.server,
             to: self.client,
@@ -197,28 +197,28 @@ impl Bench {
     fn establish(&mut self) {
         let nat = self.method == Forwarding::Nat;
         let payload = &[b'x'; 300][..];
-        assert_eq!(self.send(self.from_client("S", 1000, 0)).len(), 1);
+        assert_eq!(self.send(self.by_client("S", 1000, 0)).len(), 1);
         if nat {
-            assert_eq!(self.send(self.from_server("SA", 5000, 1001)).len(), 1);
+            assert_eq!(self.send(self.by_server("SA", 5000, 1001)).len(), 1);
         }
-        self.send(self.from_client("A", 1001, 5001));
+        self.send(self.by_client("A", 1001, 5001));
         let request = Tcp {
             payload,
-            ..self.from_client("A", 1001, 5001)
+            ..self.by_client("A", 1001, 5001)
         };
         self.send(request);
         if nat {
             let answer = Tcp {
                 payload,
-                ..self.from_server("A", 5001, 1301)
+                ..self.by_server("A", 5001, 1301)
             };
             self.send(answer);
         }
-        self.send(self.from_client("A", 1301, 5301));
+        self.send(self.by_client("A", 1301, 5301));
         if nat {
             let more = Tcp {
                 payload: &payload[..50],
-                ..self.from_server("A", 5301, 1301)
+                ..self.by_server("A", 5301, 1301)
             };
             self.send(more);
         }
@@ -314,7 +314,7 @@ fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
         bench.establish();
         bench.take_down();
         // RFC 5961 section 3.2: the client says what it really expects.
-        let frames = bench.send(bench.from_client("A", 1301, 5777));
+        let frames = bench.send(bench.by_client("A", 1301, 5777));
         let [frame] = &frames[..] else {
             panic!("{method:?}: {} frames", frames.len());
         };
@@ -322,13 +322,13 @@ fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
         assert_eq!((seen.from, seen.to), (bench.virt, bench.client));
         assert_eq!((seen.port, seen.seq, seen.ack), (CLIENTS, 5777, None));
         if method == Forwarding::Nat {
-            let frames = bench.send(bench.from_server("A", 5351, 1300));
+            let frames = bench.send(bench.by_server("A", 5351, 1300));
             let seen = bench.read(&frames[0]);
             assert_eq!((seen.from, seen.to), (bench.client, bench.server));
             assert_eq!((seen.port, seen.seq), (SERVERS, 1300));
         }
         // What the client answers to a server that does not know yet gets there.
-        let frames = bench.send(bench.from_client("R", 1302, 0));
+        let frames = bench.send(bench.by_client("R", 1302, 0));
         let seen = bench.read(&frames[0]);
         assert_eq!((seen.port, seen.seq), (SERVERS, 1302));
     }
@@ -339,7 +339,7 @@ fn a_segment_with_a_wrong_checksum_is_not_answered() {
     let mut bench = Bench::new(Forwarding::Nat, false, OnServerDown::Reset);
     bench.establish();
     bench.take_down();
-    let mut ip = bench.from_client("A", 1301, 5301).write();
+    let mut ip = bench.by_client("A", 1301, 5301).write();
     let last = ip.len() - 4;
     ip[last] ^= 1;
     let frame = [&CL_MAC.0[..], &GW_MAC.0, &[8, 0], &ip].concat();
@@ -364,7 +364,7 @@ fn silence_is_the_default() {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();
         assert!(bench.take_down().is_empty());
-        assert!(bench.send(bench.from_client("A", 1301, 5301)).is_empty());
+        assert!(bench.send(bench.by_client("A", 1301, 5301)).is_empty());
         assert_eq!(bench.pipeline.counters.resets_sent, 0);
     }
 }

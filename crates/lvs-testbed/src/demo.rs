@@ -30,7 +30,8 @@ fn parse_method(word: &str) -> Result<Forward> {
         "nat" => Forward::Nat,
         "dr" => Forward::Dr,
         "tun" => Forward::Tun,
-        _ => bail!("{word:?} is none of nat, dr, tun"),
+        "fullnat" => Forward::FullNat,
+        _ => bail!("{word:?} is none of nat, dr, tun, fullnat"),
     })
 }
 
@@ -102,6 +103,10 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
         Forward::Tun => (
             "Tunnelling: the director wraps packets in IPIP, servers may be anywhere",
             "client 198.51.100.100 ── router ── director 192.0.2.1, and router ── rs1..rs4 10.0.0.11-14",
+        ),
+        Forward::FullNat => (
+            "Full NAT: the director stands for the clients, servers may have any gateway",
+            "client 198.51.100.100 ── router ── director 192.0.2.1 and .50, and router ── rs1..rs4 10.0.0.11-14",
         ),
     };
     println!("\n{}\n  {picture}", style.heading(title));

@@ -156,12 +156,13 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
 
 /// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It serves the directory
 /// `www` of the testbed for reading as `www`, and takes uploads into `up`, which is `NAME-ftp/up` of the testbed. Passive data
-/// connections are to the ports from 30000 to 30099, active ones come from port 20.
+/// connections are to the ports from 30000 to 30099 of the address that the client has connected to, or that it is told by
+/// `passive_address`; active ones come from port 20.
 ///
 /// # Errors
 ///
 /// When it is missing or does not listen.
-pub fn vsftpd(host: &Host) -> Result<Proc> {
+pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     let home = host.dir().join(format!("{}-ftp", host.name()));
     let empty = home.join("empty");
     for path in [&home.join("up"), &empty, &host.dir().join("www")] {
@@ -194,10 +195,13 @@ pub fn vsftpd(host: &Host) -> Result<Proc> {
         ("xferlog_enable", "NO".to_owned()),
         ("ftpd_banner", host.name().to_owned()),
     ];
-    let text: String = options
+    let mut text: String = options
         .iter()
         .map(|(key, value)| format!("{key}={value}\n"))
         .collect();
+    if let Some(address) = passive_address {
+        writeln!(text, "pasv_address={address}")?;
+    }
     let file = host.dir().join(format!("{}-vsftpd.conf", host.name()));
     fs::write(&file, text)?;
     let mut server = host.spawn("vsftpd", &[&file])?;

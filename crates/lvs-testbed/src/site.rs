@@ -32,6 +32,8 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
+    /// Translation of both ends: the director's local address stands for clients.
+    FullNat,
 }
 
 impl Forward {
@@ -42,6 +44,7 @@ impl Forward {
             Self::Nat => "-m",
             Self::Dr => "-g",
             Self::Tun => "-i",
+            Self::FullNat => "--fullnat",
         }
     }
 
@@ -52,7 +55,13 @@ impl Forward {
             Self::Nat => "nat",
             Self::Dr => "dr",
             Self::Tun => "tun",
+            Self::FullNat => "fullnat",
         }
+    }
+
+    /// Servers have the VIP themselves.
+    fn shares_vip(self) -> bool {
+        matches!(self, Self::Dr | Self::Tun)
     }
 }
 
@@ -110,7 +119,7 @@ impl SiteOptions {
             topology: match forward {
                 Forward::Nat => Topology::TwoArm,
                 Forward::Dr => Topology::OneArm,
-                Forward::Tun => Topology::Routed,
+                Forward::Tun | Forward::FullNat => Topology::Routed,
             },
             forward,
             vip: Vip::Host,
@@ -309,7 +318,7 @@ impl Site {
                 format!("addr add {}/64 dev eth0 nodad", self.real_address6(index)),
                 format!("route add default via {}", six(gateway)),
             ];
-            if options.forward != Forward::Nat {
+            if options.forward.shares_vip() {
                 // Before the address appears, or the host announces it once.
                 for path in ["all", "default", "eth0", "lo"] {
                     writeln!(script, "echo 1 > /proc/sys/net/ipv4/conf/{path}/arp_ignore")?;
@@ -411,6 +420,14 @@ impl Site {
         }
         if self.options.vip == Vip::Engine {
             arguments.push("--own-vips");
+        }
+        if self.options.forward == Forward::FullNat {
+            let local = if self.options.topology == Topology::TwoArm {
+                ["10.0.0.50", "fd00:10::50"]
+            } else {
+                ["192.0.2.50", "fd00:192::50"]
+            };
+            arguments.extend(local.iter().flat_map(|local| ["--local-address", local]));
         }
         arguments
     }

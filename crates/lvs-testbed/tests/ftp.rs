@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -24,9 +24,20 @@ struct Ftp {
 
 impl Ftp {
     fn new(options: SiteOptions, engine: &[&str]) -> Result<Self> {
+        Self::told(options, engine, |_| None)
+    }
+
+    /// The same with servers that tell clients another address than their own.
+    fn told(
+        options: SiteOptions,
+        engine: &[&str],
+        address: impl Fn(&Site) -> Option<Ipv4Addr>,
+    ) -> Result<Self> {
         let mut site = Site::new(options)?;
         site.start_engine(engine)?;
-        let servers = site.servers.iter().map(servers::vsftpd);
+        let address = address(&site);
+        let servers = site.servers.iter();
+        let servers = servers.map(|server| servers::vsftpd(server, address));
         let servers = servers.collect::<Result<_>>()?;
         let file = site.serve("file", SIZE)?;
         let sum = sum(&site, &file)?;
@@ -52,6 +63,24 @@ impl Ftp {
             site.lvsadm(&format!(
                 "-a -t {virt} -r {} {flag}",
                 SocketAddr::new(addr, 21)
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a persistent service for the mark that its ports have.
+    fn serve_mark(&self) -> Result<()> {
+        let site = &self.site;
+        site.lvsadm(&format!(
+            "mark add --destination {} --protocol tcp --ports 20,21,30000-30099 --mark 21",
+            site.vip
+        ))?;
+        site.lvsadm("-A -f 21 -s rr -p 300")?;
+        for index in 0..site.servers.len() {
+            let flag = site.options.forward.flag();
+            site.lvsadm(&format!(
+                "-a -f 21 -r {}:0 {flag}",
+                site.real_address(index)
             ))?;
         }
         Ok(())
@@ -216,6 +245,19 @@ fn nat_of_ipv6() -> Result<()> {
     ftp.tnftp("EPRT", vip, "passive")
 }
 
+/// What is left where the helper cannot read the commands: servers that know the virtual address, and a mark for the ports.
+#[test]
+fn nat_with_a_mark_and_no_helper() -> Result<()> {
+    let ftp = Ftp::told(options("ftp-blind", Forward::Nat), &[], |site| {
+        Some(site.vip)
+    })?;
+    ftp.serve_mark()?;
+    let vip = IpAddr::V4(ftp.site.vip);
+    ftp.curl("PASV", vip, "--disable-epsv")?;
+    ftp.curl("EPSV", vip, "")?;
+    ftp.lftp("PASV", vip, "set ftp:passive-mode on")
+}
+
 #[test]
 fn direct_routing_with_persistence() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr", Forward::Dr), &[])?;
@@ -226,15 +268,7 @@ fn direct_routing_with_persistence() -> Result<()> {
 #[test]
 fn direct_routing_with_a_mark() -> Result<()> {
     let ftp = Ftp::new(options("ftp-mark", Forward::Dr), &[])?;
-    let site = &ftp.site;
-    site.lvsadm(&format!(
-        "mark add --destination {} --protocol tcp --ports 20,21,30000-30099 --mark 21",
-        site.vip
-    ))?;
-    site.lvsadm("-A -f 21 -s rr -p 300")?;
-    for index in 0..site.servers.len() {
-        site.lvsadm(&format!("-a -f 21 -r {}:0 -g", site.real_address(index)))?;
-    }
+    ftp.serve_mark()?;
     ftp.all_clients()
 }
 

@@ -125,22 +125,6 @@ fn a_client_on_the_director_reaches_the_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely routed here.
-#[test]
-fn a_vip_that_is_routed_to_the_director() -> Result<()> {
-    for forward in [Forward::Dr, Forward::Tun] {
-        let mut options = SiteOptions::new("routed-vip", forward);
-        options.servers = 2;
-        options.vip = Vip::Routed;
-        let site = common::site(options)?;
-        site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.requests = 40;
-        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
-    }
-    Ok(())
-}
-
 /// One arm, servers whose gateway is the director; the engine's own VIP answers ARP and echo.
 #[test]
 fn one_armed_nat_with_the_engines_own_vip() -> Result<()> {

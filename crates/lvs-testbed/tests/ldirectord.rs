@@ -29,6 +29,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         Forward::Nat => "masq",
         Forward::Dr => "gate",
         Forward::Tun => "ipip",
+        // It knows no other method.
+        Forward::FullNat => unreachable!(),
     };
     let port = 80;
     let text = format!(

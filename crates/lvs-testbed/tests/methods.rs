@@ -1,4 +1,4 @@
-//! NAT, direct routing and tunnelling, end to end: the same traffic through each, with the real programs between a real
+//! NAT, direct routing, tunnelling and full NAT, end to end: the same traffic through each, with the real programs between a real
 //! client and real servers.
 
 mod common;
@@ -45,3 +45,4 @@ macro_rules! method {
 method!(nat, Nat);
 method!(dr, Dr);
 method!(tun, Tun);
+method!(fullnat, FullNat);

@@ -49,9 +49,7 @@ fn steered(site: &Site) -> Result<String> {
 #[test]
 fn nat() -> Result<()> {
     let site = site("hop-nat", Forward::Nat, 4)?;
-    common::requests_and_listings(&site)?;
-    site.lvsadm("-C")?;
-    common::schedulers(&site)
+    common::requests_and_listings(&site)
 }
 
 #[test]
@@ -177,13 +175,9 @@ fn fragments_and_a_narrow_link() -> Result<()> {
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
     for reverse in ["", "-R"] {
-        let printed = site.client.sh(&format!(
-            "timeout 20 iperf3 -c {} -t 1 -J -u -b 20M -l 4000 {reverse}",
-            site.vip
-        ))?;
-        let report: serde_json::Value = serde_json::from_str(&printed)?;
+        let report = common::iperf(&site, &format!("-u -b 20M -l 4000 {reverse}"))?;
         let sum = &report["end"]["sum"];
-        let number = |name: &str| sum[name].as_u64().context(printed.clone());
+        let number = |name: &str| sum[name].as_u64().context(sum.to_string());
         let (packets, lost) = (number("packets")?, number("lost_packets")?);
         // A receiver of few buffers may lose some itself; without the rules for fragments none would arrive.
         ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");
@@ -299,9 +293,9 @@ fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
     Ok(())
 }
 
-/// The kernel forgets proxy neighbours of an interface that goes down.
+/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete rules that they do not know.
 #[test]
-fn an_interface_that_flaps() -> Result<()> {
+fn what_others_take_away_is_put_up_again() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -311,10 +305,21 @@ fn an_interface_that_flaps() -> Result<()> {
     site.director
         .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
     site.client.sh("ip neigh flush dev eth0")?;
-    wait_until("traffic again", Duration::from_secs(15), || {
-        site.client
-            .load(&load)
-            .is_ok_and(|report| report.failed == 0)
+    let traffic = || {
+        wait_until("traffic again", Duration::from_secs(15), || {
+            site.client
+                .load(&load)
+                .is_ok_and(|report| report.failed == 0)
+        })
+    };
+    traffic()?;
+    let all = steered(&site)?;
+    site.director.sh(
+        "for p in 60 61 62 63 64 65; do ip rule del pref $p; done; ip route flush table 7676",
+    )?;
+    traffic()?;
+    wait_until("everything again", Duration::from_secs(15), || {
+        steered(&site).is_ok_and(|now| now == all)
     })
 }
 
@@ -478,4 +483,49 @@ fn a_host_that_does_not_forward_is_told_so() -> Result<()> {
     let log = site.engine.as_ref().context("started above")?.log();
     ensure!(log.contains(cure), "{log}");
     Ok(())
+}
+
+/// The daemon checks its file against the backend, starts the engine, checks servers past it, and owns the address.
+#[test]
+fn under_the_daemon() -> Result<()> {
+    let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Engine)?;
+    let before = common::host_state(&site)?;
+    let file = site.testbed.dir().join("lvsd.toml");
+    let path = file.display().to_string();
+    let write = |forward: &str| {
+        let text = format!(
+            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{forward}\"\n\
+             check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n\
+             [[service.server]]\naddress = \"{}:80\"\n[[service.server]]\naddress = \"{}:80\"\n",
+            site.service(80),
+            site.real_address(0),
+            site.real_address(1)
+        );
+        std::fs::write(&file, text)
+    };
+    let lvsd = programs::find("lvsd")?;
+    write("dr")?;
+    let refusal = site.director.run(&lvsd, &["--check-config", &path]);
+    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    ensure!(
+        text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
+        "{text}"
+    );
+    write("nat")?;
+    let mut daemon = site.director.spawn(&lvsd, &["--config", &path])?;
+    let load = LoadOptions {
+        requests: 20,
+        ..site.load()
+    };
+    wait_until("requests that succeed", Duration::from_secs(20), || {
+        site.client
+            .load(&load)
+            .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)
+    })
+    .with_context(|| daemon.log())?;
+    let status = daemon.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", daemon.log());
+    wait_until("the host as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|now| now == before)
+    })
 }

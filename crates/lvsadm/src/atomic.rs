@@ -6,7 +6,7 @@
 use std::io;
 
 use lvs_core::api::{Call, Failure, ServiceInfo, SyncRole};
-use lvs_core::ipvsadm::{failure_text, parse, rules};
+use lvs_core::ipvsadm::{failure_text, rules};
 use lvs_core::{Control, Error, Instant, Options, ServiceKey, sync};
 use lvs_dataplane::control::Client;
 use serde::de::IgnoredAny;
@@ -25,7 +25,7 @@ pub(crate) fn restore_words(words: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
 }
 
 pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
-    match parse(&run.argv0, words, &run.names) {
+    match run.parse(words) {
         Ok(_) => {}
         Err(refusal) => {
             run.errors.write_all(refusal.text())?;
@@ -36,7 +36,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
     run.input.read_to_end(&mut text)?;
     let mut commands = Vec::new();
     for (number, words) in rules(&text) {
-        let command = match parse(&run.argv0, &words, &run.names) {
+        let command = match run.parse(&words) {
             Ok(command) => command,
             Err(refusal) => {
                 return refuse(

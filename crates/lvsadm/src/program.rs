@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::OsStrExt;
 
 use lvs_core::Protocol;
-use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Resolve, parse};
+use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
 use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::names::Names;
 
@@ -126,6 +126,12 @@ impl Invocation<'_> {
         self.program != Program::Lvsadm
     }
 
+    /// Reads a command line, as ipvsadm does or with more options.
+    pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
+        let parse = if self.is_ipvsadm() { parse } else { parse_own };
+        parse(&self.argv0, words, &self.names)
+    }
+
     /// A connection to the engine.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
@@ -226,7 +232,7 @@ impl Invocation<'_> {
             return atomic::restore(self, &rest);
         }
         // What is wrong with the line itself is told without an engine.
-        match parse(&self.argv0, words, &self.names) {
+        match self.parse(words) {
             Err(refusal) => {
                 self.errors.write_all(refusal.text())?;
                 return Ok(refusal.status());
@@ -262,6 +268,8 @@ const OWN_VERSION: &str = concat!(
 );
 
 const OWN_HELP: &str = "\
+Forwarding of lvsadm alone:
+  --fullnat                           translation of both ends (full NAT); see `lvsadm local --help`
 Options before the command:
   --socket        address             control socket of the engine: a path, or @NAME for an abstract one
                                       (default: LVS_SOCKET, or else @lvs-dataplane)

@@ -4,8 +4,7 @@ use std::io::{self, Write};
 
 use lvs_core::api::{Call, ConnInfo, ServiceInfo, SyncDaemon, Timeouts};
 use lvs_core::ipvsadm::{
-    Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, parse,
-    render,
+    Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, render,
 };
 use lvs_dataplane::control::{Client, Error};
 use serde::Serialize;
@@ -54,7 +53,7 @@ impl Session {
     }
 
     fn words(&mut self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<Outcome> {
-        let command = match parse(&run.argv0, words, &run.names) {
+        let command = match run.parse(words) {
             Ok(Command::Restore) if self.restoring => Err(Refusal::try_help(&run.argv0)),
             other => other,
         };

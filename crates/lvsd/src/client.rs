@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use lvs_core::api::{Call, Info, MarkText, ServiceInfo, Sysctl};
+use lvs_core::api::{Call, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
@@ -70,12 +70,21 @@ impl Control for Connection {
         Ok(all.into_iter().map(|rule| rule.rule).collect())
     }
 
+    fn local(&mut self) -> Result<LocalPool, ControlError> {
+        let info: LocalInfo = self.0.call(&Call::LocalGet {}).map_err(translate)?;
+        Ok(LocalPool {
+            addresses: info.addresses.iter().map(|local| local.address).collect(),
+            hairpin: info.hairpin,
+        })
+    }
+
     fn apply(&mut self, op: &Op) -> Result<(), ControlError> {
         let call = match op {
             Op::SetSysctl(sysctl) => Call::SysctlSet(sysctl.clone()),
             Op::SetMarks(rules) => Call::MarkSet {
                 rules: rules.clone(),
             },
+            Op::SetLocal(pool) => Call::LocalSet(pool.clone()),
             Op::OwnVips(vips) => Call::VipsOwn {
                 addresses: vips.iter().copied().collect::<Vec<IpAddr>>(),
             },

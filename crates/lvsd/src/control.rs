@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::api::{Failure, Info, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
+use lvs_core::api::{
+    Failure, Info, LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl,
+};
 
 /// Owner that the daemon writes into its services.
 pub const OWNER: &str = "lvsd";
@@ -15,6 +17,8 @@ pub enum Op {
     SetSysctl(Sysctl),
     /// Replace the rules for marks.
     SetMarks(Vec<String>),
+    /// Replace the addresses that stand for clients with full NAT.
+    SetLocal(LocalPool),
     /// Replace the set of VIPs that the engine owns for the daemon.
     OwnVips(BTreeSet<IpAddr>),
     /// Add a service, without servers.
@@ -67,6 +71,12 @@ pub trait Control: Send {
     /// # Errors
     /// See [`ControlError`].
     fn marks(&mut self) -> Result<Vec<String>, ControlError>;
+
+    /// The addresses that stand for clients with full NAT.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn local(&mut self) -> Result<LocalPool, ControlError>;
 
     /// Make one change.
     ///

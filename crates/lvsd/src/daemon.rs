@@ -266,6 +266,8 @@ impl<P: Prober> Daemon<P> {
                 sysctls: self.config.sysctls.clone(),
                 // A file that never had any leaves to others what they have set.
                 marks: self.had_marks.then(|| self.config.marks.clone()),
+                port_marks: self.config.port_marks.clone(),
+                local: self.config.dataplane.local.clone(),
                 adopt: self.config.daemon.adopt,
             },
             announce,

@@ -324,8 +324,9 @@ impl Link {
                 desired.vips = desired.vips.intersection(&actual.vips).copied().collect();
             }
         }
-        if goal.desired.marks.is_some() {
-            actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
+        actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
+        if goal.desired.local.is_some() {
+            actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
         }
         for (name, wanted) in &goal.desired.sysctls {
             match lost_only(control.sysctl(name), &mut refusals)? {
@@ -456,6 +457,12 @@ fn describe(op: &Op, infinitive: bool) -> String {
         Op::SetMarks(marks) => {
             format!("{} {} rules for marks", verb("set", "set"), marks.len())
         }
+        Op::SetLocal(pool) => format!(
+            "{} {} local addresses{}",
+            verb("set", "set"),
+            pool.addresses.len(),
+            if pool.hairpin { ", with hairpin" } else { "" }
+        ),
         Op::OwnVips(vips) => {
             let list: Vec<String> = vips.iter().map(ToString::to_string).collect();
             let list = if list.is_empty() {

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use lvs_core::api::{Failure, FailureCode, Info, ServerInfo, ServiceId, ServiceInfo, Stats};
+use lvs_core::api::{
+    Failure, FailureCode, Info, LocalPool, ServerInfo, ServiceId, ServiceInfo, Stats,
+};
 
 use crate::config::Dataplane;
 use crate::control::{Control, ControlError, Op};
@@ -18,6 +20,7 @@ pub(crate) struct Engine {
     pub(crate) vips: BTreeSet<IpAddr>,
     pub(crate) sysctls: BTreeMap<String, String>,
     pub(crate) marks: Vec<String>,
+    pub(crate) local: LocalPool,
 }
 
 fn refuse<T>(code: FailureCode, message: &str) -> Result<T, ControlError> {
@@ -58,6 +61,7 @@ impl Engine {
                     .insert(sysctl.name.clone(), sysctl.value.clone());
             }
             Op::SetMarks(marks) => self.marks.clone_from(marks),
+            Op::SetLocal(pool) => self.local.clone_from(pool),
             Op::OwnVips(vips) => self.vips.clone_from(vips),
             Op::AddService(spec) => {
                 if self.service(spec.service).is_ok() {
@@ -274,6 +278,10 @@ impl Control for FakeControl {
 
     fn marks(&mut self) -> Result<Vec<String>, ControlError> {
         self.with(|s| s.engine.clone().unwrap_or_default().marks)
+    }
+
+    fn local(&mut self) -> Result<LocalPool, ControlError> {
+        self.with(|s| s.engine.clone().unwrap_or_default().local)
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), ControlError> {

@@ -11,10 +11,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::api::{ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
+use lvs_core::api::{LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
-use crate::config::OnDown;
+use crate::config::{OnDown, is_generated};
 use crate::control::{OWNER, Op};
 
 /// What is known about a server's health.
@@ -39,6 +39,10 @@ pub struct Desired {
     pub sysctls: Vec<(String, String)>,
     /// Rules for marks; `None` leaves those that are there.
     pub marks: Option<Vec<String>>,
+    /// Rules that give services of many ports their marks. They come behind the others.
+    pub port_marks: Vec<String>,
+    /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
+    pub local: Option<LocalPool>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
 }
@@ -76,8 +80,10 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The values of the desired sysctls, where it has them.
     pub sysctls: Vec<(String, String)>,
-    /// Its rules for marks, where some are desired.
+    /// Its rules for marks.
     pub marks: Vec<String>,
+    /// Its addresses that stand for clients, where some are desired.
+    pub local: LocalPool,
 }
 
 /// The changes, and the services that could not be made ours because somebody else's stand there.
@@ -100,12 +106,23 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
-    if let Some(marks) = desired
-        .marks
-        .as_ref()
-        .filter(|marks| **marks != actual.marks)
-    {
-        plan.ops.push(Op::SetMarks(marks.clone()));
+    let marks = marks(desired, actual);
+    if marks != actual.marks {
+        plan.ops.push(Op::SetMarks(marks));
+    }
+    // Servers with full NAT need an address before they come, and until they have gone.
+    let mut local = actual.local.clone();
+    if let Some(wanted) = &desired.local {
+        let more = wanted.addresses.iter();
+        let more: Vec<IpAddr> = more
+            .filter(|addr| !local.addresses.contains(addr))
+            .copied()
+            .collect();
+        if !more.is_empty() || (wanted.hairpin && !local.hairpin) {
+            local.addresses.extend(more);
+            local.hairpin |= wanted.hairpin;
+            plan.ops.push(Op::SetLocal(local.clone()));
+        }
     }
     let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
     if kept != actual.vips {
@@ -126,7 +143,24 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if kept != desired.vips {
         plan.ops.push(Op::OwnVips(desired.vips.clone()));
     }
+    if let Some(wanted) = &desired.local
+        && *wanted != local
+    {
+        plan.ops.push(Op::SetLocal(wanted.clone()));
+    }
     plan
+}
+
+/// The rules for marks that the engine shall have: those of the file, or those that others have set, and behind them those
+/// for services of many ports.
+fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
+    let others = || {
+        let rules = actual.marks.iter();
+        rules.filter(|rule| !is_generated(rule)).cloned().collect()
+    };
+    let mut marks = desired.marks.clone().unwrap_or_else(others);
+    marks.extend(desired.port_marks.iter().cloned());
+    marks
 }
 
 /// Whether we may change a service of the engine.
@@ -283,6 +317,8 @@ mod tests {
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
                 marks: Some(vec!["--destination 192.0.2.1 --mark 1".into()]),
+                port_marks: vec!["--destination 192.0.2.1 --mark 1275068417".into()],
+                local: Some(LocalPool { addresses: vec![[10, 0, 0, 2].into()], hairpin: adopt }),
                 adopt,
             }
         }
@@ -316,7 +352,65 @@ mod tests {
             vips: engine.vips.clone(),
             sysctls: engine.sysctls.clone().into_iter().collect(),
             marks: engine.marks.clone(),
+            local: engine.local.clone(),
         }
+    }
+
+    #[test]
+    fn rules_of_others_stay_and_those_for_ports_come_and_go() {
+        let (theirs, ours) = (
+            "--destination 192.0.2.1 --mark 1",
+            "--destination 192.0.2.1 --mark 1275068417",
+        );
+        let marks = |set: &[&str], port_marks: &[&str], there: &[&str]| {
+            let owned =
+                |rules: &[&str]| -> Vec<String> { rules.iter().map(ToString::to_string).collect() };
+            let desired = Desired {
+                marks: (!set.is_empty()).then(|| owned(set)),
+                port_marks: owned(port_marks),
+                ..Desired::default()
+            };
+            let actual = Actual {
+                marks: owned(there),
+                ..Actual::default()
+            };
+            match diff(&desired, &actual).ops.pop() {
+                Some(Op::SetMarks(marks)) => Some(marks.join("; ")),
+                None => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let both = format!("{theirs}; {ours}");
+        assert_eq!(marks(&[], &[ours], &[theirs]), Some(both.clone()));
+        assert_eq!(marks(&[], &[ours], &[theirs, ours]), None);
+        assert_eq!(marks(&[], &[], &[theirs, ours]), Some(theirs.to_owned()));
+        assert_eq!(marks(&[theirs], &[ours], &[]), Some(both));
+        assert_eq!(marks(&[], &[], &[theirs]), None);
+    }
+
+    #[test]
+    fn local_addresses_come_before_servers_and_go_after_them() {
+        let pool = |hosts: &[u8], hairpin| LocalPool {
+            addresses: hosts.iter().map(|&n| IpAddr::from([10, 0, 0, n])).collect(),
+            hairpin,
+        };
+        let desired = Desired {
+            local: Some(pool(&[2, 3], false)),
+            services: vec![DesiredService {
+                id: id(1),
+                config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
+                on_down: OnDown::Remove,
+                servers: vec![],
+            }],
+            ..Desired::default()
+        };
+        let actual = Actual {
+            local: pool(&[1, 2], true),
+            ..Actual::default()
+        };
+        let ops = diff(&desired, &actual).ops;
+        assert_eq!(ops.first(), Some(&Op::SetLocal(pool(&[1, 2, 3], true))));
+        assert_eq!(ops.last(), Some(&Op::SetLocal(pool(&[2, 3], false))));
     }
 
     proptest! {

@@ -188,13 +188,7 @@ impl Slot {
     }
 
     pub(crate) const fn method(&self) -> Forwarding {
-        match self.flags & flag::METHOD {
-            0 => Forwarding::Nat,
-            1 => Forwarding::Local,
-            2 => Forwarding::Tunnel,
-            4 => Forwarding::Bypass,
-            _ => Forwarding::Route,
-        }
+        Forwarding::from_bits(self.flags & flag::METHOD)
     }
 }
 
@@ -326,7 +320,8 @@ impl ConnTable {
         self.chain(protocol, client_addr, client.port())
             .find(|&index| {
                 let slot = &self.slots[index as usize];
-                let (addr, port) = if slot.flags & flag::METHOD == Forwarding::Nat as u32 {
+                // Replies of full NAT go to a local address, never to a client.
+                let (addr, port) = if slot.method().translates() {
                     (slot.server_addr, slot.server_port)
                 } else {
                     (slot.virt_addr, slot.virt_port)
@@ -338,6 +333,7 @@ impl ConnTable {
                     && slot.protocol == protocol
                     && slot.family == family
                     && !slot.has(flag::TEMPLATE)
+                    && slot.method() != Forwarding::FullNat
             })
     }
 

@@ -115,10 +115,40 @@ pub fn parse<W: AsRef<[u8]>>(
     words: &[W],
     names: &dyn Resolve,
 ) -> Result<Command, Refusal> {
-    if words.is_empty() {
+    parse_words(
+        program,
+        Words::new(words, table::long),
+        words.is_empty(),
+        names,
+    )
+}
+
+/// As [`parse`], with the options that `lvsadm` has beside ([`table::OWN_OPTIONS`]).
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_own<W: AsRef<[u8]>>(
+    program: &str,
+    words: &[W],
+    names: &dyn Resolve,
+) -> Result<Command, Refusal> {
+    parse_words(
+        program,
+        Words::new(words, table::own_long),
+        words.is_empty(),
+        names,
+    )
+}
+
+fn parse_words<W: AsRef<[u8]>>(
+    program: &str,
+    mut words: Words<'_, W>,
+    empty: bool,
+    names: &dyn Resolve,
+) -> Result<Command, Refusal> {
+    if empty {
         return Ok(Command::List(ListOptions::default()));
     }
-    let mut words = Words::new(words);
     let Ok(Some((first, argument))) = words.next() else {
         return Err(Refusal::try_help(program));
     };
@@ -281,6 +311,7 @@ impl<'a> Line<'a> {
             Meaning::Gatewaying => self.forward(Forwarding::Route)?,
             Meaning::Ipip => self.forward(Forwarding::Tunnel)?,
             Meaning::Masquerading => self.forward(Forwarding::Nat)?,
+            Meaning::FullNat => self.forward(Forwarding::FullNat)?,
             Meaning::Set(flag) => {
                 self.add(flag)?;
                 self.value(flag, argument, word)?;
@@ -528,7 +559,7 @@ impl<'a> Line<'a> {
     fn server_spec(&self) -> Result<ServerSpec, Refusal> {
         let (address, mut port) = self.server;
         // Neither a tunnel nor direct routing can change the port, so the service's is taken whatever was given.
-        if self.mark == 0 && self.forwarding != Forwarding::Nat {
+        if self.mark == 0 && !self.forwarding.translates() {
             port = self.port;
         }
         if Family::of(&address) != self.family && self.forwarding != Forwarding::Tunnel {

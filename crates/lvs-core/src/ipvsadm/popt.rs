@@ -29,6 +29,8 @@ pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
+    /// Which long options there are.
+    long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// What is left of a word of short options.
     glued: &'a [u8],
     /// `--` has come: no more options.
@@ -38,10 +40,14 @@ pub(super) struct Words<'a, W> {
 }
 
 impl<'a, W: AsRef<[u8]>> Words<'a, W> {
-    pub(super) const fn new(words: &'a [W]) -> Self {
+    pub(super) const fn new(
+        words: &'a [W],
+        long: fn(&[u8]) -> Option<&'static OptionSpec>,
+    ) -> Self {
         Self {
             words,
             next: 0,
+            long,
             glued: &[],
             ended: false,
             leftovers: Vec::new(),
@@ -94,7 +100,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
             Some(at) => (&word[..at], Some(&word[at + 1..])),
             None => (word, None),
         };
-        let spec = table::long(name).ok_or(Problem::Unknown)?;
+        let spec = (self.long)(name).ok_or(Problem::Unknown)?;
         self.argument(spec, inline)
     }
 

@@ -370,6 +370,7 @@ fn save_service(out: &mut String, service: &ServiceInfo, style: Style<'_>) {
                 endpoint(server.server, protocol(&service.service), style),
                 match config.forwarding {
                     Forwarding::Nat => "-m",
+                    Forwarding::FullNat => "--fullnat",
                     Forwarding::Tunnel => "-i",
                     Forwarding::Local | Forwarding::Route | Forwarding::Bypass => "-g",
                 },
@@ -432,6 +433,7 @@ fn tunnel_info(server: &ServerInfo) -> String {
 const fn method(forwarding: Forwarding) -> &'static str {
     match forwarding {
         Forwarding::Nat => "Masq",
+        Forwarding::FullNat => "FullNat",
         Forwarding::Local => "Local",
         Forwarding::Tunnel => "Tunnel",
         Forwarding::Route => "Route",

@@ -316,6 +316,7 @@ pub enum Meaning {
     Gatewaying,
     Ipip,
     Masquerading,
+    FullNat,
     Sort,
     Set(Flag),
 }
@@ -427,6 +428,22 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("mcast-port", None, arg("port"), set(F::McastPort), "UDP port of the multicast group"),
     option("mcast-ttl", None, arg("ttl"), set(F::McastTtl), "time to live of synchronisation messages"),
 ];
+
+/// Options that `lvsadm` has and ipvsadm has not.
+pub const OWN_OPTIONS: &[OptionSpec] = &[option(
+    "fullnat",
+    None,
+    NO,
+    Meaning::FullNat,
+    "translation of both ends; the servers need no gateway here, and see local addresses in place of clients",
+)];
+
+/// The option of `lvsadm` with this long name.
+pub fn own_long(name: &[u8]) -> Option<&'static OptionSpec> {
+    let mut own = OWN_OPTIONS.iter();
+    own.find(|o| o.long.as_bytes() == name)
+        .or_else(|| long(name))
+}
 
 /// The option with this long name.
 pub fn long(name: &[u8]) -> Option<&'static OptionSpec> {

@@ -341,7 +341,7 @@ impl Control {
 fn inherit(flags: u32, server: &Server) -> u32 {
     let method = server.forwarding();
     let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;
-    if method != Forwarding::Nat {
+    if !method.translates() {
         flags |= flag::NO_OUTPUT;
     }
     if flags & flag::TEMPLATE != 0 {

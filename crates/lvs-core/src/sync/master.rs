@@ -167,6 +167,10 @@ impl Shard {
             return;
         };
         let slot = self.table.get(index);
+        if slot.method() == crate::Forwarding::FullNat {
+            // Its local port belongs to this director: another one could do nothing with it.
+            return;
+        }
         let subject = Subject {
             template: false,
             protocol: slot.protocol(),

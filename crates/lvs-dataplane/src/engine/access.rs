@@ -148,6 +148,13 @@ impl Access {
         }
     }
 
+    /// Something that leads packets here may have been deleted.
+    pub(super) const fn distrust(&mut self) {
+        if let Self::Routed { steering, .. } = self {
+            steering.distrust();
+        }
+    }
+
     /// Says which of the services' addresses the host keeps to itself.
     pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
         let Self::Routed { kept, .. } = self else {
@@ -255,6 +262,10 @@ impl Access {
                      the address routed here"
                 )
             }
+            Wish::Local(addr) if state.is_local(*addr) => format!(
+                "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
+                 (--backend tun): give one that the host does not have, which the engine then answers for"
+            ),
             Wish::Mark(rule) if rule.interface.is_some() => {
                 "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
                  on: leave --interface out"
@@ -278,6 +289,8 @@ pub(super) enum Wish {
     Server(Forwarding),
     /// A rule for marks.
     Mark(MarkRule),
+    /// An address that stands for clients.
+    Local(IpAddr),
 }
 
 fn shield_failure(error: &ShieldError) -> Failure {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::access::Wish;
 use super::bench::{self, BenchFrame};
 use super::capture;
+use super::local;
 use super::shared::{Change, Command, Shared};
 use crate::control::server::{Engine, Sink};
 
@@ -231,6 +232,12 @@ impl Engine for Shared {
                 self.ask(|reply| Command::OwnVips(addresses, reply))??;
                 Ok(done())
             }
+            Call::LocalSet(pool) => {
+                local::check(&pool.addresses)?;
+                self.ask(|reply| Command::LocalPool(pool, reply))??;
+                Ok(done())
+            }
+            Call::LocalGet {} => to_value(&self.ask(Command::LocalInfo)?),
             Call::Stop {} => {
                 self.stop();
                 Ok(done())
@@ -458,6 +465,7 @@ impl Shared {
         let mut info = self.ask(Command::Info)?;
         info.pid = std::process::id();
         info.uptime = self.uptime().as_secs();
+        info.ftp_ports = self.control().ftp_ports().to_vec();
         Ok(info)
     }
 

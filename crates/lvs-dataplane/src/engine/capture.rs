@@ -90,14 +90,18 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
         Verdict::Forward(forward) => {
             let way = match forward.method {
                 Forwarding::Nat => "NAT",
+                Forwarding::FullNat => "full NAT",
                 Forwarding::Route => "direct routing",
                 Forwarding::Tunnel => "a tunnel",
                 Forwarding::Local => "local delivery",
                 Forwarding::Bypass => "bypass",
             };
             let new = if forward.new { ", new connection" } else { "" };
+            let source = forward
+                .source
+                .map_or_else(String::new, |source| format!(" from {source}"));
             (
-                format!("forwarded to {} by {way}{new}", forward.target),
+                format!("forwarded to {}{source} by {way}{new}", forward.target),
                 false,
             )
         }

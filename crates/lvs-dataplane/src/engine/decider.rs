@@ -124,7 +124,16 @@ impl Decider {
             )
         });
         let prefixes = prefixes.collect();
-        self.shared.control().set_local_addresses(prefixes);
+        let on_link = state.links().flat_map(|link| state.addresses(link.index));
+        let networks = on_link
+            .filter(|address| {
+                !address.ip.is_loopback() && address.prefix_len < Family::of(&address.ip).bits()
+            })
+            .map(|address| (address.ip, address.prefix_len))
+            .collect();
+        let mut control = self.shared.control();
+        control.set_local_addresses(prefixes);
+        control.set_networks(networks);
     }
 
     /// What would become of a packet, without any of it happening.

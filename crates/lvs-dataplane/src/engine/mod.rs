@@ -5,6 +5,7 @@ pub mod bench;
 mod calls;
 mod capture;
 mod decider;
+mod local;
 mod network;
 mod offline;
 mod rules;
@@ -13,10 +14,11 @@ mod trunks;
 mod worker;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use lvs_core::api::{Call, Failure};
+use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Options, PacketMeta, Profile, Registry};
 use serde_json::Value;
@@ -50,6 +52,10 @@ pub struct Config {
     pub group: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
+    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
+    pub local_addresses: Vec<IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
     /// How the packet path behaves where IPVS has no say.
     pub settings: Settings,
     /// Connections at most; `None` for 2^20.
@@ -156,6 +162,12 @@ pub enum StartError {
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
+    /// A socket for requests to the kernel's tables.
+    #[error("cannot open a socket for rules and routes: {0}")]
+    Requests(#[source] std::io::Error),
+    /// The local addresses.
+    #[error("--local-address: {0}")]
+    LocalAddresses(String),
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
@@ -261,6 +273,14 @@ impl Engine {
             worker: Some(worker),
             server: None,
         };
+        if !config.local_addresses.is_empty() || config.hairpin {
+            engine
+                .call(Call::LocalSet(LocalPool {
+                    addresses: config.local_addresses,
+                    hairpin: config.hairpin,
+                }))
+                .map_err(|failure| StartError::LocalAddresses(failure.message))?;
+        }
         if !config.marks.is_empty() {
             let rules = config.marks.iter().map(ToString::to_string).collect();
             engine

@@ -10,6 +10,7 @@ use tracing::error;
 
 use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
+use super::local;
 use super::shared::{Command, Shared};
 use crate::frame::Frame;
 use crate::net::PortId;
@@ -106,6 +107,14 @@ impl Offline {
                                 .into(),
                     })
                 });
+            }
+            Command::LocalPool(wanted, reply) => {
+                let pool = local::pool(&wanted.addresses, |_| false);
+                let done = self.shared.control().set_local_pool(pool, wanted.hairpin);
+                let _ = reply.send(done.map_err(Failure::from));
+            }
+            Command::LocalInfo(reply) => {
+                let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
             }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();

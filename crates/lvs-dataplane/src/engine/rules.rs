@@ -1,6 +1,6 @@
 //! Rules in the form of `ipvsadm-save`, applied when the engine starts.
 
-use lvs_core::ipvsadm::{Command, Lines, failure_text, parse};
+use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 
 use super::shared::Shared;
 use crate::control::server::{Engine, Sink};
@@ -39,7 +39,7 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
         let Some(words) = words.filter(|words| !words.is_empty()) else {
             continue;
         };
-        let command = parse("lvs-dataplane", &words, &names)
+        let command = parse_own("lvs-dataplane", &words, &names)
             .map_err(|refusal| fail(String::from_utf8_lossy(refusal.text()).into_owned()))?;
         let call = match &command {
             Command::List(_) | Command::Save { .. } => None,

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, Info, ReasonCount, SyncDaemon};
+use lvs_core::api::{
+    CaptureFilter, CapturedPacket, Failure, Info, LocalInfo, LocalPool, ReasonCount, SyncDaemon,
+};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Connection, Control, Explanation, Instant, ServiceKey, Tuple};
 
@@ -30,6 +32,10 @@ pub(super) enum Command {
     Follow(Change, mpsc::SyncSender<Result<(), Failure>>),
     /// Own these virtual addresses, and no others.
     OwnVips(Vec<IpAddr>, mpsc::SyncSender<Result<(), Failure>>),
+    /// Let these addresses stand for clients, and no others; with or without hairpin.
+    LocalPool(LocalPool, mpsc::SyncSender<Result<(), Failure>>),
+    /// The addresses that stand for clients.
+    LocalInfo(mpsc::SyncSender<LocalInfo>),
     /// Copy out some connections.
     Connections {
         /// The first slot.

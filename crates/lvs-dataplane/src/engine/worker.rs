@@ -11,14 +11,15 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, ReasonCount};
+use lvs_core::api::{Conflict, Failure, Info, InterfaceInfo, LocalPool, ReasonCount};
 use lvs_core::mark::MarkAction;
 use lvs_core::{Instant, ServiceKey, Shard};
 use tracing::{debug, error, info, warn};
 
-use super::access::{Access, HOP_PORT, HOST_PORT};
+use super::access::{Access, HOP_PORT, HOST_PORT, Wish};
 use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
+use super::local::{self, LocalNodes};
 use super::network::{Network, is_usable};
 use super::shared::{self, Command, Shared};
 use super::trunks::Trunks;
@@ -135,6 +136,10 @@ pub(super) struct Worker {
     ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
+    /// The local addresses of full NAT that were asked for.
+    wanted_pool: LocalPool,
+    /// Where packets come as copies; a host that routes them knows the way.
+    local_nodes: Option<LocalNodes>,
     /// Announcements that own addresses still get.
     announcing: HashMap<IpAddr, u8>,
     /// Questions who else has the services' addresses, still to be asked.
@@ -170,6 +175,10 @@ impl Worker {
         mut setup: Setup,
     ) -> Result<Self, StartError> {
         let access = Access::open(setup.backend)?;
+        let local_nodes = match access {
+            Access::Copies { .. } => Some(LocalNodes::open().map_err(StartError::Requests)?),
+            Access::Routed { .. } => None,
+        };
         let (mut netlink, mut state) = Netlink::open()?;
         let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
         for Wanted { name, .. } in &setup.interfaces {
@@ -204,6 +213,8 @@ impl Worker {
             pmtu_disc: true,
             ignore_tunneled: false,
             wanted_vips: HashSet::new(),
+            wanted_pool: LocalPool::default(),
+            local_nodes,
             announcing: HashMap::new(),
             probing: HashMap::new(),
             next_hops: HashSet::new(),
@@ -531,7 +542,10 @@ impl Worker {
         self.forget_local_clients();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
-        let removed = || self.shared.control().has_removed();
+        let retired = |addr| !self.wanted_pool.addresses.contains(&addr);
+        let removed = || {
+            self.decider.shard.local_addresses().any(retired) || self.shared.control().has_removed()
+        };
         if quiet || (self.followed + REMOVED_PERIOD <= now && removed()) {
             self.follow_or_warn();
         }
@@ -614,6 +628,13 @@ impl Worker {
                 let done = self.follow_control();
                 let _ = reply.send(done);
             }
+            Command::LocalPool(pool, reply) => {
+                let _ = reply.send(self.set_local_pool(pool));
+            }
+            Command::LocalInfo(reply) => {
+                let control = self.shared.control();
+                let _ = reply.send(local::info(&control, &self.decider.shard));
+            }
             Command::Connections { start, max, reply } => {
                 let now = self.shared.now();
                 let connections = self.decider.shard.connections_from(start, now);
@@ -648,6 +669,27 @@ impl Worker {
         }
     }
 
+    /// Lets other addresses stand for clients.
+    fn set_local_pool(&mut self, wanted: LocalPool) -> Result<(), Failure> {
+        for &addr in &wanted.addresses {
+            self.access
+                .permits(&Wish::Local(addr), &self.network.state)?;
+        }
+        let pool = local::pool(&wanted.addresses, |addr| self.network.state.is_local(addr));
+        self.shared
+            .control()
+            .set_local_pool(pool, wanted.hairpin)
+            .map_err(Failure::from)?;
+        self.wanted_pool = wanted;
+        self.follow_control()
+    }
+
+    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let wanted = self.wanted_pool.addresses.iter().copied();
+        wanted.chain(self.decider.shard.local_addresses())
+    }
+
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
         let (mut hidden, next_hops);
@@ -657,6 +699,12 @@ impl Worker {
             self.pmtu_disc = control.sysctls().pmtu_disc;
             self.ignore_tunneled = control.sysctls().ignore_tunneled;
             hidden = ShieldSpec::of(&control, &self.hidden);
+            let is_local = |addr| self.network.state.is_local(addr);
+            hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
+            hidden.local_addresses = self
+                .local_addresses()
+                .filter(|&addr| is_local(addr))
+                .collect();
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
@@ -694,6 +742,9 @@ impl Worker {
             hidden.services.clone_from(&self.hidden.services);
             hidden.nat_servers.clone_from(&self.hidden.nat_servers);
             hidden.own_vips.clone_from(&self.hidden.own_vips);
+            hidden
+                .local_addresses
+                .clone_from(&self.hidden.local_addresses);
             self.changed = Some(self.followed);
         }
         // The host has none of the addresses that it routes through a device: whatever nobody takes there, the engine answers.
@@ -707,6 +758,9 @@ impl Worker {
         self.network.set_vips(reached, answered);
         self.hidden = hidden;
         self.route_own(&own);
+        if let Some(nodes) = &mut self.local_nodes {
+            nodes.follow(&self.hidden.local_nodes, self.access.ifindex());
+        }
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
         for addr in vips {
@@ -760,6 +814,9 @@ impl Worker {
         self.access.extend(&more)?;
         self.hidden.services.extend(more.services);
         self.hidden.nat_servers.extend(more.nat_servers);
+        if servers.iter().any(|&server| self.network.is_local(server)) {
+            return self.follow_control();
+        }
         let next_hops = self.next_hops_of(&servers);
         let new: HashSet<_> = next_hops.difference(&self.next_hops).copied().collect();
         self.refresh_neighbours(&new);
@@ -775,6 +832,7 @@ impl Worker {
             .iter()
             .chain(all.into_iter().flatten())
             .copied()
+            .chain(self.local_addresses())
             .filter(|&addr| !self.network.state.is_local(addr))
             .collect()
     }
@@ -893,10 +951,18 @@ impl Worker {
                 warn!("{error}");
             }
         }
+        if changes.steering && self.access.is_routed() {
+            self.access.distrust();
+            self.changed.get_or_insert(self.shared.now());
+        }
         if changes.links || changes.addresses {
             self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);
-            self.follow_or_warn();
+            // An address that comes to the host, or leaves it, has other ports than before.
+            if let Err(failure) = self.set_local_pool(self.wanted_pool.clone()) {
+                warn!("{}", failure.message);
+                self.follow_or_warn();
+            }
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a storm.
             self.changed.get_or_insert(self.shared.now());
@@ -1112,9 +1178,17 @@ impl Worker {
     /// Leaves the host as it was before. What is not done here goes with the process's file descriptors.
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
+        self.local_nodes = None;
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
+
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    fn own_vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.hidden.own_vips.iter().copied();
+        own.filter(move |addr| self.network.is_vip(*addr) || !local.contains(addr))
+    }
 
     fn info(&self) -> Info {
         let routed = self.access.is_routed().then(|| InterfaceInfo {
@@ -1143,7 +1217,7 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            own_vips: self.hidden.own_vips.iter().copied().collect(),
+            own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
                 .iter()

@@ -126,6 +126,7 @@ impl Netlink {
                         if message.kind == libc::RTM_NEWRULE && !self.rules_seen {
                             self.rules_seen |= warn_of_rule(&message);
                         }
+                        changes.steering |= policy::is_deletion(&message);
                         routes_stale |= state.apply(&message, &mut changes);
                     }
                 }
@@ -150,6 +151,7 @@ impl Netlink {
                     addresses: true,
                     routes: true,
                     neighbours: fresh.differing_neighbours(state),
+                    steering: true,
                     resynchronised: true,
                 };
                 changes.neighbours.extend(known);

@@ -318,6 +318,17 @@ fn unspecified(family: u8) -> Option<IpAddr> {
     }
 }
 
+/// Whether a message of the kernel tells that something of ours was deleted.
+pub(super) fn is_deletion(message: &Message<'_>) -> bool {
+    let of = |kind| Message { kind, ..*message };
+    match message.kind {
+        libc::RTM_DELRULE => Rule::parse(&of(libc::RTM_NEWRULE)).is_some(),
+        libc::RTM_DELROUTE => Route::parse(&of(libc::RTM_NEWROUTE)).is_some(),
+        libc::RTM_DELNEIGH => Proxy::parse(&of(libc::RTM_NEWNEIGH)).is_some_and(|(_, ours)| ours),
+        _ => false,
+    }
+}
+
 /// Whether a message of the kernel tells of a rule of ours.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
     Rule::parse(message).is_some()

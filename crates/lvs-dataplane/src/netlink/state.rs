@@ -168,6 +168,8 @@ pub struct Changes {
     pub routes: bool,
     /// These neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
+    /// Something of what leads packets to a TUN device was deleted, by whomever.
+    pub steering: bool,
     /// Events were lost, and everything was read anew.
     pub resynchronised: bool,
 }

@@ -16,7 +16,8 @@ use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
 /// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
-/// address. Real servers that have the address themselves may send from it through a director that is their gateway.
+/// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
+/// [`Net::forges_vips`] does not say otherwise.
 pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
     match packet.src {
         IpAddr::V4(src) => {
@@ -25,7 +26,8 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
-                || (net.is_forged(packet.src) && (to_vip || !net.is_vip(packet.src)))
+                || (net.is_forged(packet.src)
+                    && (to_vip || net.forges_vips() || !net.is_vip(packet.src)))
         }
         IpAddr::V6(src) => {
             src.is_loopback() || packet.dst.is_loopback() || src.to_ipv4_mapped().is_some()
@@ -41,7 +43,8 @@ impl Pipeline {
         job: &mut Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        if job.from_host {
+        // Where the host routes the packets, it has looked at them already, and fills them in on both ways.
+        if job.from_host || cx.env.shield.everything {
             return None;
         }
         let net = cx.env.net;

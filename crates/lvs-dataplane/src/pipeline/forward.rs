@@ -73,7 +73,7 @@ impl Pipeline {
         decrement_ttl(frame.bytes_mut());
         self.fill_options_of_request(frame, job, cx);
         match forward.method {
-            Forwarding::Nat => {
+            Forwarding::Nat | Forwarding::FullNat => {
                 if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
                     return fate;
                 }
@@ -81,7 +81,7 @@ impl Pipeline {
                 if let Err(reason) = rewrite_request(frame, job, forward, ports) {
                     return Fate::Dropped(reason);
                 }
-                if job.from_host && job.inner.is_none() {
+                if job.from_host && job.inner.is_none() && forward.source.is_none() {
                     let client = LocalClient {
                         protocol: job.packet.protocol,
                         server: forward.target,
@@ -145,7 +145,7 @@ impl Pipeline {
         ports: bool,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        if forward.method == Forwarding::Nat {
+        if forward.method.translates() {
             if forward.target.ip().is_loopback() && !job.from_host {
                 return Fate::Dropped(FrameDrop::Martian);
             }
@@ -169,7 +169,7 @@ impl Pipeline {
     }
 
     /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`).
-    fn too_big<N: Net>(
+    pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
         job: &Job<'_>,
@@ -260,7 +260,7 @@ impl Pipeline {
                 Some(history) if job.packet.is_ipv6() => {
                     Pieces::Around(history, tunnel::header_len(forward.tunnel))
                 }
-                Some(history) => Pieces::Even(history.longest),
+                Some(history) => Pieces::Even(history),
                 None => Pieces::Relayed,
             };
             return self.tunnelled(frame, &outer, hop, pieces, cx);
@@ -340,8 +340,12 @@ impl Pipeline {
         if reply.source.is_none() && !self.hidden(job, cx) {
             return Fate::Left;
         }
-        let dst = job.packet.dst;
-        let hop = if job.to_host {
+        // Full NAT's replies are addressed to the director, whoever the client is.
+        let (dst, to_host) = match reply.destination {
+            Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
+            None => (job.packet.dst, job.to_host),
+        };
+        let hop = if to_host {
             None
         } else {
             let Some(hop) = cx.env.net.route(dst) else {
@@ -362,6 +366,11 @@ impl Pipeline {
         };
         if let Some(source) = reply.source
             && let Err(reason) = rewrite(frame, job, End::Source, source, ports)
+        {
+            return Fate::Dropped(reason);
+        }
+        if let Some(client) = reply.destination
+            && let Err(reason) = rewrite(frame, job, End::Destination, client, ports)
         {
             return Fate::Dropped(reason);
         }
@@ -400,6 +409,9 @@ fn rewrite_request(
     ports: bool,
 ) -> Result<(), FrameDrop> {
     rewrite(frame, job, End::Destination, forward.target, ports)?;
+    if let Some(local) = forward.source {
+        rewrite(frame, job, End::Source, local, ports)?;
+    }
     if let Some(shift) = forward.shift {
         payload::acknowledge(frame, job.packet.l4, shift);
     }

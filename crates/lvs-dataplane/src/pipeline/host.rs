@@ -172,12 +172,28 @@ impl Pipeline {
             return self.own_host(frame, job, cx);
         }
         if job.from_host {
-            return Fate::Dropped(FrameDrop::HostStray);
+            return self.host_sends(frame, job, cx);
         }
         if !self.hidden(job, cx) {
             return Fate::Left;
         }
         self.give_back(frame, job, cx)
+    }
+
+    /// What the host sends through here: nothing, but for what a server on it says to others than the clients of services.
+    fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        if !cx.env.shield.is_of_local_node(&job.packet) {
+            return Fate::Dropped(FrameDrop::HostStray);
+        }
+        let Some(hop) = cx.env.net.route(job.packet.dst) else {
+            self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+            return Fate::Dropped(FrameDrop::NoRoute);
+        };
+        if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+            return fate;
+        }
+        let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
     /// Gives a packet to the host through its TUN device.

@@ -21,6 +21,8 @@
 //!     daddr . protocol @service_protocols jump short4                           what has no room for ports
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
 //!     fragment saddr @server_addresses fib daddr type != local drop
+//!     the same three for answers of servers that are not translated: @services, @service_hosts, @vips
+//!     the first three and the next one for daddr @local_addresses, in place of `fib`: full NAT
 //!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
@@ -422,6 +424,7 @@ const VIPS: &str = "vips";
 const SERVERS: &str = "servers";
 const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
+const LOCAL_ADDRESSES: &str = "local_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
 const HIDE: &str = "hide";
 const SHORT: &str = "short";
@@ -499,6 +502,7 @@ impl Family {
             set(SERVERS, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVER_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
             set(SERVER_ADDRESSES, &[ip], len),
+            set(LOCAL_ADDRESSES, &[ip], len),
             set(
                 LOCAL_CLIENTS,
                 &[ip, TYPE_PROTOCOL, TYPE_PORT, ip, TYPE_PORT],
@@ -554,38 +558,17 @@ impl Family {
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
-        batch.add_rule(&hide, |rule| {
-            address(rule, self.source);
-            rule.load_protocol(second)
-                .load(Base::Transport, 0, 2, third)
-                .in_set(&self.name(SERVERS))
-                .not_for_host()
-                .drop();
-        });
-        batch.add_rule(&hide, |rule| {
-            address(rule, self.source);
-            rule.load_protocol(second)
-                .in_set(&self.name(SERVER_HOSTS))
-                .not_for_host()
-                .drop();
-        });
-        batch.add_rule(&hide, |rule| {
-            self.fragment(rule);
-            address(rule, self.source);
-            rule.in_set(&self.name(SERVER_ADDRESSES))
-                .not_for_host()
-                .drop();
-        });
-        for about in [SERVER_ADDRESSES, VIPS] {
-            batch.add_rule(&hide, |rule| {
-                self.icmp_error(rule);
-                // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
-                rule.load(Base::Transport, 8 + self.destination, len, REG)
-                    .in_set(&self.name(about))
-                    .not_for_host()
-                    .drop();
-            });
-        }
+        // Translated answers and others to whom they concern, and translated ones to what stands for a client.
+        let to_others = |rule: &mut Rule<'_>| {
+            rule.not_for_host();
+        };
+        let to_local = |rule: &mut Rule<'_>| {
+            address(rule, self.destination);
+            rule.in_set(&self.name(LOCAL_ADDRESSES));
+        };
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_others);
+        self.add_answers(batch, [SERVICES, SERVICE_HOSTS, VIPS], to_others);
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_local);
         batch.add_rule(&hide, |rule| {
             address(rule, self.source);
             rule.load_protocol(second)
@@ -594,6 +577,49 @@ impl Family {
                 .load(Base::Transport, 2, 2, fourth + len / 4)
                 .in_set(&self.name(LOCAL_CLIENTS))
                 .drop();
+        });
+    }
+
+    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP errors about packets to
+    /// them, as far as `concerns` says.
+    fn add_answers(
+        self,
+        batch: &mut Batch<'_>,
+        [one_port, all_ports, addresses]: [&str; 3],
+        concerns: impl Fn(&mut Rule<'_>),
+    ) {
+        let hide = self.name(HIDE);
+        let len = self.address_len;
+        let second = REG + len / 4;
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .load(Base::Transport, 0, 2, second + 1)
+                .in_set(&self.name(one_port));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .in_set(&self.name(all_ports));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            rule.load(Base::Network, self.source, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.icmp_error(rule);
+            // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
+            rule.load(Base::Transport, 8 + self.destination, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
         });
     }
 
@@ -653,6 +679,9 @@ fn elements(spec: &ShieldSpec) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     };
     for ip in &spec.own_vips {
         put(*ip, OWN_VIPS, address_key(*ip));
+    }
+    for ip in &spec.local_addresses {
+        put(*ip, LOCAL_ADDRESSES, address_key(*ip));
     }
     for (ip, protocol) in spec.services.protocols() {
         if [Protocol::TCP, Protocol::UDP, Protocol::SCTP].contains(&protocol) {
@@ -749,6 +778,7 @@ mod tests {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 nat_servers: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 own_vips: [ip.parse().unwrap()].into(),
+                local_addresses: [ip.parse().unwrap()].into(),
                 ..ShieldSpec::default()
             };
             let mut sets = elements(&spec);

@@ -7,6 +7,8 @@
     reason = "shared by test programs, of which each uses a part"
 )]
 
+pub mod director;
+
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -41,6 +43,8 @@ pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 pub struct Table {
     pub mtu: [u32; 2],
     pub offload: bool,
+    /// The host routes what is sent: no port has Ethernet.
+    pub bare: bool,
     pub local: HashSet<IpAddr>,
     pub vips: HashSet<IpAddr>,
     pub own: HashSet<IpAddr>,
@@ -54,6 +58,7 @@ impl Default for Table {
         Self {
             mtu: [1500, 1500],
             offload: true,
+            bare: false,
             local: [
                 CL_ADDR.into(),
                 SV_ADDR.into(),
@@ -89,13 +94,17 @@ impl Net for Table {
         Some(PortInfo {
             mac,
             mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
-            ethernet: port != HOST,
+            ethernet: port != HOST && !self.bare,
             offload: self.offload,
         })
     }
 
     fn host_port(&self) -> Option<PortId> {
         Some(HOST)
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        !self.bare && self.is_local(src)
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {
@@ -194,6 +203,7 @@ impl Service {
                 server: None,
                 method: self.method,
                 target,
+                source: None,
                 virt,
                 tunnel: self.tunnel,
                 new: false,
@@ -209,6 +219,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         conn: lvs_core::ConnId::from_index(0),
         server: None,
         source,
+        destination: None,
         edit: None,
     })
 }

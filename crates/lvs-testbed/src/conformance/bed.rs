@@ -136,6 +136,10 @@ impl Net for Table {
         !self.accept_local && self.is_local(src)
     }
 
+    fn forges_vips(&self) -> bool {
+        true
+    }
+
     fn is_vip(&self, addr: IpAddr) -> bool {
         self.vips.contains(&addr)
     }

@@ -50,6 +50,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     engine(&info, &mut findings);
     addresses(&services, &info, &is_local, &mut findings);
     servers(&services, &seen, &mut findings);
+    ftp(&services, &info, &mut findings);
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
     kernel(&info, &mut findings);
@@ -196,7 +197,11 @@ fn addresses(
         if !info.own_vips.contains(&vip) && !is_local(vip) {
             findings.add(
                 format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-                format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 }),
+                if is_routed(info) {
+                    "start the engine with --own-vips (lvsd does that by itself), unless a router sends here what is for it".to_owned()
+                } else {
+                    format!("ip addr add {vip}/{} dev lo, or start the engine with --own-vips (lvsd does that by itself)", if vip.is_ipv4() { 32 } else { 128 })
+                },
             );
         }
     }
@@ -260,6 +265,11 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                     address.ip(),
                     address.port()
                 ),
+                Forwarding::FullNat => format!(
+                    "on {0}: is something listening on port {1}, and has it a route to the local addresses (lvsadm local)?",
+                    address.ip(),
+                    address.port()
+                ),
                 Forwarding::Tunnel => format!(
                     "on {}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is net.ipv4.conf.tunl0.rp_filter 0?",
                     address.ip()
@@ -283,6 +293,26 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
             findings.add(
                 format!("{} packets were dropped: {}", reason.count, reason.reason),
                 reason.help.clone(),
+            );
+        }
+    }
+}
+
+/// FTP through NAT, which needs a helper.
+fn ftp(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    for service in services {
+        let nat = service
+            .servers
+            .iter()
+            .any(|server| server.config.forwarding == Forwarding::Nat);
+        if let ServiceId::Tcp { address } = service.service
+            && address.port() == 21
+            && nat
+            && info.ftp_ports.is_empty()
+        {
+            findings.add(
+                format!("{} looks like FTP by NAT, and no helper translates the addresses in its commands: clients log in, and transfers fail", service_text(service.service)),
+                "start lvs-dataplane with --helper ftp, as modprobe ip_vs_ftp does for the kernel",
             );
         }
     }
@@ -454,6 +484,28 @@ mod tests {
             &mut findings,
         );
         assert!(findings.0[0].what.contains("192.0.2.1"));
+    }
+
+    #[test]
+    fn ftp_without_a_helper() {
+        let mut services = services("nat", 1);
+        let told = |services: &[ServiceInfo], info: &Info| {
+            let mut findings = Findings::default();
+            ftp(services, info, &mut findings);
+            findings.0.len()
+        };
+        let mut info = Info::default();
+        assert_eq!(told(&services, &info), 0);
+        let ServiceId::Tcp { address } = &mut services[0].service else {
+            panic!("an address");
+        };
+        address.set_port(21);
+        assert_eq!(told(&services, &info), 1);
+        services[0].servers[0].config.forwarding = Forwarding::Route;
+        assert_eq!(told(&services, &info), 0);
+        services[0].servers[0].config.forwarding = Forwarding::Nat;
+        info.ftp_ports = vec![21];
+        assert_eq!(told(&services, &info), 0);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod capture;
 mod doctor;
 mod drain;
 mod explain;
+mod local;
 mod mark;
 mod pcapng;
 mod shell;
@@ -144,6 +145,14 @@ pub(crate) const OPERATORS: &[Operator] = &[
             ),
         ],
         run: mark::run,
+    },
+    Operator {
+        name: "local",
+        arguments: "[list | add ADDRESS... | del ADDRESS... | hairpin on|off]",
+        summary: "the local addresses that stand for clients with full NAT",
+        text: "Servers added with --fullnat see one of these addresses in place of the client and answer to it, so that their gateway may be anything. An address that the host does not have is answered for by the engine. Each brings 64,512 connections for each server. With hairpin on, NAT (-m) does the same for clients whose answers would not come back here: those on a server's own network, and servers of the same service.",
+        flags: &[],
+        run: local::run,
     },
     Operator {
         name: "capture",

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use lvs_core::ipvsadm::table::{Argument, OPTIONS};
+use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS};
 
 use super::{OPERATORS, Outcome, Trouble, Words};
 use crate::program::Invocation;
@@ -41,7 +41,7 @@ pub(super) fn man(run: &mut Invocation<'_>, _: &Words) -> Outcome {
 /// Long options, short options, without repetition.
 fn options() -> Vec<String> {
     let mut words: Vec<String> = OWN.iter().map(|(name, ..)| (*name).to_owned()).collect();
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         words.push(format!("--{}", option.long));
         if let Some(short) = option.short {
             words.push(format!("-{}", char::from(short)));
@@ -59,7 +59,7 @@ fn bash() -> String {
         text,
         "        -s|--scheduler) COMPREPLY=($(compgen -W '{SCHEDULERS}' -- \"$cur\")); return ;;"
     );
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         if let Argument::Required(argument) = option.argument
             && argument.contains('|')
         {
@@ -111,7 +111,7 @@ fn zsh() -> String {
     }
     text.push_str("    )\n    options=(\n");
     let mut seen = Vec::new();
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         let names = [
             Some(format!("--{}", option.long)),
             option.short.map(|short| format!("-{}", char::from(short))),
@@ -146,7 +146,7 @@ fn zsh() -> String {
 fn fish() -> String {
     let mut text = "# fish completion for lvsadm\ncomplete -c lvsadm -f\n".to_owned();
     let mut seen = Vec::new();
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         let mut line = format!("complete -c lvsadm -l {}", option.long);
         if let Some(short) = option.short {
             let _ = write!(line, " -s {}", char::from(short));
@@ -244,7 +244,7 @@ fn page() -> String {
             roff(help)
         );
     }
-    for option in OPTIONS {
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         let argument = match option.argument {
             Argument::No => String::new(),
             Argument::Required(name) => format!(" {name}"),
@@ -277,7 +277,7 @@ mod tests {
             for operator in OPERATORS {
                 assert!(text.contains(operator.name), "{}", operator.name);
             }
-            for option in OPTIONS {
+            for option in OPTIONS.iter().chain(OWN_OPTIONS) {
                 assert!(text.contains(option.long), "{}", option.long);
             }
         }

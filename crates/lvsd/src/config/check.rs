@@ -5,15 +5,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{LocalPool, ServiceId};
 use lvs_core::mark::MarkRule;
 use lvs_core::{
-    Family, Forwarding, OnServerDown, ServerConfig, ServiceConfig, ServiceFlags, Sysctls,
+    Family, Forwarding, OnServerDown, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Sysctls,
     helper_ports,
 };
 use toml::Spanned;
 
 use super::diagnostic::{Diagnostic, did_you_mean};
+use super::ports::{self, ManyPorts, is_generated};
 use super::raw::{
     RawCheck, RawCheckTable, RawConfig, RawDataplane, RawPersistence, RawServer, RawService,
 };
@@ -44,14 +45,20 @@ pub(super) fn check(
         complete,
         findings,
         routed: None,
+        local: None,
     };
     let dataplane = checker.dataplane(&raw.dataplane);
+    checker.local = dataplane
+        .local
+        .as_ref()
+        .map(|local| local.addresses.clone());
     let sysctls = checker.sysctls(raw);
     let marks = checker.marks(raw);
     let reuse_templates = sysctls
         .iter()
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
     let services = checker.services(&raw.service, !reuse_templates);
+    let port_marks = port_marks(&services);
     Config {
         daemon: Daemon {
             adopt: raw.lvsd.adopt.unwrap_or(false),
@@ -60,7 +67,34 @@ pub(super) fn check(
         dataplane,
         sysctls,
         marks,
+        port_marks,
         services,
+    }
+}
+
+/// The rules for services of many ports.
+fn port_marks(services: &[Service]) -> Vec<String> {
+    let apart = |many: &ManyPorts| -> Vec<u16> {
+        services
+            .iter()
+            .filter_map(|service| endpoint(&service.id))
+            .filter(|(protocol, addr)| *protocol == many.protocol && addr.ip() == many.ip)
+            .map(|(_, addr)| addr.port())
+            .collect()
+    };
+    let many = services.iter().filter_map(|service| service.ports.as_ref());
+    many.filter_map(|many| many.rule(&apart(many)))
+        .map(|rule| rule.to_string())
+        .collect()
+}
+
+/// Protocol, virtual address and port of a service that has them.
+const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
+    match *id {
+        ServiceId::Tcp { address } => Some((Protocol::TCP, address)),
+        ServiceId::Udp { address } => Some((Protocol::UDP, address)),
+        ServiceId::Sctp { address } => Some((Protocol::SCTP, address)),
+        ServiceId::Fwmark { .. } => None,
     }
 }
 
@@ -70,6 +104,8 @@ struct Checker<'a> {
     findings: &'a mut Vec<Diagnostic>,
     /// Where the file says that the host routes packets to the engine.
     routed: Option<Range<usize>>,
+    /// Addresses for full NAT, where the file names them.
+    local: Option<Vec<IpAddr>>,
 }
 
 impl Checker<'_> {
@@ -160,7 +196,20 @@ impl Checker<'_> {
             }
         }
         if let Some(interfaces) = &raw.interface {
-            for name in &interfaces.get_ref().0 {
+            for interface in &interfaces.get_ref().0 {
+                let (name, addresses) = match interface.split_once('=') {
+                    Some((name, addresses)) => (name, Some(addresses)),
+                    None => (interface.as_str(), None),
+                };
+                if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
+                    self.report(
+                        Diagnostic::error(
+                            interfaces.span(),
+                            format!("`{interface}` is no VLAN with addresses"),
+                        )
+                        .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
+                    );
+                }
                 // IFNAMSIZ is 16 with the NUL.
                 if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
                     self.report(
@@ -182,6 +231,35 @@ impl Checker<'_> {
                 );
             }
         }
+        let echo = self.word(raw.echo.as_ref(), &[("answer", "answer"), ("drop", "drop")]);
+        let mut count = |value: Option<&Spanned<i64>>, what: &str, least: i64| {
+            let number = self.number(value, what, least..=i64::from(u32::MAX));
+            number.and_then(|n| u32::try_from(n).ok())
+        };
+        let echo_limit = count(raw.echo_limit.as_ref(), "number of echo requests", 0);
+        let icmp_msgs_per_sec = count(
+            raw.icmp_msgs_per_sec.as_ref(),
+            "number of ICMP errors in a second",
+            0,
+        );
+        let icmp_msgs_burst = count(
+            raw.icmp_msgs_burst.as_ref(),
+            "number of ICMP errors at once",
+            1,
+        );
+        if let Some(size) = &raw.clamp_mss {
+            // What every IPv4 host takes.
+            const LEAST: u16 = 536;
+            let text = size.get_ref().0.as_str();
+            let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
+            if text != "auto" && number.is_none() {
+                self.report(
+                    Diagnostic::error(size.span(), format!("`{text}` is no segment size")).help(
+                        format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                    ),
+                );
+            }
+        }
         let workers = self.number(raw.workers.as_ref(), "number of workers", 1..=1024);
         let max_connections = self.number(
             raw.max_connections.as_ref(),
@@ -199,6 +277,7 @@ impl Checker<'_> {
                 );
             }
         }
+        let local = self.local_pool(raw);
         let list =
             |v: &Option<Spanned<super::raw::OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
         Dataplane {
@@ -209,11 +288,55 @@ impl Checker<'_> {
             socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
             profile,
             own_vips: raw.own_vips.unwrap_or(false),
+            local,
             helpers: list(&raw.helper).unwrap_or_default(),
+            echo: echo.map(str::to_owned),
+            echo_limit,
+            clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
+            icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
+            icmp_msgs_per_sec,
+            icmp_msgs_burst,
             max_connections: max_connections.and_then(|n| u32::try_from(n).ok()),
             when_full,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
         }
+    }
+
+    /// The addresses that stand for clients with full NAT.
+    fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
+        let mut addresses = Vec::new();
+        if let Some(list) = &raw.local_addresses {
+            for word in &list.get_ref().0 {
+                match word.parse::<IpAddr>() {
+                    Ok(addr) if addresses.contains(&addr) => self.report(
+                        Diagnostic::error(list.span(), format!("{addr} is named twice"))
+                            .help("name each local address once"),
+                    ),
+                    Ok(addr) => {
+                        if self.usable(list.span(), addr, "local address").is_some() {
+                            addresses.push(addr);
+                        }
+                    }
+                    Err(_) => self.report(
+                        Diagnostic::error(list.span(), format!("`{word}` is not an address")).help(
+                            "write addresses without ports: local_addresses = [\"10.0.0.2\"]",
+                        ),
+                    ),
+                }
+            }
+        }
+        let hairpin = raw.hairpin.as_ref().is_some_and(|on| *on.get_ref());
+        if let Some(on) = &raw.hairpin
+            && hairpin
+            && addresses.is_empty()
+        {
+            self.report(
+                Diagnostic::error(on.span(), "`hairpin` needs an address that stands for clients")
+                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the engine will answer for"),
+            );
+        }
+        let given = raw.local_addresses.is_some() || raw.hairpin.is_some();
+        given.then_some(LocalPool { addresses, hairpin })
     }
 
     fn marks(&mut self, raw: &RawConfig) -> Vec<String> {
@@ -238,7 +361,13 @@ impl Checker<'_> {
                 }
             }
             match MarkRule::parse(&words) {
-                Ok(rule) => all.push(rule.to_string()),
+                Ok(rule) => {
+                    let rule = rule.to_string();
+                    if is_generated(&rule) {
+                        self.reserved_mark(self.first_line(&spanned.span()));
+                    }
+                    all.push(rule);
+                }
                 // The rule's words are the keys of the table with dashes in front.
                 Err(reason) => self.report(
                     Diagnostic::error(
@@ -250,6 +379,14 @@ impl Checker<'_> {
             }
         }
         all
+    }
+
+    fn reserved_mark(&mut self, span: Range<usize>) {
+        let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
+        self.report(
+            Diagnostic::error(span, "this mark is kept for services of many ports")
+                .help(format!("give one below {first} or above {last}")),
+        );
     }
 
     fn sysctls(&mut self, raw: &RawConfig) -> Vec<(String, String)> {
@@ -286,6 +423,7 @@ impl Checker<'_> {
         let mut seen: HashMap<ServiceId, Range<usize>> = HashMap::new();
         let mut names: HashMap<String, Range<usize>> = HashMap::new();
         let mut owners: HashMap<IpAddr, (VipMode, Range<usize>)> = HashMap::new();
+        let mut many: Vec<(ManyPorts, Range<usize>)> = Vec::new();
         let mut all = Vec::new();
         for service in raw {
             let span = service.span();
@@ -310,6 +448,7 @@ impl Checker<'_> {
                 continue;
             };
             let place = place.unwrap_or(span);
+            let place_of_overlap = place.clone();
             if let Some(first) = seen.insert(checked.id, place.clone()) {
                 self.report(
                     Diagnostic::error(place, format!("service {} exists twice", label(&checked.id)))
@@ -318,16 +457,16 @@ impl Checker<'_> {
                 );
             }
             // One address cannot be the engine's and the host's at once.
-            if let (Some(mode), Some(address)) = (&service.vip, checked.address())
+            self.overlaps(&checked, &place_of_overlap, &mut many);
+            if let (Some(mode), Some(address)) = (&service.vip, checked.virtual_ip())
                 && checked.vip != VipMode::Auto
             {
-                match owners.get(&address.ip()) {
+                match owners.get(&address) {
                     Some((other, first)) if *other != checked.vip => self.report(
                         Diagnostic::error(
                             mode.span(),
                             format!(
-                                "{} is the engine's own for one service and the host's for another",
-                                address.ip()
+                                "{address} is the engine's own for one service and the host's for another"
                             ),
                         )
                         .context(first.clone(), "here it is otherwise")
@@ -335,13 +474,48 @@ impl Checker<'_> {
                     ),
                     Some(_) => {}
                     None => {
-                        owners.insert(address.ip(), (checked.vip, mode.span()));
+                        owners.insert(address, (checked.vip, mode.span()));
                     }
                 }
             }
             all.push(checked);
         }
         all
+    }
+
+    /// Two services of many ports must not take the same packets.
+    fn overlaps(
+        &mut self,
+        service: &Service,
+        place: &Range<usize>,
+        earlier: &mut Vec<(ManyPorts, Range<usize>)>,
+    ) {
+        let Some(many) = &service.ports else {
+            return;
+        };
+        // What is written twice has been said already.
+        let other = earlier.iter().find(|(other, _)| {
+            other != many && (other.overlaps(many) || other.mark() == many.mark())
+        });
+        if let Some((other, first)) = other {
+            let (title, help) = if other.overlaps(many) {
+                (
+                    "two services take the same ports",
+                    "give each port of an address to one service; one with a single port may be inside of another's",
+                )
+            } else {
+                (
+                    "two services come to the same mark by chance",
+                    "write the ports of one of them otherwise: in two ranges, say",
+                )
+            };
+            self.report(
+                Diagnostic::error(place.clone(), title)
+                    .context(first.clone(), "the first one")
+                    .help(help),
+            );
+        }
+        earlier.push((many.clone(), place.clone()));
     }
 
     /// The identity of a service.
@@ -381,6 +555,11 @@ impl Checker<'_> {
                 }
                 let family = family.unwrap_or(Family::V4);
                 let mark = u32::try_from(mark).ok()?;
+                if ports::MARKS.contains(&mark)
+                    && let Some(place) = &raw.fwmark
+                {
+                    self.reserved_mark(place.span());
+                }
                 Some((ServiceId::Fwmark { mark, family }, family))
             }
             (Some(text), None) => {
@@ -393,11 +572,14 @@ impl Checker<'_> {
                         .help("remove it; the address says which family it is"),
                     );
                 }
-                let address = self.socket_address(text, None)?;
-                self.usable(text.span(), address.ip(), "VIP")?;
                 if raw.protocol.is_some() && protocol.is_none() {
                     return None;
                 }
+                if let Some(many) = many_ports(raw) {
+                    return self.many_ports(text, many);
+                }
+                let address = self.socket_address(text, None)?;
+                self.usable(text.span(), address.ip(), "VIP")?;
                 let id = match protocol.unwrap_or(0) {
                     0 => ServiceId::Tcp { address },
                     1 => ServiceId::Udp { address },
@@ -406,6 +588,26 @@ impl Checker<'_> {
                 Some((id, Family::of(&address.ip())))
             }
         }
+    }
+
+    fn many_ports(
+        &mut self,
+        text: &Spanned<String>,
+        many: Result<ManyPorts, String>,
+    ) -> Option<(ServiceId, Family)> {
+        let many = match many {
+            Ok(many) => many,
+            Err(reason) => {
+                self.report(
+                    Diagnostic::error(text.span(), format!("not the ports of a service: {reason}"))
+                        .help("write \"192.0.2.10:80\", \"192.0.2.10:80,8000-8999\" or \"192.0.2.10:*\""),
+                );
+                return None;
+            }
+        };
+        self.usable(text.span(), many.ip, "VIP")?;
+        let (mark, family) = (many.mark(), many.family());
+        Some((ServiceId::Fwmark { mark, family }, family))
     }
 
     fn service(
@@ -465,7 +667,9 @@ impl Checker<'_> {
                     at,
                     "port 0 takes every port, and needs persistence for that",
                 )
-                .help("add persistence = { timeout = \"6m\" }, or give the port"),
+                .help(
+                    "write \"ADDRESS:*\" for every port without persistence, add persistence = { timeout = \"6m\" }, or give the port",
+                ),
             );
         }
         let vip = self
@@ -487,7 +691,9 @@ impl Checker<'_> {
             .help("take the address from the host and remove `vip`: the engine owns it then");
             self.report(finding);
         }
-        if let (Some(vip), Some((ServiceId::Fwmark { .. }, _))) = (&raw.vip, identity) {
+        let ports = many_ports(raw).and_then(Result::ok);
+        if let (Some(vip), Some((ServiceId::Fwmark { .. }, _)), None) = (&raw.vip, identity, &ports)
+        {
             self.report(
                 Diagnostic::error(vip.span(), "a service with a mark has no VIP")
                     .help("remove `vip`; put the addresses on the host, or route them here"),
@@ -557,9 +763,12 @@ impl Checker<'_> {
             name: raw
                 .name
                 .as_ref()
-                .map_or_else(|| label(&id), |n| n.get_ref().clone()),
+                .map(|n| n.get_ref().clone())
+                .or_else(|| ports.as_ref().map(ToString::to_string))
+                .unwrap_or_else(|| label(&id)),
             id,
             config,
+            ports,
             vip,
             on_down,
             servers,
@@ -602,7 +811,7 @@ impl Checker<'_> {
         let Some(scheduler) = scheduler.filter(|word| word.get_ref() == "ewma") else {
             return Some(());
         };
-        if method == Forwarding::Nat {
+        if method.translates() {
             return Some(());
         }
         self.once(
@@ -692,6 +901,7 @@ impl Checker<'_> {
                 "masq" | "masquerading" | "-m" => Some("nat"),
                 "route" | "gate" | "gatewaying" | "direct" | "-g" => Some("dr"),
                 "tunnel" | "ipip" | "-i" => Some("tun"),
+                "full-nat" | "full_nat" | "fnat" | "--fullnat" => Some("fullnat"),
                 _ => None,
             };
             if let Some(word) = known {
@@ -711,6 +921,7 @@ impl Checker<'_> {
                 ("nat", Forwarding::Nat),
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
+                ("fullnat", Forwarding::FullNat),
             ],
         );
         if let (Some(Forwarding::Route), Some(value), Some(backend)) = (method, raw, &self.routed) {
@@ -766,7 +977,7 @@ impl Checker<'_> {
             self.missing(
                 &span,
                 "`forward` of the server and of its service",
-                "add forward = \"nat\", \"dr\" or \"tun\" to the service",
+                "add forward = \"nat\", \"dr\", \"tun\" or \"fullnat\" to the service",
             );
         }
         let Some(text) = &raw.address else {
@@ -784,6 +995,7 @@ impl Checker<'_> {
         let place = forward.map_or_else(|| text.span(), Spanned::span);
         self.sees_answers(service, method, &place)?;
         self.fits(text, address, service, id, method)?;
+        self.fits_full_nat(text, address, service, method)?;
         let check = match &raw.check {
             Some(own) => self.check(own, id, address, &own.span()),
             None => check.and_then(|c| self.check(c, id, address, &text.span())),
@@ -797,6 +1009,44 @@ impl Checker<'_> {
             config,
             check,
         })
+    }
+
+    /// Whether a server of full NAT can have what that needs.
+    fn fits_full_nat(
+        &mut self,
+        text: &Spanned<String>,
+        address: SocketAddr,
+        service: &RawService,
+        method: Forwarding,
+    ) -> Option<()> {
+        if method != Forwarding::FullNat {
+            return Some(());
+        }
+        let family = Family::of(&address.ip());
+        let local = self.local.as_ref();
+        if local.is_some_and(|local| !local.iter().any(|addr| Family::of(addr) == family))
+            || local.is_none()
+        {
+            let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
+            self.report(
+                Diagnostic::error(text.span(), format!("full NAT needs an {kind} address that stands for clients")).help(
+                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the engine will answer for",
+                ),
+            );
+            return None;
+        }
+        if let Some(one) = service.one_packet.as_ref().filter(|one| *one.get_ref()) {
+            self.report(
+                Diagnostic::error(
+                    one.span(),
+                    "full NAT keeps connections, which one-packet scheduling does not",
+                )
+                .context(text.span(), "a server with full NAT")
+                .help("remove `one_packet`, or set forward = \"nat\""),
+            );
+            return None;
+        }
+        Some(())
     }
 
     /// Whether a server can serve its service at all.
@@ -822,9 +1072,19 @@ impl Checker<'_> {
             return None;
         }
         let Some(vip) = vip else {
+            if !method.translates() && address.port() != 0 && many_ports(service).is_some() {
+                self.report(
+                    Diagnostic::error(
+                        text.span(),
+                        "only NAT can send the packets of many ports to one port",
+                    )
+                    .help(format!("write \"{}\" without a port", address.ip())),
+                );
+                return None;
+            }
             return Some(());
         };
-        if address.ip() == vip.ip() && (method != Forwarding::Nat || address.port() == vip.port()) {
+        if address.ip() == vip.ip() && (!method.translates() || address.port() == vip.port()) {
             let mut finding = Diagnostic::error(
                 text.span(),
                 "the server is the virtual service itself: a loop",
@@ -836,7 +1096,7 @@ impl Checker<'_> {
             self.report(finding);
             return None;
         }
-        if method != Forwarding::Nat && address.port() != vip.port() {
+        if !method.translates() && address.port() != vip.port() {
             let name = if method == Forwarding::Route {
                 "direct routing"
             } else {
@@ -1077,6 +1337,16 @@ impl Checker<'_> {
     }
 }
 
+/// The ports of a service that has many, or what is wrong with them.
+fn many_ports(raw: &RawService) -> Option<Result<ManyPorts, String>> {
+    let protocol = match raw.protocol.as_ref().map(|word| word.get_ref().as_str()) {
+        Some("udp") => Protocol::UDP,
+        Some("sctp") => Protocol::SCTP,
+        _ => Protocol::TCP,
+    };
+    ManyPorts::parse(raw.address.as_ref()?.get_ref(), protocol)
+}
+
 /// What a failed check does where the file does not say it.
 ///
 /// Who says what becomes of the connections of a server that is down means one whose check has failed: it goes.
@@ -1098,6 +1368,22 @@ fn default_on_down(config: &ServiceConfig, templates_stay: bool) -> OnDown {
     } else {
         OnDown::Quiesce
     }
+}
+
+/// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
+fn are_vlan_addresses(name: &str, all: &str) -> bool {
+    let vlan = name.rsplit_once('.').is_some_and(|(trunk, number)| {
+        let number = number.parse::<u16>();
+        !trunk.is_empty() && number.is_ok_and(|number| (1..=4094).contains(&number))
+    });
+    vlan && all.split(',').all(|address| {
+        address.split_once('/').is_some_and(|(ip, len)| {
+            let width = ip
+                .parse::<IpAddr>()
+                .map(|ip| if ip.is_ipv4() { 32 } else { 128 });
+            matches!((width, len.parse::<u8>()), (Ok(width), Ok(len)) if len <= width)
+        })
+    })
 }
 
 fn parse_netmask(text: &str, family: Family) -> Option<u32> {

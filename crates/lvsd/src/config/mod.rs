@@ -10,6 +10,7 @@
 
 mod check;
 mod diagnostic;
+mod ports;
 mod raw;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{LocalPool, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig};
 use serde::Deserialize;
 use toml::Spanned;
@@ -27,6 +28,8 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 pub(crate) use check::label;
 pub use diagnostic::{Diagnostic, Report, Severity};
+pub use ports::ManyPorts;
+pub(crate) use ports::is_generated;
 use raw::RawConfig;
 
 /// A file that has been checked.
@@ -40,6 +43,8 @@ pub struct Config {
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.
     pub marks: Vec<String>,
+    /// Rules that give services of many ports their marks, in the engine's words.
+    pub port_marks: Vec<String>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
 }
@@ -70,8 +75,22 @@ pub struct Dataplane {
     pub profile: Option<String>,
     /// The engine owns every VIP.
     pub own_vips: bool,
+    /// Addresses that stand for clients with full NAT, and hairpin; `None` leaves the engine's.
+    pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
+    /// `answer` or `drop`.
+    pub echo: Option<String>,
+    /// Echo requests that are answered in a second.
+    pub echo_limit: Option<u32>,
+    /// `auto` or a number of bytes.
+    pub clamp_mss: Option<String>,
+    /// Time between two ICMP errors to one receiver.
+    pub icmp_ratelimit: Option<Duration>,
+    /// ICMP errors in a second to all.
+    pub icmp_msgs_per_sec: Option<u32>,
+    /// ICMP errors at once to all.
+    pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
     /// `drop` or `evict`.
@@ -106,8 +125,28 @@ impl Dataplane {
         if self.own_vips {
             option("--own-vips", None);
         }
+        for address in self.local.iter().flat_map(|local| &local.addresses) {
+            option("--local-address", Some(address.to_string()));
+        }
+        if self.local.as_ref().is_some_and(|local| local.hairpin) {
+            option("--hairpin", None);
+        }
         for helper in &self.helpers {
             option("--helper", Some(helper.clone()));
+        }
+        let ratelimit = self.icmp_ratelimit.map(|time| time.as_millis().to_string());
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        for (name, value) in [
+            ("--echo", self.echo.clone()),
+            ("--echo-limit", number(self.echo_limit)),
+            ("--clamp-mss", self.clamp_mss.clone()),
+            ("--icmp-ratelimit", ratelimit),
+            ("--icmp-msgs-per-sec", number(self.icmp_msgs_per_sec)),
+            ("--icmp-msgs-burst", number(self.icmp_msgs_burst)),
+        ] {
+            if value.is_some() {
+                option(name, value);
+            }
         }
         if let Some(bound) = self.max_connections {
             option("--max-connections", Some(bound.to_string()));
@@ -149,6 +188,8 @@ pub struct Service {
     pub id: ServiceId,
     /// Its settings in the engine.
     pub config: ServiceConfig,
+    /// The ports that its mark stands for, where it has many.
+    pub ports: Option<ManyPorts>,
     /// Whose address the VIP is.
     pub vip: VipMode,
     /// What a failed check does.
@@ -166,6 +207,12 @@ impl Service {
             | ServiceId::Sctp { address } => Some(address),
             ServiceId::Fwmark { .. } => None,
         }
+    }
+
+    /// The virtual address without its port or ports.
+    pub fn virtual_ip(&self) -> Option<IpAddr> {
+        let many = self.ports.as_ref().map(|many| many.ip);
+        many.or_else(|| Some(self.address()?.ip()))
     }
 }
 
@@ -246,12 +293,12 @@ impl Config {
         let said_host = |ip| {
             self.services
                 .iter()
-                .any(|s| s.vip == VipMode::Host && s.address().is_some_and(|a| a.ip() == ip))
+                .any(|s| s.vip == VipMode::Host && s.virtual_ip() == Some(ip))
         };
         let mut all: Vec<IpAddr> = self
             .services
             .iter()
-            .filter_map(|s| Some((s.vip, s.address()?.ip())))
+            .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,
                 VipMode::Host => false,

@@ -52,9 +52,26 @@ pub(super) struct RawDataplane {
     pub(super) profile: Option<Spanned<String>>,
     /// The engine owns the address of every service, also of those typed by hand. Default: false.
     pub(super) own_vips: Option<bool>,
+    /// Addresses that stand for clients towards servers with `forward = "fullnat"`: the host's, or ones that the engine
+    /// answers for. Default: those that the engine was started with.
+    pub(super) local_addresses: Option<Spanned<OneOrMore>>,
+    /// NAT translates both ends where replies would not come back here. Default: false.
+    pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     #[serde(alias = "helpers")]
     pub(super) helper: Option<Spanned<OneOrMore>>,
+    /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
+    pub(super) echo: Option<Spanned<String>>,
+    /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
+    pub(super) echo_limit: Option<Spanned<i64>>,
+    /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default: untouched.
+    pub(super) clamp_mss: Option<Spanned<Scalar>>,
+    /// Time between two ICMP errors to one receiver. Default: the engine's.
+    pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
+    /// ICMP errors in a second to all; 0 for no limit. Default: the engine's.
+    pub(super) icmp_msgs_per_sec: Option<Spanned<i64>>,
+    /// ICMP errors at once to all. Default: the engine's.
+    pub(super) icmp_msgs_burst: Option<Spanned<i64>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<i64>>,
     /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
@@ -69,7 +86,8 @@ pub(super) struct RawDataplane {
 pub(super) struct RawService {
     /// Name in logs. Default: protocol and address.
     pub(super) name: Option<Spanned<String>>,
-    /// Virtual address and port; this or `fwmark` is required.
+    /// Virtual address and port, or ports: `192.0.2.10:80`, `192.0.2.10:80,8000-8999`, `192.0.2.10:*`. This or `fwmark` is
+    /// required.
     pub(super) address: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
     pub(super) protocol: Option<Spanned<String>>,
@@ -85,7 +103,7 @@ pub(super) struct RawService {
     pub(super) one_packet: Option<Spanned<bool>>,
     /// Keep a client on its server. Default: off.
     pub(super) persistence: Option<Spanned<RawPersistence>>,
-    /// `nat`, `dr` or `tun`. Required here or at every server.
+    /// `nat`, `dr`, `tun` or `fullnat`. Required here or at every server.
     pub(super) forward: Option<Spanned<String>>,
     /// Whose address the VIP is: `own`, `host` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
@@ -117,7 +135,8 @@ pub(super) struct RawPersistence {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
-    /// Address and port; without a port, the service's. Required.
+    /// Address and port; without a port, the service's, and where that has many, the one that the client asked for.
+    /// Required.
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; 0 takes no new connections. Default: 1.
     pub(super) weight: Option<Spanned<i64>>,

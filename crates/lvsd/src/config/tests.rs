@@ -27,6 +27,12 @@ socket = "/run/lvs/engine.sock"
 profile = "kernel"
 own_vips = false
 helper = "ftp"
+echo = "drop"
+echo_limit = 10
+clamp_mss = "auto"
+icmp_ratelimit = "500ms"
+icmp_msgs_per_sec = 0
+icmp_msgs_burst = 1
 max_connections = 1000000
 when_full = "evict"
 program = "/usr/sbin/lvs-dataplane"
@@ -88,6 +94,39 @@ persistence = { timeout = "1h", engine = "sip" }
 [[service.server]]
 address = "10.0.0.1:5060"
 "#;
+
+#[test]
+fn what_the_engine_is_told_about_icmp_and_vlans() {
+    let text = "[dataplane]\ninterface = [\"eth0.100=10.0.100.1/24,fd00::1/64\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
+                clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
+    assert_eq!(
+        load(text).dataplane.arguments().join(" "),
+        "--interface eth0.100=10.0.100.1/24,fd00::1/64 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
+         --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
+    );
+    for (line, wanted) in [
+        ("echo = \"host\"", "unknown word `host`"),
+        ("clamp_mss = 535", "`535` is no segment size"),
+        ("clamp_mss = \"Auto\"", "`Auto` is no segment size"),
+        ("icmp_msgs_burst = 0", "is out of range"),
+        ("echo_limit = -1", "is out of range"),
+        (
+            "interface = \"eth0=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.100=10.0.0.1\"",
+            "is no VLAN with addresses",
+        ),
+        (
+            "interface = \"eth0.4095=10.0.0.1/24\"",
+            "is no VLAN with addresses",
+        ),
+    ] {
+        let found = errors(&format!("[dataplane]\n{line}\n"));
+        assert!(found.contains(wanted), "{line}: {found}");
+    }
+}
 
 fn load(text: &str) -> Config {
     Config::from_toml("test.toml", text)
@@ -169,7 +208,8 @@ fn defaults_and_the_full_file() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --max-connections 1000000 --when-full evict"
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
+         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full evict"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -561,4 +601,120 @@ fn what_goes_beyond_the_kernel() {
     }
     let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
     assert!(said.contains("did you mean \"reset\"?"), "{said}");
+}
+
+#[test]
+fn services_of_many_ports() {
+    let config = load(
+        r#"[[service]]
+address = "192.0.2.10:8000-8999"
+vip = "own"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.11"
+[[service]]
+address = "192.0.2.10:8443"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.12:443"
+[[service]]
+name = "all"
+address = "[2001:db8::1]:*"
+protocol = "udp"
+forward = "dr"
+[[service.server]]
+address = "2001:db8::11"
+"#,
+    );
+    let many = &config.services[0];
+    assert_eq!(many.name, "tcp 192.0.2.10:8000-8999");
+    assert_eq!(many.servers[0].address, "10.0.0.11:0".parse().unwrap());
+    let ServiceId::Fwmark { mark, .. } = many.id else {
+        panic!("{:?}", many.id)
+    };
+    let all = &config.services[2];
+    let ServiceId::Fwmark { mark: of_all, .. } = all.id else {
+        panic!("{:?}", all.id)
+    };
+    assert_eq!(
+        config.port_marks,
+        [
+            format!(
+                "--destination 192.0.2.10 --protocol tcp --ports 8000-8442,8444-8999 --mark {mark}"
+            ),
+            format!("--destination 2001:db8::1 --protocol udp --mark {of_all}"),
+        ]
+    );
+    let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    assert_eq!(config.own_vips(|_| false), owned);
+}
+
+#[test]
+fn what_many_ports_and_full_nat_cannot_have() {
+    let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
+    let service =
+        |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
+    for (text, complaint) in [
+        (
+            service("forward = \"dr\""),
+            "only NAT can send the packets of many ports to one port",
+        ),
+        (
+            format!(
+                "{}{}",
+                service("forward = \"nat\""),
+                service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
+            ),
+            "two services take the same ports",
+        ),
+        (
+            service("forward = \"nat\"").replace("80-90", "90-80"),
+            "the range ends before it begins",
+        ),
+        (
+            "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
+            "this mark is kept for services of many ports",
+        ),
+        (
+            "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
+            "this mark is kept for services of many ports",
+        ),
+        (
+            service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
+                + &service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
+                + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
+            "full NAT keeps connections",
+        ),
+        (
+            "[dataplane]\nhairpin = true\n".to_owned(),
+            "`hairpin` needs an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
+            "`x` is not an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"10.0.0.2\", \"10.0.0.2\"]\n".to_owned(),
+            "named twice",
+        ),
+    ] {
+        let found = errors(&text);
+        assert!(found.contains(complaint), "{text}\n{found}");
+    }
+    let good = load(
+        &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
+            + &service("forward = \"fullnat\"")),
+    );
+    assert_eq!(
+        good.dataplane.arguments(),
+        ["--local-address", "10.0.0.2", "--hairpin"]
+    );
 }

@@ -1,0 +1,178 @@
+//! Full NAT: connections whose clients are translated too, so that replies come back to the director whatever way the
+//! servers' other packets go. IPVS has no such method.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use crate::conn::table::flag;
+use crate::conn::{Slot, Template};
+use crate::{
+    Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Server, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, Shard,
+};
+
+/// What the director knows of itself and the networks around, as far as full NAT goes.
+#[derive(Debug, Default)]
+pub(crate) struct FullNat {
+    /// The addresses that stand for clients.
+    pub(crate) pool: Arc<[LocalAddress]>,
+    /// NAT connections whose replies would not come back are translated at both ends.
+    hairpin: bool,
+    /// Networks that the director is on, as prefixes: hosts on one of them reach each other without it.
+    networks: Vec<(IpAddr, u8)>,
+}
+
+impl FullNat {
+    fn serves(&self, family: Family) -> bool {
+        self.pool
+            .iter()
+            .any(|local| Family::of(&local.addr) == family)
+    }
+}
+
+impl Control {
+    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates both ends where
+    /// replies would not come back to the director (hairpin).
+    pub fn local_pool(&self) -> (&[LocalAddress], bool) {
+        (&self.full_nat.pool, self.full_nat.hairpin)
+    }
+
+    /// Replaces both. Connections keep what they have.
+    ///
+    /// # Errors
+    /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full NAT need, or if hairpin
+    /// is left without any.
+    pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
+        let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
+        let needs = |service: &crate::Service| {
+            let mut servers = service.servers().iter();
+            servers.any(|server| server.forwarding() == Forwarding::FullNat)
+        };
+        let missing = self
+            .services()
+            .any(|service| needs(service) && !serves(service.key().family()));
+        if missing || (hairpin && pool.is_empty()) {
+            return Err(Error::LocalAddressNeeded);
+        }
+        self.full_nat.pool = pool.into();
+        self.full_nat.hairpin = hairpin;
+        Ok(())
+    }
+
+    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same one, reach each other
+    /// without the director.
+    pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
+        self.full_nat.networks = networks;
+    }
+
+    /// Whether a server can have these settings in a service, as far as full NAT goes.
+    pub(crate) fn check_full_nat(
+        &self,
+        key: &ServiceKey,
+        service: &ServiceConfig,
+        server: &ServerConfig,
+    ) -> Result<(), Error> {
+        if server.forwarding != Forwarding::FullNat {
+            return Ok(());
+        }
+        if service.flags.has(ServiceFlags::ONE_PACKET) {
+            return Err(Error::FullNatOnePacket);
+        }
+        if !self.full_nat.serves(key.family()) {
+            return Err(Error::LocalAddressNeeded);
+        }
+        Ok(())
+    }
+
+    /// The flags of a connection to `server`, which are `flags` as far as the server says: with another method where
+    /// the director is the server itself, or where replies would not come back.
+    pub(crate) fn translated_flags(
+        &self,
+        server: &Server,
+        client: IpAddr,
+        once: bool,
+        flags: u32,
+    ) -> u32 {
+        let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
+        let local = || self.is_local(server.addr().ip());
+        match server.forwarding() {
+            // This host's replies to an address of its own would never leave its loopback interface.
+            Forwarding::FullNat if local() => method(Forwarding::Nat),
+            Forwarding::Nat
+                if self.full_nat.hairpin && !once && !local() && self.bypasses(server, client) =>
+            {
+                method(Forwarding::FullNat)
+            }
+            _ => flags,
+        }
+    }
+
+    /// Whether what `server` sends to `client` would not come by here: they share a network, or the client is a server
+    /// of the same service.
+    fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
+        let entry = self.servers.get(server.id().index());
+        let service = entry
+            .and_then(Option::as_ref)
+            .and_then(|entry| self.services.get(&entry.service));
+        let mut peers = service.into_iter().flat_map(crate::Service::servers);
+        let mut networks = self.full_nat.networks.iter();
+        let server = server.addr().ip();
+        peers.any(|peer| peer.addr().ip() == client)
+            || networks.any(|&network| contains(network, server) && contains(network, client))
+    }
+}
+
+impl Shard {
+    /// Puts a connection that is translated at both ends into the table, with a port of the director's.
+    pub(crate) fn open_full_nat(
+        &mut self,
+        slot: Slot,
+        template: Option<(u32, Arc<Template>)>,
+        pool: &Arc<[LocalAddress]>,
+        now: Instant,
+    ) -> Result<u32, DropReason> {
+        let (protocol, server) = (slot.protocol(), slot.server_addr());
+        let taken = self
+            .local_ports
+            .take(protocol, server, pool, &self.table, now)
+            .ok_or(DropReason::NoLocalPort)?;
+        let Some(index) = self.open(slot, template, now) else {
+            self.local_ports.give_back(protocol, server, taken, now);
+            return Err(DropReason::TableFull);
+        };
+        self.local_ports.bind(index, taken, &self.table);
+        Ok(index)
+    }
+
+    /// Connections that a local address stands for the clients of.
+    pub fn local_connections(&self, addr: IpAddr) -> u64 {
+        self.local_ports.connections(addr)
+    }
+
+    /// Local addresses that connections use, in the pool or not any more.
+    pub fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.local_ports.in_use()
+    }
+}
+
+/// Whether the prefix `network` holds `addr`.
+pub(crate) fn contains((prefix, bits): (IpAddr, u8), addr: IpAddr) -> bool {
+    match (prefix, addr) {
+        (IpAddr::V4(prefix), IpAddr::V4(addr)) => {
+            let host = 32u32.saturating_sub(bits.into());
+            (prefix.to_bits() ^ addr.to_bits())
+                .checked_shr(host)
+                .unwrap_or(0)
+                == 0
+        }
+        (IpAddr::V6(prefix), IpAddr::V6(addr)) => {
+            let host = 128u32.saturating_sub(bits.into());
+            (prefix.to_bits() ^ addr.to_bits())
+                .checked_shr(host)
+                .unwrap_or(0)
+                == 0
+        }
+        _ => false,
+    }
+}

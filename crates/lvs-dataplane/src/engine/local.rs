@@ -1,0 +1,231 @@
+//! What is the director's own in front of its servers: local addresses for full NAT, and servers on the host itself.
+//!
+//! A server on the host answers by the host's own routes, which know nothing of the virtual address that its clients
+//! asked. So its answers are led into the engine, by the same policy rule and table that the TUN backend has for every
+//! server ([`steering`]): `from RIP ipproto tcp sport 8080 lookup 7677`, whose only route is `lvs-host0`. The route goes with
+//! that device; a rule that a killed engine leaves behind looks into an empty table, which changes nothing, and the next
+//! engine deletes it.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{fs, io};
+
+use lvs_core::api::{Failure, FailureCode, LocalAddressInfo, LocalInfo};
+use lvs_core::{Control, LocalAddress, Shard};
+use tracing::warn;
+
+use crate::netlink::Requests;
+use crate::netlink::policy::{Action, Entry, Route, Rule};
+use crate::shield_spec::{Endpoint, Endpoints};
+use crate::steering;
+
+/// Local addresses at most: each connection may have to try all of them.
+const LOCAL_ADDRESSES_MAX: usize = 256;
+/// Where the host's own programs get their ports from.
+const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
+/// The ports of local addresses that stand for clients. Of an address that the host has as well (`is_local`), those
+/// that its own programs are not given.
+pub(super) fn pool(addresses: &[IpAddr], is_local: impl Fn(IpAddr) -> bool) -> Vec<LocalAddress> {
+    let ephemeral = fs::read_to_string(EPHEMERAL).unwrap_or_default();
+    let mut bounds = ephemeral.split_whitespace().map(str::parse::<u16>);
+    let (low, high) = match (bounds.next(), bounds.next()) {
+        (Some(Ok(low)), Some(Ok(high))) => (low, high),
+        _ => (32_768, 60_999),
+    };
+    let shared = |addr| free_ports(LocalAddress::new(addr), low, high);
+    let ports = |&addr: &IpAddr| {
+        if is_local(addr) {
+            shared(addr)
+        } else {
+            LocalAddress::new(addr)
+        }
+    };
+    addresses.iter().map(ports).collect()
+}
+
+/// The longer part of a range that is outside of `low` to `high`; all of it if there is none.
+fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
+    let below = low.saturating_sub(all.first);
+    let above = all.last.saturating_sub(high);
+    match (below, above) {
+        (0, 0) => all,
+        _ if below >= above => LocalAddress {
+            last: low - 1,
+            ..all
+        },
+        _ => LocalAddress {
+            first: high + 1,
+            ..all
+        },
+    }
+}
+
+/// What there is to tell of them.
+pub(super) fn info(control: &Control, shard: &Shard) -> LocalInfo {
+    let (pool, hairpin) = control.local_pool();
+    LocalInfo {
+        addresses: pool
+            .iter()
+            .map(|local| LocalAddressInfo {
+                address: local.addr,
+                first: local.first,
+                last: local.last,
+                connections: shard.local_connections(local.addr),
+            })
+            .collect(),
+        hairpin,
+    }
+}
+
+/// Whether these addresses can stand for clients.
+///
+/// # Errors
+/// Which one cannot, and why.
+pub(super) fn check(addresses: &[IpAddr]) -> Result<(), Failure> {
+    let invalid = |message| Failure {
+        code: FailureCode::Invalid,
+        message,
+    };
+    if addresses.len() > LOCAL_ADDRESSES_MAX {
+        let count = addresses.len();
+        return Err(invalid(format!(
+            "{count} local addresses: {LOCAL_ADDRESSES_MAX} at most are taken"
+        )));
+    }
+    let mut seen = HashSet::new();
+    for addr in addresses {
+        let unusable = match addr {
+            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_link_local(),
+            IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.to_ipv4_mapped().is_some(),
+        };
+        if unusable || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
+            return Err(invalid(format!(
+                "{addr} cannot be a local address: servers have to reach it as one host's"
+            )));
+        }
+        if !seen.insert(addr) {
+            return Err(invalid(format!("{addr} is named twice")));
+        }
+    }
+    Ok(())
+}
+
+/// What leads the answers of servers on this host into the engine. It ends with this value.
+#[derive(Debug)]
+pub(super) struct LocalNodes {
+    requests: Requests,
+    present: BTreeSet<Entry>,
+}
+
+impl LocalNodes {
+    /// Leads nothing yet.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self {
+            requests: Requests::open()?,
+            present: BTreeSet::new(),
+        })
+    }
+
+    /// Leads the answers of exactly these servers into the device `ifindex`.
+    pub(super) fn follow(&mut self, nodes: &Endpoints, ifindex: u32) {
+        let wanted: BTreeSet<Entry> = nodes
+            .iter()
+            .flat_map(|node| [way(node.address, ifindex), rule(node)])
+            .collect();
+        for entry in wanted.difference(&self.present.clone()) {
+            match self.requests.add(entry) {
+                Ok(()) => {
+                    self.present.insert(entry.clone());
+                }
+                Err(error) => {
+                    warn!(
+                        "clients get no answers of servers on this host: cannot add {entry}: {error}"
+                    );
+                }
+            }
+        }
+        let surplus: Vec<Entry> = self.present.difference(&wanted).cloned().collect();
+        for entry in surplus.into_iter().rev() {
+            if let Err(error) = self.requests.delete(&entry) {
+                warn!("cannot delete {entry}: {error}");
+            }
+            self.present.remove(&entry);
+        }
+    }
+}
+
+impl Drop for LocalNodes {
+    fn drop(&mut self) {
+        self.follow(&Endpoints::default(), 0);
+    }
+}
+
+/// The only route of the table, for the family of `like`.
+fn way(like: IpAddr, ifindex: u32) -> Entry {
+    let to = match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    Entry::Route(Route {
+        table: steering::DEVICE,
+        to,
+        prefix_len: 0,
+        ifindex,
+    })
+}
+
+/// The rule that leads what comes from a server to that table.
+fn rule(node: &Endpoint) -> Entry {
+    let (first, last) = steering::RULE_PORTS;
+    let port = node.port;
+    Entry::Rule(Rule {
+        ipv6: node.address.is_ipv6(),
+        priority: steering::FROM_SERVERS,
+        interface: None,
+        from: Some(node.address),
+        protocol: Some(node.protocol.0),
+        ports: (first..=last).contains(&port).then_some((port, port)),
+        action: Action::Lookup(steering::DEVICE),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_the_hosts_own_programs_are_left_to_them() {
+        let all = LocalAddress::new([10, 0, 0, 1].into());
+        for (low, high, first, last) in [
+            (32_768, 60_999, 1024, 32_767),
+            (1024, 60_999, 61_000, 65_535),
+            (15_000, 20_000, 20_001, 65_535),
+            (1024, 65_535, 1024, 65_535),
+            (100, 65_535, 1024, 65_535),
+        ] {
+            let ports = free_ports(all, low, high);
+            assert_eq!((ports.first, ports.last), (first, last), "{low}-{high}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_stand_for_a_client_is_refused() {
+        for addr in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "fe80::1",
+            "ff02::1",
+            "::1",
+        ] {
+            let failure = check(&[addr.parse().unwrap()]).unwrap_err();
+            assert!(failure.message.contains(addr), "{}", failure.message);
+        }
+        let addr: IpAddr = "10.0.0.1".parse().unwrap();
+        assert!(check(&[addr]).is_ok() && check(&[]).is_ok());
+        assert!(check(&[addr, addr]).unwrap_err().message.contains("twice"));
+        assert!(check(&[addr; 257]).unwrap_err().message.contains("257"));
+    }
+}

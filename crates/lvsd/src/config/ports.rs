@@ -1,0 +1,237 @@
+//! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`, `"192.0.2.10:*"`.
+//!
+//! IPVS knows a service by one port, or by a mark. So each of these is a service of a mark out of a range that is kept for
+//! them, and rules of the engine's give that mark to its packets. A service of one port of the same address is asked
+//! first, as it is in IPVS beside one of port 0: its port is left out of the rule.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
+use lvs_core::{Family, Protocol};
+
+/// Marks of services of many ports.
+pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
+
+/// Many ports of a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManyPorts {
+    /// TCP, UDP or SCTP.
+    pub protocol: Protocol,
+    /// The virtual address.
+    pub ip: IpAddr,
+    /// The ports, in order and apart from each other; none for all of them.
+    pub ports: Vec<PortRange>,
+}
+
+impl ManyPorts {
+    /// Reads what is written in place of an address and a port; `None` if it names one port or none.
+    ///
+    /// # Errors
+    /// What is wrong with the ports.
+    pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
+        let (ip, ports) = text.trim().rsplit_once(':')?;
+        let ip = match ip.strip_prefix('[') {
+            Some(six) => IpAddr::V6(six.strip_suffix(']')?.parse().ok()?),
+            None => IpAddr::V4(ip.parse().ok()?),
+        };
+        if ports.trim().parse::<u16>().is_ok() {
+            return None;
+        }
+        Some(read(ports).map(|ports| Self {
+            protocol,
+            ip,
+            ports,
+        }))
+    }
+
+    /// The mark of its service: the same for the same words, whatever else is in the file, so that a reload keeps its
+    /// connections.
+    pub fn mark(&self) -> u32 {
+        // FNV-1a, of which the lower bits are kept.
+        let hash = self
+            .to_string()
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| {
+                (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+            });
+        MARKS.start() | ((hash >> 24 ^ hash) & (MARKS.end() - MARKS.start()))
+    }
+
+    /// Family of its packets.
+    pub const fn family(&self) -> Family {
+        Family::of(&self.ip)
+    }
+
+    /// Whether both take some packet.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let all = [PortRange(0, u16::MAX)];
+        let ports = |many: &Self| {
+            if many.ports.is_empty() {
+                all.to_vec()
+            } else {
+                many.ports.clone()
+            }
+        };
+        let theirs = ports(other);
+        self.ip == other.ip
+            && self.protocol == other.protocol
+            && ports(self)
+                .iter()
+                .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
+    }
+
+    /// The engine's rule, without the ports that have services of their own; `None` if none is left.
+    pub(super) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
+        let mut ports = self.ports.clone();
+        if ports.is_empty() && !apart.is_empty() {
+            ports.push(PortRange(0, u16::MAX));
+        }
+        for &port in apart {
+            ports = ports
+                .into_iter()
+                .flat_map(|range| without(range, port))
+                .collect();
+        }
+        if ports.is_empty() && !apart.is_empty() {
+            return None;
+        }
+        Some(MarkRule {
+            interface: None,
+            source: None,
+            destination: Prefix::new(self.ip, self.family().bits())?,
+            protocol: Some(self.protocol),
+            ports,
+            action: MarkAction::Mark(self.mark()),
+        })
+    }
+}
+
+impl std::fmt::Display for ManyPorts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let protocol = self.protocol.to_string().to_ascii_lowercase();
+        match self.ip {
+            IpAddr::V4(ip) => write!(f, "{protocol} {ip}:")?,
+            IpAddr::V6(ip) => write!(f, "{protocol} [{ip}]:")?,
+        }
+        if self.ports.is_empty() {
+            return f.write_str("*");
+        }
+        for (at, range) in self.ports.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma}{range}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a rule in the engine's words is one of these.
+pub(crate) fn is_generated(rule: &str) -> bool {
+    let words: Vec<&str> = rule.split_whitespace().collect();
+    MarkRule::parse(&words)
+        .is_ok_and(|rule| matches!(rule.action, MarkAction::Mark(mark) if MARKS.contains(&mark)))
+}
+
+fn read(text: &str) -> Result<Vec<PortRange>, String> {
+    if text.trim() == "*" {
+        return Ok(Vec::new());
+    }
+    let mut ports = text
+        .split(',')
+        .map(|range| range.trim().parse())
+        .collect::<Result<Vec<PortRange>, String>>()?;
+    ports.sort_by_key(|range| range.0);
+    match ports.windows(2).find(|pair| pair[1].0 <= pair[0].1) {
+        Some(pair) => Err(format!("{} and {} overlap", pair[0], pair[1])),
+        None => Ok(ports),
+    }
+}
+
+/// What is left of a range without one port of it.
+fn without(range: PortRange, port: u16) -> Vec<PortRange> {
+    let PortRange(first, last) = range;
+    if !(first..=last).contains(&port) {
+        return vec![range];
+    }
+    let below = (port > first).then(|| PortRange(first, port - 1));
+    let above = (port < last).then(|| PortRange(port + 1, last));
+    below.into_iter().chain(above).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn many(text: &str) -> ManyPorts {
+        let parsed = ManyPorts::parse(text, Protocol::TCP);
+        parsed.expect("many ports").expect("in order")
+    }
+
+    #[test]
+    fn one_port_is_an_ordinary_service() {
+        for text in [
+            "192.0.2.10:80",
+            "[fd00::1]:443",
+            "192.0.2.10",
+            "fd00::1",
+            "x:80-90",
+            "[192.0.2.1]:1-2",
+        ] {
+            assert_eq!(ManyPorts::parse(text, Protocol::TCP), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn ports_are_read_and_written() {
+        for (text, written) in [
+            ("192.0.2.10:8000-8999", "tcp 192.0.2.10:8000-8999"),
+            ("192.0.2.10:443,80", "tcp 192.0.2.10:80,443"),
+            ("[fd00::1]:*", "tcp [fd00::1]:*"),
+        ] {
+            assert_eq!(many(text).to_string(), written);
+            assert!(MARKS.contains(&many(text).mark()));
+        }
+        for (text, complaint) in [
+            ("192.0.2.10:90-80", "ends before"),
+            ("192.0.2.10:80,70-90", "overlap"),
+            ("192.0.2.10:80-x", "expected a port"),
+            ("192.0.2.10:", "expected a port"),
+            ("192.0.2.10:99999", "expected a port"),
+        ] {
+            let refused = ManyPorts::parse(text, Protocol::TCP)
+                .expect("many ports")
+                .expect_err(text);
+            assert!(refused.contains(complaint), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_service_of_one_port_keeps_it() {
+        let rule = |text: &str, apart: &[u16]| many(text).rule(apart).map(|rule| rule.to_string());
+        let mark = many("192.0.2.10:80-90").mark();
+        let expected =
+            format!("--destination 192.0.2.10 --protocol tcp --ports 81-84,86-90 --mark {mark}");
+        assert_eq!(rule("192.0.2.10:80-90", &[80, 85, 22]), Some(expected));
+        assert_eq!(rule("192.0.2.10:80,81", &[80, 81]), None);
+        let all = rule("192.0.2.10:*", &[]).expect("a rule");
+        assert!(!all.contains("--ports") && is_generated(&all), "{all}");
+        assert!(
+            rule("192.0.2.10:*", &[80])
+                .expect("a rule")
+                .contains("--ports 0-79,81-65535")
+        );
+        assert!(!is_generated("--destination 192.0.2.10 --mark 7"));
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        for (a, b, overlap) in [
+            ("192.0.2.10:80-90", "192.0.2.10:90-99", true),
+            ("192.0.2.10:80-90", "192.0.2.10:91-99", false),
+            ("192.0.2.10:80-90", "192.0.2.11:80-90", false),
+            ("192.0.2.10:80-90", "192.0.2.10:*", true),
+        ] {
+            assert_eq!(many(a).overlaps(&many(b)), overlap, "{a} {b}");
+        }
+    }
+}
