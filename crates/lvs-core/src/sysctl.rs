@@ -315,6 +315,7 @@ mod tests {
             assert_eq!(sysctls.set(name, "x"), Err(Error::SysctlValue), "{name}");
         }
         assert_eq!(sysctls.set("no_such", "1"), Err(Error::UnknownSysctl));
+        sysctls.set("run_estimation", "1").unwrap();
         for list in ["0-3,8", "", "7"] {
             sysctls.set("est_cpulist", list).unwrap();
             assert_eq!(sysctls.get("est_cpulist").unwrap(), list);

@@ -55,22 +55,22 @@ fn from_client(director: &mut Director, port: u16, flags: u8, now: Instant) -> V
 fn listings_are_in_the_order_of_slots() {
     let mut director = director();
     let now = Instant::from_secs(1);
-    for port in [30, 10, 20] {
+    for port in [30, 10, 25] {
         let _ = from_client(&mut director, port, TcpFlags::SYN, now);
     }
     let listed = |director: &Director, now| -> Vec<u16> {
         let all = director.shard.connections_from(0, now);
         all.map(|connection| connection.client.port()).collect()
     };
-    assert_eq!(listed(&director, now), [30, 10, 20]);
+    assert_eq!(listed(&director, now), [30, 10, 25]);
     // The first to end makes room for the next to come.
     let later = Instant::from_secs(50);
-    for port in [30, 20] {
+    for port in [30, 25] {
         let _ = from_client(&mut director, port, TcpFlags::SYN, later);
     }
     let later = Instant::from_secs(70);
     let _ = from_client(&mut director, 5, TcpFlags::SYN, later);
-    assert_eq!(listed(&director, later), [30, 5, 20]);
+    assert_eq!(listed(&director, later), [30, 5, 25]);
 }
 
 #[test]
