@@ -386,6 +386,12 @@ impl Control {
         }
     }
 
+    /// Whether a packet to `addr` may go there itself when no server can take it (`ip_vs_addr_is_unicast`): of IPv4 not
+    /// to an address of the host. With IPv6 the kernel does not ask, opens the connection, and loses its packets.
+    fn may_bypass(&self, addr: IpAddr) -> bool {
+        is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
+    }
+
     /// No server can take the connection (`ip_vs_leave`).
     fn leave(
         &mut self,
@@ -400,8 +406,7 @@ impl Control {
         if self.settings.sysctls.cache_bypass
             && by_mark
             && !ask.embedded
-            && !self.is_local(ask.virt.ip())
-            && is_unicast(ask.virt.ip())
+            && self.may_bypass(ask.virt.ip())
         {
             let nowhere = match ask.virt {
                 SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

@@ -6,12 +6,13 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
 use crate::conn::state::Timeouts;
 use crate::conn::table::{flag, tick_of};
-use crate::conn::{ConnTable, Key, NO_SLOT, Slot, Templates};
+use crate::conn::{ConnTable, Key, Slot, Templates};
 use crate::defense::{self, Defense};
 use crate::down::Down;
 use crate::full_nat::{self, FullNat};
@@ -711,16 +712,29 @@ impl Control {
         }
     }
 
-    /// Persistence templates from number `start` on, for listings in pieces: go on at the last one's index + 1.
+    /// Persistence templates from slot `start` on.
     pub fn templates_from(
         &self,
         start: usize,
         now: Instant,
     ) -> impl Iterator<Item = Connection> + '_ {
-        let start = u32::try_from(start).unwrap_or(NO_SLOT);
+        self.templates_in(start..self.template_slots(), now)
+    }
+
+    /// Slots that hold or held persistence templates.
+    pub const fn template_slots(&self) -> usize {
+        self.templates.table.slots_len()
+    }
+
+    /// Persistence templates in these slots, for listings in pieces.
+    pub fn templates_in(
+        &self,
+        slots: Range<usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
         self.templates
             .table
-            .indices_from(start)
+            .indices(slots)
             .map(move |index| self.template_entry(index, now))
     }
 
@@ -837,7 +851,7 @@ impl Control {
                 self.changed();
             }
         }
-        if stats && self.settings.sysctls.run_estimation {
+        if stats && self.settings.sysctls.estimates() {
             self.total.tick();
             self.services
                 .values_mut()
@@ -904,7 +918,7 @@ impl Control {
         let removed: Vec<u32> = self
             .templates
             .table
-            .indices_from(0)
+            .indices(0..usize::MAX)
             .filter(|&index| {
                 let template = self.templates.get(index);
                 let server = template.server.load(Ordering::Relaxed) as usize;

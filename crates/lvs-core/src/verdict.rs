@@ -189,6 +189,8 @@ reasons! {
         BackupOnly => "backup_only",
         /// A reply of a real server on this host to a client of ours.
         LocalReply => "local_reply",
+        /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
+        Tunneled => "tunneled",
         /// A rule for marks leaves it to the host.
         MarkRule => "mark_rule",
         /// The embedding program's own hook left it to the host.

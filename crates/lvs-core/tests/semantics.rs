@@ -317,6 +317,28 @@ fn marked_packets_pass_the_servers_by_when_there_are_none() {
 }
 
 #[test]
+fn ipv6_passes_the_servers_by_even_to_the_host_itself() {
+    let key = ServiceKey::Mark {
+        family: Family::V6,
+        mark: 5,
+    };
+    let config = ServiceConfig::new(Family::V6, "rr");
+    let mut director = director(key, config, Forwarding::Nat, 0);
+    director.control.set_sysctl("cache_bypass", "1").unwrap();
+    let net = (addr("[2001:db8:5::]:0").ip(), 48);
+    director.control.set_local_addresses(vec![net]);
+    let packet = PacketMeta {
+        mark: 5,
+        ..udp("[2001:db8:14::7df2]:46017", "[2001:db8:5::2]:21", b"x")
+    };
+    let Verdict::Forward(forward) = director.handle_packet(&packet, Instant::ZERO) else {
+        panic!("to its own destination, where it is lost");
+    };
+    assert_eq!(forward.method, Forwarding::Bypass);
+    assert_eq!(entries(&director, Instant::ZERO).len(), 1);
+}
+
+#[test]
 fn one_packet_connections_are_counted_and_gone() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);

@@ -40,6 +40,8 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
+    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`). IPv4 only.
+    pub df: bool,
 }
 
 impl History {
@@ -268,6 +270,9 @@ impl Reassembler {
         let Some(payload) = ip.get(packet.l4..packet.len) else {
             return Err(FrameDrop::Truncated);
         };
+        if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
+            return Err(FrameDrop::TinyFragment);
+        }
         // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of an IPv6 sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
@@ -397,6 +402,7 @@ impl Reassembler {
             return Err(FrameDrop::BadFragment);
         }
         let ip = frame.bytes_mut();
+        let df = longest_df == longest;
         if key.src.is_ipv6() {
             ipv6::finish_len(ip);
             if ecn & CE != 0 {
@@ -409,7 +415,7 @@ impl Reassembler {
                 u16::try_from(len).map_err(|_| FrameDrop::BadFragment)?,
             );
             // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
-            put16(ip, 6, if longest_df == longest { ipv4::DF } else { 0 });
+            put16(ip, 6, if df { ipv4::DF } else { 0 });
             if ecn & CE != 0 {
                 ip[1] |= 3;
             }
@@ -419,6 +425,7 @@ impl Reassembler {
             headers: header.len(),
             sizes: pieces.iter().map(|p| p.data.len()).collect(),
             longest,
+            df,
         };
         debug_assert!(pieces.iter().all(|p| p.len <= longest));
         Ok(Assembled { frame, history })
@@ -543,6 +550,30 @@ mod tests {
             prop_assert_eq!(again.len(), n);
         }
 
+        /// The kernel discards a first fragment that ends before the header of its protocol does (RFC 8200 section 4.5).
+        #[test]
+        fn a_first_fragment_of_ipv6_has_the_whole_header(tcp: bool, options: bool, len in 8usize..60) {
+            let len = len & !7;
+            let protocol = if tcp { 6 } else { 17 };
+            let mut ip = vec![0; 40];
+            ipv6::write_header(&mut ip, protocol, 64, [1; 16].into(), [2; 16].into(), 0);
+            ip.extend(0..64u8);
+            let mut header = if tcp { 20 } else { 8 };
+            if options {
+                ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);
+                // Behind the fragment header: destination options.
+                ip[6] = 60;
+                header += 8;
+            }
+            let next = ip[6];
+            ip[6] = ipv6::FRAGMENT;
+            ip.splice(40..40, [next, 0, 0, 1, 0, 0, 0, 9]);
+            ip.truncate(48 + len);
+            ipv6::finish_len(&mut ip);
+            let got = push(&mut Reassembler::default(), &Frame::from_bytes(&ip), Instant::ZERO);
+            prop_assert_eq!(got.is_ok(), len >= header, "{:?}", got);
+        }
+
         #[test]
         fn what_is_cut_is_put_together(len in 600usize..5000, mtu in 68usize..600, seed: u64) {
             let ip = datagram(len);
@@ -594,6 +625,47 @@ mod tests {
             Err(FrameDrop::BadFragment)
         ));
         assert_eq!((r.waiting(), r.memory()), (0, 0));
+    }
+
+    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered, whatever else comes.
+    #[test]
+    fn overlapping_fragments_of_ipv6_are_never_put_together() {
+        let mut ip = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            .udp(1, 2)
+            .write(&mut ip, &[9; 3000])
+            .expect("a vector takes all");
+        let cut = |mtu: usize| {
+            let mut pieces = Vec::new();
+            fragment6(&Frame::from_bytes(&ip), mtu, None, 7, Frame::new, |f| {
+                pieces.push(f);
+            })
+            .expect("mtu is enough");
+            pieces
+        };
+        let (honest, other) = (cut(1280), cut(600));
+        let mut r = Reassembler::default();
+        assert!(
+            push(&mut r, &honest[0], Instant::ZERO)
+                .expect("first")
+                .is_none()
+        );
+        // It begins within the first one and ends behind it.
+        let overlap = other.iter().find(|piece| {
+            let header = ipv6::walk(piece.bytes()).and_then(|chain| chain.fragment);
+            let (header, _) = header.expect("a fragment");
+            let end = header.offset + piece.len() - 48;
+            header.offset < 1232 && end > 1232
+        });
+        let overlap = overlap.expect("sizes differ");
+        assert!(matches!(
+            push(&mut r, overlap, Instant::ZERO),
+            Err(FrameDrop::BadFragment)
+        ));
+        assert_eq!((r.waiting(), r.memory(), r.expired), (0, 0, 1));
+        for piece in &honest[1..] {
+            assert!(push(&mut r, piece, Instant::ZERO).expect("alone").is_none());
+        }
     }
 
     #[test]

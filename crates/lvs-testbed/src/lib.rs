@@ -30,6 +30,7 @@ pub mod programs;
 pub mod servers;
 pub mod site;
 pub mod transcripts;
+pub mod vlan;
 
 pub use load::{LoadOptions, LoadReport};
 pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};

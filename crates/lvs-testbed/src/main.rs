@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, load, ping, transcripts};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, load, ping, transcripts, vlan};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -19,6 +19,11 @@ enum Command {
     Load(LoadOptions),
     /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
     Decap,
+    /// Make an interface of a VLAN where the kernel cannot (runs on a host)
+    Vlan {
+        /// Its name, TRUNK.VLAN
+        name: String,
+    },
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
     /// Replay recordings of the kernel through the packet path, and compare
@@ -35,6 +40,7 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(options) => demo::main(&options),
         Command::Load(options) => load::main(options),
         Command::Decap => decap::run(),
+        Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),

@@ -175,13 +175,9 @@ fn fragments_and_a_narrow_link() -> Result<()> {
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
     for reverse in ["", "-R"] {
-        let printed = site.client.sh(&format!(
-            "timeout 20 iperf3 -c {} -t 1 -J -u -b 20M -l 4000 {reverse}",
-            site.vip
-        ))?;
-        let report: serde_json::Value = serde_json::from_str(&printed)?;
+        let report = common::iperf(&site, &format!("-u -b 20M -l 4000 {reverse}"))?;
         let sum = &report["end"]["sum"];
-        let number = |name: &str| sum[name].as_u64().context(printed.clone());
+        let number = |name: &str| sum[name].as_u64().context(sum.to_string());
         let (packets, lost) = (number("packets")?, number("lost_packets")?);
         // A receiver of few buffers may lose some itself; without the rules for fragments none would arrive.
         ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");

@@ -8,6 +8,7 @@ mod decider;
 mod local;
 mod network;
 mod offline;
+mod remedies;
 mod rules;
 mod shared;
 mod trunks;

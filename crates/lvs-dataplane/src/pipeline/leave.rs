@@ -17,8 +17,8 @@ pub(super) enum Pieces<'a> {
     Whole,
     /// In one, or cut evenly whatever it says: a relayed ICMP error.
     Relayed,
-    /// It came in fragments, of which this was the longest: cut evenly, and never longer than that.
-    Even(usize),
+    /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel packet around it too.
+    Even(&'a History),
     /// It came in fragments and passes through, or is IPv6: cut where it had been, if that fits.
     Along(&'a History),
     /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so many bytes of the tunnel,
@@ -31,7 +31,7 @@ impl Job<'_> {
     pub(super) fn pieces(&self) -> Pieces<'_> {
         match self.history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
-            Some(history) => Pieces::Even(history.longest),
+            Some(history) => Pieces::Even(history),
             None if self.inner.is_some() => Pieces::Relayed,
             None => Pieces::Whole,
         }
@@ -119,8 +119,9 @@ impl Pipeline {
             Pieces::Whole | Pieces::Relayed => {
                 self.fragments(frame, mtu, None, false, hop, info, cx)
             }
-            Pieces::Even(longest) => {
-                self.fragments(frame, mtu.min(longest), None, df, hop, info, cx)
+            Pieces::Even(history) => {
+                let limit = mtu.min(history.longest);
+                self.fragments(frame, limit, None, history.df, hop, info, cx)
             }
             Pieces::Along(history) => {
                 let kept = history.sizes.iter().all(|size| size + packet.l4 <= mtu);

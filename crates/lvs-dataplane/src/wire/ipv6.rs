@@ -188,6 +188,23 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     None
 }
 
+/// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension headers as far as a
+/// first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+pub fn has_upper_header(ip: &[u8]) -> bool {
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
+    const ICMP: u8 = 58;
+    walk(ip).is_none_or(|chain| {
+        let header = match chain.protocol {
+            TCP => 20,
+            UDP | ICMP => 8,
+            NO_NEXT => 0,
+            _ => 1,
+        };
+        chain.l4 + header <= ip.len()
+    })
+}
+
 /// The headers that every fragment repeats: their length, and where the byte is that names what follows them
 /// (`ip6_find_1stfragopt`).
 pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
@@ -255,6 +272,28 @@ mod tests {
         for cut in 0..72 {
             assert_eq!(walk(&ip[..cut]), None, "{cut}");
         }
+    }
+
+    #[test]
+    fn a_first_fragment_has_all_headers() {
+        let options = [6, 0, 1, 4, 0, 0, 0, 0];
+        for (protocol, front, least) in [
+            (6, &[][..], 20),
+            (17, &[], 8),
+            (58, &[], 8),
+            (132, &[], 1),
+            (DESTINATION, &options, 28),
+        ] {
+            for len in front.len()..40 {
+                let mut fragment = vec![protocol, 0, 0, 1, 0, 0, 0, 9];
+                fragment.extend(front);
+                fragment.resize(8 + len, 0);
+                let ip = header(FRAGMENT, &fragment);
+                assert_eq!(has_upper_header(&ip), len >= least, "{protocol} {len}");
+            }
+        }
+        let nothing = header(FRAGMENT, &[NO_NEXT, 0, 0, 1, 0, 0, 0, 9]);
+        assert!(has_upper_header(&nothing));
     }
 
     #[test]

@@ -104,9 +104,23 @@ pub(super) fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::UDP.0, &l4)
 }
 
-/// An SCTP packet with one chunk.
-pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunk: &str) -> anyhow::Result<Vec<u8>> {
-    let (kind, body) = match chunk {
+/// An SCTP packet with the chunks that are named, `+` between them.
+pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &str) -> anyhow::Result<Vec<u8>> {
+    let mut l4 = ports(src, dst).to_vec();
+    l4.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+    for chunk in chunks.split('+') {
+        let (kind, body) = sctp_chunk(chunk)?;
+        l4.extend([kind, 0, 0, 4 + body]);
+        l4.resize(l4.len() + usize::from(body), 0);
+    }
+    let sum = checksum::sctp(&l4);
+    l4[8..12].copy_from_slice(&sum);
+    Ok(ip(src.ip(), dst.ip(), Protocol::SCTP.0, &l4))
+}
+
+/// The type of a chunk, and the length of what follows its header.
+fn sctp_chunk(name: &str) -> anyhow::Result<(u8, u8)> {
+    Ok(match name {
         "DATA" => (0, 16),
         "INIT" => (1, 16),
         "INIT_ACK" => (2, 16),
@@ -123,13 +137,7 @@ pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunk: &str) -> anyhow::Res
         "CWR" => (13, 4),
         "SHUTDOWN_COMPLETE" => (14, 0),
         other => bail!("unknown SCTP chunk {other:?}"),
-    };
-    let mut l4 = ports(src, dst).to_vec();
-    l4.extend([0, 0, 0, 1, 0, 0, 0, 0, kind, 0, 0, 4 + body]);
-    l4.resize(l4.len() + usize::from(body), 0);
-    let sum = checksum::sctp(&l4);
-    l4[8..12].copy_from_slice(&sum);
-    Ok(ip(src.ip(), dst.ip(), Protocol::SCTP.0, &l4))
+    })
 }
 
 /// What an IP packet says.

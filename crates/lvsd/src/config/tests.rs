@@ -2,10 +2,14 @@
 
 use super::*;
 
-const EXAMPLES: [(&str, &str); 4] = [
+const EXAMPLES: [(&str, &str); 5] = [
     ("nat.toml", include_str!("../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../examples/tun.toml")),
+    (
+        "web-modern.toml",
+        include_str!("../../../../examples/web-modern.toml"),
+    ),
     ("full.toml", FULL),
 ];
 
@@ -73,6 +77,8 @@ family = "ipv6"
 one_packet = true
 forward = "nat"
 on_down = "remove"
+on_server_down = "drop"
+slow_start = "1m"
 
 [[service.server]]
 address = "2001:db8::2"
@@ -658,4 +664,57 @@ fn what_many_ports_and_full_nat_cannot_have() {
         good.dataplane.arguments(),
         ["--local-address", "10.0.0.2", "--hairpin"]
     );
+}
+
+#[test]
+fn what_goes_beyond_the_kernel() {
+    let file = |service: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
+        )
+    };
+    let config = load(&file(
+        "forward = \"nat\"\nscheduler = \"ewma\"\non_server_down = \"reset\"\nslow_start = \"1m30s\"",
+    ));
+    let service = &config.services[0];
+    assert_eq!(service.config.extras.slow_start, 90);
+    assert_eq!(
+        service.config.extras.on_server_down,
+        lvs_core::OnServerDown::Reset
+    );
+    assert_eq!(service.on_down, OnDown::Remove, "a failed check means down");
+    let plain = load(&file("forward = \"nat\""));
+    assert!(plain.services[0].config.extras.is_off());
+
+    let text = file("forward = \"nat\"\non_down = \"quiesce\"\non_server_down = \"reschedule\"");
+    let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
+    let said = warnings.to_string();
+    assert!(
+        said.contains("`on_server_down` does nothing then"),
+        "{said}"
+    );
+
+    for (service, expected) in [
+        (
+            "forward = \"nat\"\non_server_down = \"rset\"",
+            "error: unknown word `rset`\n --> test.toml:4:18\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"500ms\"",
+            "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"2d\"",
+            "give whole seconds, up to \"1d\"",
+        ),
+        (
+            "forward = \"dr\"\nscheduler = \"ewma\"",
+            "error: the scheduler ewma needs servers that are reached by NAT\n --> test.toml:3:11\n",
+        ),
+    ] {
+        let said = errors(&file(service));
+        assert!(said.contains(expected), "{said}");
+    }
+    let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
+    assert!(said.contains("did you mean \"reset\"?"), "{said}");
 }
