@@ -9,10 +9,15 @@ CARGO ?= cargo
 E2E_THREADS ?= 2
 # What the tests with the real programs in namespaces are in. Some of lvs-dataplane's need root as well.
 E2E := lvs-testbed lvs-examples
+# A target that has no std at all.
+BARE ?= x86_64-unknown-none
+NIGHTLY ?= cargo +nightly
+FUZZ_TARGETS := pipeline operations rules sync_decode
+FUZZ_SECONDS ?= 20
 HOLD ?=
 METHODS ?= nat,dr,tun
 
-.PHONY: help demo test check lint docs unit no-std e2e build setup clean
+.PHONY: help demo test check lint docs unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -29,6 +34,7 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@$(MAKE) --no-print-directory no-std
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory e2e
+	@$(MAKE) --no-print-directory fuzz-if-possible
 	@echo "make test: all passed"
 
 check: lint unit ## what to run before a commit: lint and the quick tests
@@ -40,8 +46,31 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-no-std: ## lvs-core without std
+no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features
+	@if rustc --print target-libdir --target $(BARE) 2>/dev/null | xargs -r test -d || rustup target add $(BARE); then \
+		set -x; $(CARGO) build --locked -p lvs-core --no-default-features --target $(BARE) && \
+		$(CARGO) build --locked -p lvs-core --features ipvsadm --target $(BARE); \
+	else \
+		echo "make no-std: no compiler for $(BARE) is to be had here: built for this host only"; \
+	fi
+
+fuzz: ## run each fuzz target for FUZZ_SECONDS; needs a nightly compiler and cargo-fuzz
+	@$(NIGHTLY) fuzz --version >/dev/null 2>&1 || { echo "install them with: rustup toolchain install nightly && cargo install --locked cargo-fuzz" >&2; exit 1; }
+	cd fuzz && $(NIGHTLY) fuzz build --fuzz-dir .
+	@for target in $(FUZZ_TARGETS); do \
+		mkdir -p fuzz/corpus/$$target && \
+		(cd fuzz && set -x && $(NIGHTLY) fuzz run --fuzz-dir . $$target corpus/$$target seeds/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -verbosity=0) || exit 1; \
+	done
+
+# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/fuzz.rs), and that has to do.
+fuzz-if-possible:
+	@if $(NIGHTLY) fuzz --version >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory fuzz; \
+	else \
+		echo "make test: no nightly compiler with cargo-fuzz: the fuzz targets ran as tests only"; \
+	fi
 
 unit: ## all other tests; those of lvs-dataplane need root
 	$(CARGO) test --locked --workspace $(addprefix --exclude ,$(E2E))

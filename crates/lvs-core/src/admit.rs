@@ -41,7 +41,8 @@ enum Opened {
 }
 
 impl Control {
-    /// Decides on a packet that `shard` could not decide on alone.
+    /// Decides on a packet that `shard` could not decide on alone. A shard of another director stays as it is:
+    /// [`DropReason::ForeignShard`].
     pub fn admit(
         &mut self,
         shard: &mut Shard,
@@ -49,6 +50,9 @@ impl Control {
         pending: Pending,
         now: Instant,
     ) -> Verdict {
+        if !self.owns(shard) {
+            return Verdict::Drop(DropReason::ForeignShard);
+        }
         let mut pending = pending;
         if pending.stale {
             self.sweep(shard);
@@ -67,7 +71,9 @@ impl Control {
             }
         }
         let verdict = self.schedule(shard, meta, now);
-        if let Some(replaced) = pending.replaced {
+        // The table may have changed since, if the caller has taken its time.
+        let replaced = pending.replaced;
+        if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
             shard.end(replaced);
             // Only what is left to the host is answered by it.
             if !matches!(verdict, Verdict::Accept(_)) {
@@ -77,7 +83,8 @@ impl Control {
         verdict
     }
 
-    /// Decides on an ICMP error that `shard` could not decide on alone.
+    /// Decides on an ICMP error that `shard` could not decide on alone. A shard of another director as in
+    /// [`admit`](Self::admit).
     pub fn admit_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -85,6 +92,9 @@ impl Control {
         pending: Pending,
         now: Instant,
     ) -> Verdict {
+        if !self.owns(shard) {
+            return Verdict::Drop(DropReason::ForeignShard);
+        }
         if pending.stale {
             self.sweep(shard);
             if let Ok(verdict) = shard.decide_icmp_error(error, now) {

@@ -137,9 +137,12 @@ pub enum Call {
         /// Destination of the packet.
         #[serde(rename = "virtual")]
         virt: SocketAddr,
-        /// Its firewall mark.
-        #[serde(default)]
-        mark: u32,
+        /// Its firewall mark; without it, the engine's rules for marks decide.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<u32>,
+        /// The interface that it comes in on, which those rules may ask for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        interface: Option<String>,
     },
     /// Packets as they arrive, each with what was decided about it, until the client closes the connection. Answer:
     /// items [`CapturedPacket`]; one without a frame each second in which none came.
@@ -342,8 +345,25 @@ pub struct Info {
     pub own_vips: Vec<core::net::IpAddr>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// Requests that were too long for the way to their server.
+    pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+}
+
+/// Requests that did not fit the way to a server, and whose senders were told so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TooBig {
+    /// The server.
+    pub server: core::net::IpAddr,
+    /// The way is a tunnel.
+    pub tunnel: bool,
+    /// Bytes of an IP packet that it takes.
+    pub room: u32,
+    /// Bytes of the longest packet that came.
+    pub longest: u32,
+    /// How many came.
+    pub packets: u64,
 }
 
 /// Another host with a virtual address.
@@ -366,6 +386,9 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether it is up now.
     pub up: bool,
+    /// Frames that came faster than the engine read them, and were lost.
+    #[serde(default)]
+    pub lost: u64,
 }
 
 /// A service in a listing.
@@ -522,8 +545,11 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
-    /// What it means and what to do about it.
+    /// What it means.
     pub help: String,
+    /// What to do about it.
+    #[serde(default)]
+    pub remedy: String,
 }
 
 /// Which packets a capture takes: those that fit everything that is given.

@@ -6,12 +6,13 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
 use crate::conn::state::Timeouts;
 use crate::conn::table::{flag, tick_of};
-use crate::conn::{ConnTable, Key, NO_SLOT, Slot, Templates};
+use crate::conn::{ConnTable, Key, Slot, Templates};
 use crate::defense::{self, Defense};
 use crate::down::Down;
 use crate::full_nat::{self, FullNat};
@@ -240,11 +241,12 @@ impl Control {
         }
     }
 
-    /// Shard `number`, without connections.
-    ///
-    /// # Panics
-    /// If `number` is not below [`Options::shards`].
-    pub fn shard(&self, number: usize) -> Shard {
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be asked for once each: two of one
+    /// number count the same twice.
+    pub fn shard(&self, number: usize) -> Option<Shard> {
+        if number >= self.options.shards {
+            return None;
+        }
         let mut shard = Shard {
             number,
             table: ConnTable::new(self.options.max_connections, self.options.seed),
@@ -262,7 +264,12 @@ impl Control {
             sessions: BTreeMap::new(),
         };
         self.refresh(&mut shard);
-        shard
+        Some(shard)
+    }
+
+    /// Whether `shard` is one of this director's.
+    pub(crate) fn owns(&self, shard: &Shard) -> bool {
+        Arc::ptr_eq(&self.shared, &shard.shared)
     }
 
     // --- services -------------------------------------------------------------------------------------------------
@@ -605,8 +612,11 @@ impl Control {
     }
 
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
-    /// happen in the order of their deadlines, however far the clock has moved.
+    /// happen in the order of their deadlines, however far the clock has moved. A shard of another director stays as it is.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
+        if !self.owns(shard) {
+            return self.advance(now);
+        }
         if self.clock.is_some_and(|clock| clock < now) {
             shard.bury();
         }
@@ -715,16 +725,29 @@ impl Control {
         }
     }
 
-    /// Persistence templates from number `start` on, for listings in pieces: go on at the last one's index + 1.
+    /// Persistence templates from slot `start` on.
     pub fn templates_from(
         &self,
         start: usize,
         now: Instant,
     ) -> impl Iterator<Item = Connection> + '_ {
-        let start = u32::try_from(start).unwrap_or(NO_SLOT);
+        self.templates_in(start..self.template_slots(), now)
+    }
+
+    /// Slots that hold or held persistence templates.
+    pub const fn template_slots(&self) -> usize {
+        self.templates.table.slots_len()
+    }
+
+    /// Persistence templates in these slots, for listings in pieces.
+    pub fn templates_in(
+        &self,
+        slots: Range<usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
         self.templates
             .table
-            .indices_from(start)
+            .indices(slots)
             .map(move |index| self.template_entry(index, now))
     }
 
@@ -841,7 +864,7 @@ impl Control {
                 self.changed();
             }
         }
-        if stats && self.settings.sysctls.run_estimation {
+        if stats && self.settings.sysctls.estimates() {
             self.total.tick();
             self.services
                 .values_mut()
@@ -881,8 +904,12 @@ impl Control {
         Some(self.clock? + scheduler.period()?)
     }
 
-    /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes.
+    /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes. A shard of another
+    /// director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
+        if !self.owns(shard) {
+            return;
+        }
         self.refresh(shard);
         let Some(wish) = self.wishes.get_mut(shard.number) else {
             return;
@@ -908,7 +935,7 @@ impl Control {
         let removed: Vec<u32> = self
             .templates
             .table
-            .indices_from(0)
+            .indices(0..usize::MAX)
             .filter(|&index| {
                 let template = self.templates.get(index);
                 let server = template.server.load(Ordering::Relaxed) as usize;

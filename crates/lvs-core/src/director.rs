@@ -47,7 +47,7 @@ impl Director {
             shards: 1,
             ..options
         });
-        let shard = control.shard(0);
+        let shard = control.shard(0).expect("the only one");
         Self {
             control,
             shard,

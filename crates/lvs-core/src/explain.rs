@@ -10,13 +10,19 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::admit::template_key;
 use crate::conn::Key;
 use crate::shard::Shard;
-use crate::{Control, Instant, Protocol, Request, Server, ServiceFlags, ServiceKey, Tuple};
+use crate::{
+    Control, HashSlot, Instant, Protocol, Request, Server, ServiceFlags, ServiceKey, Tuple,
+};
 
 /// Why a packet that may open a connection would go where it would go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Explanation {
+    /// The packet's mark; 0 for none.
+    pub mark: u32,
+    /// Where the mark comes from; empty without one.
+    pub mark_why: String,
     /// The service that takes it: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
     /// How that service was found, or why none.
@@ -29,6 +35,8 @@ pub struct Explanation {
     pub template_why: String,
     /// The service's scheduler.
     pub scheduler: String,
+    /// The slot of the scheduler's hash table that it falls into.
+    pub slot: Option<HashSlot>,
     /// The servers in the kernel's order.
     pub candidates: Vec<Candidate>,
     /// Where it would go.
@@ -60,7 +68,10 @@ impl Control {
     /// datagram). Nothing changes: schedulers choose on a copy.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
-        let mut told = Explanation::default();
+        let mut told = Explanation {
+            mark,
+            ..Explanation::default()
+        };
         let mut lost = None;
         if let Some(known) = shard.lookup(protocol, src, dst, now) {
             lost = shard.lost(known.id.0);
@@ -186,6 +197,7 @@ impl Control {
             flags: config.flags,
             now,
         };
+        told.slot = service.pool.slot(&request);
         match service.pool.preview(&request) {
             None => {
                 told.verdict = format!("{} chooses; it cannot tell beforehand", config.scheduler);

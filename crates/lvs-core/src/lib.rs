@@ -75,7 +75,7 @@ pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
 pub use pool::Pool;
-pub use sched::{Registry, Request, Scheduler};
+pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
 pub use service::{
     Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,

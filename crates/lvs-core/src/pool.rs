@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use crate::sched::{Request, Scheduler};
+use crate::sched::{HashSlot, Request, Scheduler};
 use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
 
 /// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
@@ -60,6 +60,11 @@ impl Pool {
     pub fn preview(&self, request: &Request) -> Option<Option<&Arc<Server>>> {
         let index = self.scheduler.preview()?.pick(&self.servers, request);
         Some(index.and_then(|index| self.servers.get(index)))
+    }
+
+    /// The slot of the scheduler's hash table that a request falls into, if it has one.
+    pub fn slot(&self, request: &Request) -> Option<HashSlot> {
+        self.scheduler.slot(request)
     }
 
     /// Adds a server with a record of its own.

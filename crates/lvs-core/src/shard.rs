@@ -4,6 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
@@ -229,14 +230,28 @@ impl Shard {
         self.table.capacity()
     }
 
-    /// Connections from slot `start` on, for listings in pieces: go on at the last one's index + 1.
+    /// Connections from slot `start` on.
     pub fn connections_from(
         &self,
         start: usize,
         now: Instant,
     ) -> impl Iterator<Item = Connection> + '_ {
-        let start = u32::try_from(start).unwrap_or(NO_SLOT);
-        self.table.indices_from(start).map(move |index| {
+        self.connections_in(start..self.slots(), now)
+    }
+
+    /// Slots that hold or held connections.
+    pub const fn slots(&self) -> usize {
+        self.table.slots_len()
+    }
+
+    /// Connections in these slots: a listing in pieces of so many [`slots`](Self::slots) takes the same short time for
+    /// each, be the table full or not.
+    pub fn connections_in(
+        &self,
+        slots: Range<usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        self.table.indices(slots).map(move |index| {
             let slot = self.table.get(index);
             Connection {
                 id: ConnId(index),
@@ -688,7 +703,7 @@ impl Shard {
     pub(crate) fn flush_removed(&mut self) {
         let removed: Vec<u32> = self
             .table
-            .indices_from(0)
+            .indices(0..usize::MAX)
             .filter(|&index| {
                 self.link(index)
                     .is_some_and(|link| !link.server.is_available() && !link.server.has_gone())

@@ -22,18 +22,23 @@ pub struct Sysctls {
     pub conn_reuse_mode: i32,
     /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol carries. Default off.
     pub conntrack: bool,
+    /// How much the kernel's debug builds log; kept and without effect. Default 0.
+    pub debug_level: i32,
     /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
     pub drop_entry: i32,
     /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
     pub drop_packet: i32,
+    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no effect here; an empty list
+    /// stops the estimation, as `run_estimation` does. Default 0.
+    pub est_cpulist: String,
     /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
     pub est_nice: i32,
     /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
     pub expire_nodest_conn: bool,
     /// Let clients leave a persistent server whose weight is 0. Default off.
     pub expire_quiescent_template: bool,
-    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off; without effect
-    /// in a director that never sees its host's decapsulated packets.
+    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off. Which packets
+    /// that are is known to whoever embeds the director: to Ethernet over GRE it comes by a device of its own.
     pub ignore_tunneled: bool,
     /// Seconds after which `lblc` forgets an unused destination. Default 86400.
     pub lblc_expiration: u32,
@@ -53,7 +58,8 @@ pub struct Sysctls {
     pub sloppy_sctp: bool,
     /// Let any TCP segment but RST open a connection. Default off.
     pub sloppy_tcp: bool,
-    /// Route replies as if the host had made them. Default on.
+    /// Route replies as if the host had made them. Default on; without effect where routes are looked up by destination
+    /// alone.
     pub snat_reroute: bool,
     /// Do not synchronise connections that a template controls. Default off.
     pub sync_persist_mode: bool,
@@ -82,8 +88,10 @@ impl Default for Sysctls {
             cache_bypass: false,
             conn_reuse_mode: 1,
             conntrack: false,
+            debug_level: 0,
             drop_entry: 0,
             drop_packet: 0,
+            est_cpulist: "0".into(),
             est_nice: 0,
             expire_nodest_conn: false,
             expire_quiescent_template: false,
@@ -110,9 +118,6 @@ impl Default for Sysctls {
     }
 }
 
-/// Names that the kernel has and this director does not act on.
-const LATER: &[&str] = &["debug_level", "est_cpulist"];
-
 impl Sysctls {
     /// The names that can be read and written, sorted.
     pub const NAMES: &[&str] = &[
@@ -122,8 +127,10 @@ impl Sysctls {
         "cache_bypass",
         "conn_reuse_mode",
         "conntrack",
+        "debug_level",
         "drop_entry",
         "drop_packet",
+        "est_cpulist",
         "est_nice",
         "expire_nodest_conn",
         "expire_quiescent_template",
@@ -151,7 +158,7 @@ impl Sysctls {
     /// The value as the kernel writes it.
     ///
     /// # Errors
-    /// [`Error::UnknownSysctl`], or [`Error::Unsupported`] for one that only the kernel has.
+    /// [`Error::UnknownSysctl`].
     pub fn get(&self, name: &str) -> Result<String, Error> {
         Ok(match name {
             "am_droprate" => self.am_droprate.to_string(),
@@ -160,8 +167,10 @@ impl Sysctls {
             "cache_bypass" => i32::from(self.cache_bypass).to_string(),
             "conn_reuse_mode" => self.conn_reuse_mode.to_string(),
             "conntrack" => i32::from(self.conntrack).to_string(),
+            "debug_level" => self.debug_level.to_string(),
             "drop_entry" => self.drop_entry.to_string(),
             "drop_packet" => self.drop_packet.to_string(),
+            "est_cpulist" => self.est_cpulist.clone(),
             "est_nice" => self.est_nice.to_string(),
             "expire_nodest_conn" => i32::from(self.expire_nodest_conn).to_string(),
             "expire_quiescent_template" => i32::from(self.expire_quiescent_template).to_string(),
@@ -187,7 +196,7 @@ impl Sysctls {
                 format!("{threshold}\t{period}")
             }
             "sync_version" => self.sync_version.to_string(),
-            _ => return Err(Self::missing(name)),
+            _ => return Err(Error::UnknownSysctl),
         })
     }
 
@@ -205,8 +214,16 @@ impl Sysctls {
             "cache_bypass" => self.cache_bypass = number()? != 0,
             "conn_reuse_mode" => self.conn_reuse_mode = number()?,
             "conntrack" => self.conntrack = number()? != 0,
+            "debug_level" => self.debug_level = number()?,
             "drop_entry" => self.drop_entry = within(number()?, 0..=3)?,
             "drop_packet" => self.drop_packet = within(number()?, 0..=3)?,
+            "est_cpulist" => {
+                let list = value.trim();
+                if !is_cpu_list(list) {
+                    return Err(Error::SysctlValue);
+                }
+                self.est_cpulist = list.into();
+            }
             "est_nice" => self.est_nice = within(number()?, -20..=19)?,
             "expire_nodest_conn" => self.expire_nodest_conn = number()? != 0,
             "expire_quiescent_template" => self.expire_quiescent_template = number()? != 0,
@@ -235,17 +252,27 @@ impl Sysctls {
             "sync_sock_size" => self.sync_sock_size = number()?,
             "sync_threshold" => self.sync_threshold = threshold(value)?,
             "sync_version" => self.sync_version = within(positive()?, 0..=1)?,
-            _ => return Err(Self::missing(name)),
+            _ => return Err(Error::UnknownSysctl),
         }
         Ok(())
     }
 
-    fn missing(name: &str) -> Error {
-        LATER
-            .iter()
-            .find(|later| **later == name)
-            .map_or(Error::UnknownSysctl, |name| Error::Unsupported(name))
+    /// Whether snapshots are taken and rates computed.
+    pub(crate) fn estimates(&self) -> bool {
+        self.run_estimation && !self.est_cpulist.is_empty()
     }
+}
+
+/// Numbers and ranges with commas between them, or nothing.
+fn is_cpu_list(list: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    list.is_empty()
+        || list.split(',').all(|item| match item.split_once('-') {
+            None => number(item).is_some(),
+            Some((first, last)) => {
+                matches!((number(first), number(last)), (Some(a), Some(b)) if a <= b)
+            }
+        })
 }
 
 fn within<T: PartialOrd>(value: T, range: core::ops::RangeInclusive<T>) -> Result<T, Error> {
@@ -288,10 +315,16 @@ mod tests {
             assert_eq!(sysctls.set(name, "x"), Err(Error::SysctlValue), "{name}");
         }
         assert_eq!(sysctls.set("no_such", "1"), Err(Error::UnknownSysctl));
-        assert_eq!(
-            sysctls.set("est_cpulist", "1"),
-            Err(Error::Unsupported("est_cpulist"))
-        );
+        sysctls.set("run_estimation", "1").unwrap();
+        for list in ["0-3,8", "", "7"] {
+            sysctls.set("est_cpulist", list).unwrap();
+            assert_eq!(sysctls.get("est_cpulist").unwrap(), list);
+            assert_eq!(sysctls.estimates(), !list.is_empty());
+        }
+        for bad in ["3-1", "0,", "-", "1-2-3", "a"] {
+            let refused = sysctls.set("est_cpulist", bad);
+            assert_eq!(refused, Err(Error::SysctlValue), "{bad}");
+        }
     }
 
     #[test]

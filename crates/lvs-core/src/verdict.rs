@@ -142,6 +142,8 @@ reasons! {
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",
+        /// The program around the director has handed in the shard of another director.
+        ForeignShard => "foreign_shard",
         /// The transport header is cut short.
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
@@ -189,6 +191,8 @@ reasons! {
         BackupOnly => "backup_only",
         /// A reply of a real server on this host to a client of ours.
         LocalReply => "local_reply",
+        /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
+        Tunneled => "tunneled",
         /// A rule for marks leaves it to the host.
         MarkRule => "mark_rule",
         /// The embedding program's own hook left it to the host.

@@ -714,7 +714,7 @@ fn shards_share_templates() {
         let config = ServerConfig::new(1, Forwarding::Nat);
         control.add_server(&key, server, &config, now).unwrap();
     }
-    let mut shards = [control.shard(0), control.shard(1)];
+    let mut shards = [control.shard(0).unwrap(), control.shard(1).unwrap()];
     let mut targets = Vec::new();
     for (shard, port) in shards.iter_mut().zip([1000, 1001]) {
         for flags in [TcpFlags::SYN, TcpFlags::ACK] {
@@ -861,6 +861,15 @@ fn a_million_connections_come_and_go() {
         assert!(matches!(verdict, Verdict::Forward(_)), "{n}: {verdict:?}");
     }
     assert_eq!(director.shard.len(), 1_000_000);
+    let now = Instant::from_secs(20);
+    let listed = director.shard.connections_from(0, now);
+    assert_eq!(
+        listed.filter(|conn| conn.state == "SYN_RECV").count(),
+        1_000_000
+    );
+    for server in director.control.service(&key).unwrap().servers() {
+        assert_eq!((server.total(), server.active()), (250_000, 250_000));
+    }
     director.advance(Instant::from_secs(70));
     assert!(
         (1..600_000).contains(&director.shard.len()),
@@ -868,9 +877,20 @@ fn a_million_connections_come_and_go() {
     );
     director.advance(Instant::from_secs(81));
     assert!(director.shard.is_empty());
+    assert_eq!(director.shard.connections_from(0, now).count(), 0);
+    assert_eq!(director.shard.next_wakeup(), None);
     for server in director.control.service(&key).unwrap().servers() {
-        assert_eq!((server.total(), server.active()), (0, 0));
+        let left = (server.total(), server.active(), server.inactive());
+        assert_eq!((left, server.templates()), ((0, 0, 0), 0));
     }
+    // The table takes as many again.
+    let now = Instant::from_secs(100);
+    for n in 0..1000 {
+        packet.tuple.src.set_port(1024 + n);
+        let verdict = director.handle_packet(&packet, now);
+        assert!(matches!(verdict, Verdict::Forward(_)));
+    }
+    assert_eq!(director.shard.len(), 1000);
 }
 
 #[test]

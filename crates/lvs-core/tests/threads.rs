@@ -96,7 +96,9 @@ fn counters_and_counts_are_exact_across_workers() {
         let server = SocketAddr::from(([10, 0, 0, n], 8080));
         control.add_server(&key, server, &config, now).unwrap();
     }
-    let mut shards: Vec<Shard> = (0..WORKERS).map(|number| control.shard(number)).collect();
+    let mut shards: Vec<Shard> = (0..WORKERS)
+        .map(|number| control.shard(number).unwrap())
+        .collect();
     let control = Mutex::new(control);
     let start = Barrier::new(WORKERS + 1);
     thread::scope(|scope| {

@@ -271,7 +271,7 @@ impl Reassembler {
             return Err(FrameDrop::Truncated);
         };
         if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
-            return Err(FrameDrop::BadFragment);
+            return Err(FrameDrop::TinyFragment);
         }
         // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of an IPv6 sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
@@ -557,7 +557,7 @@ mod tests {
             let protocol = if tcp { 6 } else { 17 };
             let mut ip = vec![0; 40];
             ipv6::write_header(&mut ip, protocol, 64, [1; 16].into(), [2; 16].into(), 0);
-            ip.extend((0..64).map(|i| i as u8));
+            ip.extend(0..64u8);
             let mut header = if tcp { 20 } else { 8 };
             if options {
                 ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);
@@ -625,6 +625,47 @@ mod tests {
             Err(FrameDrop::BadFragment)
         ));
         assert_eq!((r.waiting(), r.memory()), (0, 0));
+    }
+
+    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered, whatever else comes.
+    #[test]
+    fn overlapping_fragments_of_ipv6_are_never_put_together() {
+        let mut ip = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            .udp(1, 2)
+            .write(&mut ip, &[9; 3000])
+            .expect("a vector takes all");
+        let cut = |mtu: usize| {
+            let mut pieces = Vec::new();
+            fragment6(&Frame::from_bytes(&ip), mtu, None, 7, Frame::new, |f| {
+                pieces.push(f);
+            })
+            .expect("mtu is enough");
+            pieces
+        };
+        let (honest, other) = (cut(1280), cut(600));
+        let mut r = Reassembler::default();
+        assert!(
+            push(&mut r, &honest[0], Instant::ZERO)
+                .expect("first")
+                .is_none()
+        );
+        // It begins within the first one and ends behind it.
+        let overlap = other.iter().find(|piece| {
+            let header = ipv6::walk(piece.bytes()).and_then(|chain| chain.fragment);
+            let (header, _) = header.expect("a fragment");
+            let end = header.offset + piece.len() - 48;
+            header.offset < 1232 && end > 1232
+        });
+        let overlap = overlap.expect("sizes differ");
+        assert!(matches!(
+            push(&mut r, overlap, Instant::ZERO),
+            Err(FrameDrop::BadFragment)
+        ));
+        assert_eq!((r.waiting(), r.memory(), r.expired), (0, 0, 1));
+        for piece in &honest[1..] {
+            assert!(push(&mut r, piece, Instant::ZERO).expect("alone").is_none());
+        }
     }
 
     #[test]

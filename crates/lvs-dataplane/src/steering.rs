@@ -13,7 +13,7 @@
 //! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the engine's own VIPs
 //! ```
 //!
-//! All of it is marked as ours ([`PROTOCOL`]) and taken down when it is no longer wanted, at an orderly end, and at the next
+//! All of it is marked as ours (protocol 76) and taken down when it is no longer wanted, at an orderly end, and at the next
 //! start of an engine if the last one was killed. The routes go with the device, and rules without routes do nothing. What
 //! somebody else deletes while the engine runs (systemd-networkd does that to rules that it does not know, whenever it starts)
 //! is put up again within seconds.

@@ -6,7 +6,7 @@ mod lab;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
-use lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
+use lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
 use lvs_core::{Forwarding, Instant, Protocol, Tunnel};
 use lvs_dataplane::drop::FrameDrop;
 use lvs_dataplane::mld;
@@ -193,13 +193,14 @@ fn packets_from_impossible_sources_are_dropped() {
             "{src}"
         );
     }
+    assert_eq!(lab.decide.seen, 0);
+    // A server that has the VIP itself may use the director as its gateway; what is of no connection is the host's.
+    let ip = segment((VIP, 80), (CLIENT, 4000), &[], false);
+    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    assert_eq!((sent.len(), sent[0].0), (1, HOST));
+    assert_eq!(ip_src(&sent[0].1), IpAddr::V4(VIP));
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::Martian), 9);
-    assert_eq!(lab.decide.seen, 0);
-    // A server that has the VIP itself may use the director as its gateway: the host decides about that.
-    let ip = segment((VIP, 80), (CLIENT, 4000), &[], false);
-    assert!(lab.send(SERVERS, &ethernet(SERVERS, &ip)).is_empty());
-    assert_eq!(lab.pipeline.counters.left, 1);
 }
 
 /// Lets a neighbour fail, and gives what is sent then.
@@ -399,6 +400,22 @@ fn a_frame_of_a_vlan_is_not_taken_for_another() {
     // A tag for the priority only is none.
     assert_eq!(lab.send(CLIENTS, &tagged(&[0x81, 0, 0xe0, 0])).len(), 1);
     assert_eq!(lab.send(CLIENTS, &plain).len(), 1);
+}
+
+#[test]
+fn a_first_fragment_without_its_headers_is_dropped() {
+    let mut lab = web(Forwarding::Nat);
+    let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
+    let whole = segment6((CLIENT6, 4000), (virt, 80));
+    // Sixteen bytes of TCP: the flags are in the next one.
+    let mut tiny = whole[..56].to_vec();
+    tiny.splice(40..40, [6, 0, 0, 1, 0, 0, 0, 9]);
+    tiny[6] = ipv6::FRAGMENT;
+    ipv6::finish_len(&mut tiny);
+    assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &tiny)).is_empty());
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::TinyFragment), 1);
+    assert_eq!(lab.pipeline.reassembler.waiting(), 0);
 }
 
 #[test]

@@ -387,8 +387,8 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
         spec.services.insert(endpoint("2001:db8::1", UDP, port));
     }
-    // The services, and their two addresses.
-    assert_eq!(shield.update(&spec).unwrap(), 6002);
+    // The services, their two addresses, and the protocol of each.
+    assert_eq!(shield.update(&spec).unwrap(), 6004);
     assert_eq!(shield.update(&spec).unwrap(), 0);
     let monitor = host.run(|| {
         let mut child = Command::new("nft")
@@ -590,4 +590,92 @@ fn a_killed_owner_leaves_nothing() {
         child.wait().unwrap();
         assert_eq!(sh("nft list ruleset"), "");
     });
+}
+
+/// A frame from the client to the director, `tag` behind its addresses, with this IPv4 packet.
+fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
+    let mac = |host: &Host, device: &str| -> Vec<u8> {
+        let text = host.sh(&format!("ip -o link show {device}"));
+        let words = text.split_ascii_whitespace();
+        let bytes = words.skip_while(|word| *word != "link/ether").nth(1);
+        let bytes = bytes.unwrap().split(':');
+        bytes.map(|b| u8::from_str_radix(b, 16).unwrap()).collect()
+    };
+    let (to, from) = (mac(&net.director, "dc"), mac(&net.client, "c0"));
+    Frame::from_bytes(&[&to[..], &from, tag, &[8, 0], ip].concat())
+}
+
+/// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled ones.
+#[test]
+fn a_priority_tag_uncovers_nothing() {
+    let net = net();
+    let socket = net.director.run(|| UdpSocket::bind("10.1.0.1:53").unwrap());
+    socket
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let mut ip = Vec::new();
+    etherparse::PacketBuilder::ipv4([10, 1, 0, 2], [10, 1, 0, 1], 64)
+        .udp(4000, 53)
+        .write(&mut ip, b"tagged")
+        .unwrap();
+    let mut wire = net
+        .client
+        .run(|| AfPacket::open(sys::if_index("c0").unwrap(), "c0").unwrap());
+    let mut send = |tag: &[u8]| assert_eq!(wire.send(&mut [frame_to_director(&net, tag, &ip)]), 0);
+    let arrives = || socket.recv(&mut [0; 64]).is_ok();
+    for tag in [&[][..], &[0x81, 0, 0xe0, 0]] {
+        send(tag);
+        assert!(arrives(), "{tag:?}: nothing is hidden yet");
+    }
+    let shield = net.director.run(|| {
+        let mut shield = Shield::open().unwrap();
+        shield.add_interface("dc").unwrap();
+        let spec = ShieldSpec {
+            services: [endpoint("10.1.0.1", UDP, 53)].into(),
+            ..ShieldSpec::default()
+        };
+        shield.update(&spec).unwrap();
+        shield
+    });
+    for tag in [&[][..], &[0x81, 0, 0xe0, 0]] {
+        send(tag);
+        assert!(!arrives(), "{tag:?}");
+    }
+    drop(shield);
+}
+
+/// What is too short to have ports is IPVS's to drop; the host would say that it has no such protocol.
+#[test]
+fn packets_without_room_for_ports_are_hidden() {
+    const SCTP: Protocol = Protocol::SCTP;
+    let net = net();
+    let mut wire = net
+        .client
+        .run(|| AfPacket::open(sys::if_index("c0").unwrap(), "c0").unwrap());
+    let mut packet = |len: u8| {
+        let mut ip = vec![0x45, 0, 0, 20 + len, 0, 7, 0, 0, 64, 132, 0, 0];
+        ip.extend([10, 1, 0, 2, 10, 1, 0, 1]);
+        ip.resize(20 + usize::from(len), 0);
+        lvs_dataplane::wire::ipv4::finish_header(&mut ip);
+        let _ = wire.send(&mut [frame_to_director(&net, &[], &ip)]);
+        // An ICMP error of the host's.
+        saw(&mut wire, |frame| frame.len() > 24 && frame[23] == 1)
+    };
+    assert!(packet(0), "this kernel has no SCTP, and says so");
+    let shield = net.director.run(|| {
+        let mut shield = Shield::open().unwrap();
+        shield.add_interface("dc").unwrap();
+        let spec = ShieldSpec {
+            services: [endpoint("10.1.0.1", SCTP, 9)].into(),
+            ..ShieldSpec::default()
+        };
+        shield.update(&spec).unwrap();
+        shield
+    });
+    for len in [0, 3] {
+        assert!(!packet(len), "{len} bytes");
+    }
+    // Another port is the host's.
+    assert!(packet(12));
+    drop(shield);
 }

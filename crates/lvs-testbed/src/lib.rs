@@ -21,6 +21,7 @@ pub mod conformance;
 pub mod content;
 pub mod decap;
 pub mod demo;
+pub mod fuzz;
 pub mod hostile;
 pub mod listing;
 pub mod load;
@@ -30,6 +31,7 @@ pub mod programs;
 pub mod servers;
 pub mod site;
 pub mod transcripts;
+pub mod vlan;
 
 pub use load::{LoadOptions, LoadReport};
 pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};

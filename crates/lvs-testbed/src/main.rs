@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, load, ping, transcripts};
+use lvs_testbed::{LoadOptions, conformance, decap, demo, hostile, load, ping, transcripts, vlan};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -19,8 +19,15 @@ enum Command {
     Load(LoadOptions),
     /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
     Decap,
+    /// Make an interface of a VLAN where the kernel cannot (runs on a host)
+    Vlan {
+        /// Its name, TRUNK.VLAN
+        name: String,
+    },
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
+    /// Send frames that nobody should send (runs on any host of a site, or on a director into its TUN device)
+    Shoot(hostile::ShootOptions),
     /// Replay recordings of the kernel through the packet path, and compare
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
@@ -35,7 +42,9 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(options) => demo::main(&options),
         Command::Load(options) => load::main(options),
         Command::Decap => decap::run(),
+        Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),
+        Command::Shoot(options) => hostile::shoot(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),
         Command::PlayTranscript => transcripts::play(),

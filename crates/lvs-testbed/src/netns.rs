@@ -297,6 +297,48 @@ impl Testbed {
         Ok(())
     }
 
+    /// Plugs a host into a LAN that there is, with a new device.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such LAN, or when the host has such a device.
+    pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
+        switch.sh(&format!(
+            "ip link add {port} type veth peer name {device} netns {}\nip link set {port} master {lan} up",
+            host.pid()
+        ))?;
+        Ok(())
+    }
+
+    /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as switches do: frames for a group
+    /// go to its listeners only.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such LAN, or the kernel has no snooping.
+    pub fn snoop(&self, lan: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        switch.sh(&format!(
+            "ip link set {lan} type bridge mcast_snooping 1 mcast_querier 1 mcast_startup_query_interval 50 \
+             mcast_query_response_interval 50 mcast_mld_version 2"
+        ))?;
+        Ok(())
+    }
+
+    /// The multicast groups that the switch has heard of, as `bridge mdb` shows them.
+    ///
+    /// # Errors
+    ///
+    /// When there is no LAN.
+    pub fn groups(&self) -> Result<String> {
+        self.switch
+            .as_ref()
+            .context("there is no LAN")?
+            .sh("bridge mdb show")
+    }
+
     /// Runs a shell script on each host, all at the same time.
     ///
     /// # Errors

@@ -3,8 +3,13 @@
 
 mod common;
 
-use anyhow::{Result, ensure};
-use lvs_testbed::{Forward, Host, Site, SiteOptions, Topology, Vip};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, wait_until,
+};
+use nix::sys::signal::Signal;
 
 fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     let printed = from.sh(&format!(
@@ -128,5 +133,154 @@ fn a_vip_that_is_routed_to_the_director() -> Result<()> {
         let addresses = site.director.sh("ip -o addr")?;
         ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
     }
+    Ok(())
+}
+
+/// Ports 8000 to 8099, all ports of another protocol, and one port that has a service of its own, out of one file.
+#[test]
+fn services_of_many_ports() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr] {
+        let mut options = SiteOptions::new("ports", forward);
+        options.servers = 2;
+        options.nginx.ports = vec![80, 8000, 8042, 8099];
+        let mut site = Site::new(options)?;
+        site.start_engine(&[])?;
+        let file = site.director.dir().join("ports.toml");
+        let real = |indices: &[usize]| -> String {
+            let server = |&index: &usize| {
+                format!(
+                    "[[service.server]]\naddress = \"{}\"\n",
+                    site.real_address(index)
+                )
+            };
+            indices.iter().map(server).collect()
+        };
+        let (vip, word) = (site.vip, forward.word());
+        let service = |address: &str| {
+            format!(
+                "[[service]]\naddress = \"{vip}:{address}\"\nscheduler = \"rr\"\nforward = \"{word}\"\n"
+            )
+        };
+        let text = [
+            service("80,8000-8099"),
+            real(&[0, 1]),
+            service("8042"),
+            real(&[1]),
+            service("*").replace("scheduler", "protocol = \"udp\"\nscheduler"),
+            real(&[0, 1]),
+        ]
+        .concat();
+        std::fs::write(&file, &text)?;
+        let mut daemon = site.director.spawn(
+            programs::find("lvsd")?,
+            &["--config", &file.display().to_string()],
+        )?;
+        let listed =
+            |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
+        wait_until("lvsd's services", Duration::from_secs(10), || {
+            site.lvsadm("-S -n")
+                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+        })
+        .with_context(|| daemon.log())?;
+
+        for (port, expected) in [
+            (80, [20, 20]),
+            (8000, [20, 20]),
+            (8099, [20, 20]),
+            (8042, [0, 40]),
+        ] {
+            let mut load = LoadOptions::new(site.service(port));
+            load.requests = 40;
+            common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
+                .with_context(|| format!("port {port}"))?;
+        }
+        // Every datagram's port; what the servers have not they refuse themselves, and the client hears it from the VIP.
+        if forward == Forward::Nat {
+            let _dns = [
+                servers::dnsmasq(&site.servers[0])?,
+                servers::dnsmasq(&site.servers[1])?,
+            ];
+            let answers = site.client.sh(&format!(
+                "for i in 1 2 3 4; do dig +short +tries=1 +time=5 @{vip} id.test txt; done | sort"
+            ))?;
+            ensure!(
+                answers == "\"rs1\"\n\"rs1\"\n\"rs2\"\n\"rs2\"\n",
+                "{answers}"
+            );
+        }
+        // A port that is in no range is the host's.
+        let refused = site
+            .client
+            .sh(&format!("curl -s -m 5 http://{vip}:8100/ || echo $?"))?;
+        ensure!(
+            refused == "7\n",
+            "curl's status for a refused connection: {refused}"
+        );
+
+        // A file without them takes the rules along, and leaves those of others.
+        site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
+        std::fs::write(&file, [service("80"), real(&[0])].concat())?;
+        daemon.signal(Signal::SIGHUP)?;
+        wait_until("the reload", Duration::from_secs(10), || {
+            !listed(&site, "-f ")
+        })
+        .with_context(|| daemon.log())?;
+        let marks = site.lvsadm("mark list")?;
+        ensure!(
+            marks.lines().count() == 1 && marks.contains("--mark 7"),
+            "{marks}"
+        );
+        daemon.stop(Signal::SIGTERM)?;
+    }
+    Ok(())
+}
+
+/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a reload.
+#[test]
+fn full_nat_out_of_a_file() -> Result<()> {
+    let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let file = site.director.dir().join("fullnat.toml");
+    let text = |local: &str| {
+        format!(
+            "[dataplane]\ninterface = \"eth0\"\nprogram = \"{}\"\nlocal_addresses = [\"{local}\"]\n\
+             [[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"fullnat\"\n\
+             [[service.server]]\naddress = \"{}\"\n[[service.server]]\naddress = \"{}\"\n",
+            programs::find("lvs-dataplane")
+                .map_or_else(|_| String::new(), |path| path.display().to_string()),
+            site.service(80),
+            site.real_address(0),
+            site.real_address(1),
+        )
+    };
+    std::fs::write(&file, text("192.0.2.60"))?;
+    let mut daemon = site.director.spawn(
+        programs::find("lvsd")?,
+        &["--config", &file.display().to_string()],
+    )?;
+    for local in ["192.0.2.60", "192.0.2.61"] {
+        if local != "192.0.2.60" {
+            std::fs::write(&file, text(local))?;
+            daemon.signal(Signal::SIGHUP)?;
+        }
+        let seen = || {
+            site.client
+                .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
+        };
+        wait_until(local, Duration::from_secs(10), || {
+            seen().is_ok_and(|seen| seen.trim() == local)
+        })
+        .with_context(|| daemon.log())?;
+        let mut load = site.load();
+        load.requests = 40;
+        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+    }
+    let listing = site.lvsadm("local")?;
+    ensure!(
+        listing.starts_with("192.0.2.61 ") && !listing.contains("192.0.2.60 "),
+        "{listing}"
+    );
+    daemon.stop(Signal::SIGTERM)?;
     Ok(())
 }

@@ -232,6 +232,17 @@ fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
     ftp.all_clients()
 }
 
+/// The host routes the packets to the engine, those of data connections from port 20 as well.
+#[test]
+fn nat_through_a_tun_device() -> Result<()> {
+    let mut options = options("ftp-hop", Forward::Nat);
+    options.vip = Vip::Engine;
+    options.ip_forward = true;
+    let ftp = Ftp::new(options, &["--helper", "ftp", "--backend", "tun"])?;
+    ftp.serve(ftp.site.service(21), "-s rr")?;
+    ftp.all_clients()
+}
+
 #[test]
 fn nat_of_ipv6() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;

@@ -12,11 +12,13 @@ const FRAMES: u64 = if cfg!(debug_assertions) {
     1_000_000
 };
 
+/// Memory of all tests of this file at once: each has a pool of frames and a table of connections, and nothing that grows.
+const RESIDENT_MAX: usize = 768 << 20;
+
 fn weather(seed: u64, names: &[&str]) {
     let mut drops = BTreeSet::new();
     for name in names {
         let method = Method::named(name).expect("a method");
-        let before = resident();
         let summary = storm(method, seed, FRAMES);
         let Summary {
             counters,
@@ -37,7 +39,7 @@ fn weather(seed: u64, names: &[&str]) {
         // It was weather, not silence.
         let tenth = FRAMES / 10;
         assert!(counters.received >= FRAMES && counters.dropped_total() > tenth);
-        assert!(counters.sent > tenth / 2, "{counters:?}");
+        assert!(counters.sent > FRAMES / 50, "{counters:?}");
         assert!(*came_right > tenth && *right > tenth && *trains > FRAMES / 1000);
         for fate in [
             counters.held,
@@ -49,8 +51,11 @@ fn weather(seed: u64, names: &[&str]) {
         }
         assert_eq!(*tunnelled > tenth / 4, method.name.contains("in"));
         drops.extend(summary.drops().into_keys());
-        let grown = resident().saturating_sub(before);
-        assert!(grown < 256 << 20, "{name}: {grown} bytes more than before");
+        let resident = resident();
+        assert!(
+            resident < RESIDENT_MAX,
+            "{name}: {resident} bytes of memory"
+        );
     }
     println!("{drops:?}");
 }

@@ -95,11 +95,13 @@ fn direct_routing() -> Result<()> {
 }
 
 /// What the tunnels are called on the command line.
-const TUNNELS: [&str; 6] = [
+const TUNNELS: [&str; 8] = [
     "-i",
     "-i --tun-type gre",
+    "-i --tun-type gre --tun-nocsum",
     "-i --tun-type gre --tun-csum",
     "-i --tun-type gue --tun-port 6080",
+    "-i --tun-type gue --tun-port 6080 --tun-nocsum",
     "-i --tun-type gue --tun-port 6080 --tun-csum",
     "-i --tun-type gue --tun-port 6080 --tun-remcsum",
 ];

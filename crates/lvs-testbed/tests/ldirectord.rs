@@ -148,26 +148,17 @@ fn direct_routing_not_quiescent() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
 
-/// Rules saved at the stop and restored at the start, in the way of Debian's init script, with its files.
+/// Rules saved, and restored at the start, by the init script of Debian's package ipvsadm, unmodified, with its files.
 #[test]
 fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     let mut site = site("debian", Forward::Nat)?;
-    site.director.sh(
-        "D=$(mktemp -d) && cp -a /etc/. $D/ 2>/dev/null; mount --bind $D /etc && \
-         printf 'AUTO=\"true\"\\nDAEMON=\"none\"\\nIFACE=\"eth0\"\\nSYNCID=\"\"\\n' > /etc/default/ipvsadm",
-    )?;
-    let script = site.testbed.dir().join("init");
-    fs::write(
-        &script,
-        "set -e\nIPVSADM_CONFIG=/etc/ipvsadm.rules\nIPVSADM=/sbin/ipvsadm\n. /etc/default/ipvsadm\n\
-         case $1 in\n\
-         start) [ \"$AUTO\" = true ] && grep -qv '^#' $IPVSADM_CONFIG && $IPVSADM -C && $IPVSADM-restore < $IPVSADM_CONFIG ;;\n\
-         stop) $IPVSADM -C ;;\n\
-         save) echo '# ipvsadm.rules' > $IPVSADM_CONFIG; $IPVSADM-save -n >> $IPVSADM_CONFIG ;;\n\
-         esac\n",
-    )?;
-    let run =
-        |site: &Site, word: &str| site.director.sh(&format!("sh {} {word}", script.display()));
+    let etc = site.testbed.dir().join("etc");
+    site.director.sh(&format!(
+        "cp -a /etc {0} 2>/dev/null || true; mount --bind {0} /etc; : > /etc/ipvsadm.rules; \
+         printf 'AUTO=\"true\"\nDAEMON=\"none\"\nIFACE=\"eth0\"\n' > /etc/default/ipvsadm",
+        etc.display()
+    ))?;
+    let run = |site: &Site, word: &str| site.director.sh(&format!("sh /etc/init.d/ipvsadm {word}"));
     let service = site.service(80);
     site.director.sh(&format!(
         "ipvsadm -A -t {service} -s wrr -p 300 && ipvsadm -a -t {service} -r {}:80 -m -w 3 && \
@@ -180,6 +171,14 @@ fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     let before = site.director.sh("ipvsadm-save -n")?;
     ensure!(before.lines().count() == 5, "{before}");
     run(&site, "save")?;
+    let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
+    ensure!(saved == format!("# ipvsadm.rules\n{before}"), "{saved}");
+    let status = run(&site, "status")?;
+    ensure!(
+        status.starts_with("IP Virtual Server version 1.2.1 (size=4096)\n"),
+        "{status}"
+    );
+    ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     // The machine starts again: a new engine knows nothing.
@@ -187,9 +186,13 @@ fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     run(&site, "start")?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
+    run(&site, "reload")?;
+    ensure!(site.director.sh("ipvsadm-save -n")? == before);
     ensure!(answering(&site)? == ["rs1"]);
     // Names instead of numbers do as well.
-    site.director.sh("ipvsadm-save > /tmp/../etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules")?;
+    site.director.sh(
+        "ipvsadm-save > /etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules",
+    )?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
     Ok(())
 }

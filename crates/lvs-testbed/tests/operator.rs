@@ -40,6 +40,18 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(late.ends_with("status 1\n"), "{late}");
 
+    // Interrupted, it leaves the server drained.
+    let arguments = ["drain", &service.to_string(), &server];
+    let mut drain = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
+    let drained = || {
+        site.lvsadm("--json -L")
+            .is_ok_and(|text| text.contains("\"weight\":0"))
+    };
+    wait_until("the weight to be 0", Duration::from_secs(10), drained)?;
+    drain.stop(nix::sys::signal::Signal::SIGINT)?;
+    ensure!(drained(), "{}", drain.log());
+    site.lvsadm(&format!("-e -t {service} -r {server} -m"))?;
+
     let lvsadm = programs::find("lvsadm")?;
     let arguments = [
         "drain",
@@ -93,6 +105,38 @@ fn explain_tells_what_then_happens() -> Result<()> {
     ensure!(told.contains("belongs to a connection"), "{told}");
     let told = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
     ensure!(told.contains("none: no service takes"), "{told}");
+
+    // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a table.
+    let vip = site.vip;
+    let to = format!("--destination {vip} --protocol tcp --ports 8000-8010");
+    site.lvsadm("-A -f 7 -s sh")?;
+    site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(1)))?;
+    site.lvsadm(&format!("mark add {to} --interface eth1 --mark 9"))?;
+    site.lvsadm(&format!("mark add {to} --mark 7"))?;
+    let before = site.lvsadm("mark list")?;
+    let question = format!("explain tcp 192.0.2.1:1000 {vip}:8001");
+    let told = site.lvsadm(&question)?;
+    for line in [
+        "mark        7: rule 2 (",
+        "rule 1 if it comes in on eth1",
+        "it has the mark 7",
+        // The upper eight bits of 0xc0000201 * 0x61c88647, as the kernel has it.
+        "slot        50 of 256",
+        &format!("goes to {}:80: sh chooses it", site.real_address(1)),
+    ] {
+        ensure!(told.contains(line), "{line}: {told}");
+    }
+    let told = site.lvsadm(&format!("{question} --interface eth1"))?;
+    ensure!(told.contains("mark        9: rule 1 ("), "{told}");
+    let told = site.lvsadm(&format!("{question} --mark 0"))?;
+    ensure!(
+        !told.contains("mark ") && told.contains("none: no service takes"),
+        "{told}"
+    );
+    ensure!(
+        site.lvsadm("mark list")? == before,
+        "asking counts no packet"
+    );
     Ok(())
 }
 
@@ -170,10 +214,13 @@ fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
     ))?;
     // The connection from before has ended well; it is not there to speak for the server.
     let found = doctor(&site)?;
+    let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
     for expected in [
         "chain input",
         "has no server",
-        "packets were dropped: no_server",
+        "packets were dropped: no_server: No real",
+        "got no further than the first packet",
+        "is this director its default",
         "status 1",
     ] {
         ensure!(found.contains(expected), "{expected}: {found}");
@@ -181,8 +228,13 @@ fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
     let drops = site.lvsadm("drops")?;
     ensure!(drops.contains("no_server"), "{drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
+    let all = drops.as_array().context("a list")?;
+    let told = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
     ensure!(
-        drops.as_array().is_some_and(|all| all.len() > 20),
+        all.len() > 20
+            && all
+                .iter()
+                .all(|reason| told(reason, "help") && told(reason, "remedy")),
         "{drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
@@ -221,6 +273,29 @@ fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
         "{shown:?}"
+    );
+    // Lines are as wide as the window, which may change.
+    let shown = site.director.sh(&format!(
+        "(sleep 3; printf q) | TERM=xterm NO_COLOR=1 timeout 20 script -qec \
+         'stty cols 50 rows 20; (sleep 1.5; stty cols 60 < /dev/tty) & {lvsadm} watch --interval 0.3' /dev/null"
+    ))?;
+    let widths: Vec<usize> = shown
+        .split("\r\n")
+        .filter(|line| line.starts_with("TCP "))
+        .map(|line| line.find('\x1b').unwrap_or(line.len()))
+        .collect();
+    ensure!(
+        widths.contains(&50) && widths.contains(&60),
+        "{widths:?} {shown:?}"
+    );
+    ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
+    // A terminal that cannot draw gets one table after the other.
+    let dumb = site.director.sh(&format!(
+        "TERM=dumb timeout 10 script -qec '{lvsadm} watch --interval 0.2 --count 2' /dev/null < /dev/null"
+    ))?;
+    ensure!(
+        dumb.matches("by rate").count() == 2 && !dumb.contains('\x1b'),
+        "{dumb:?}"
     );
     Ok(())
 }

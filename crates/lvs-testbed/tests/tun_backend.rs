@@ -38,6 +38,13 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
+fn on_port(port: u16) -> NginxOptions {
+    NginxOptions {
+        ports: vec![port],
+        keepalive: true,
+    }
+}
+
 /// What is steered on the director.
 fn steered(site: &Site) -> Result<String> {
     site.director.sh(
@@ -77,6 +84,47 @@ fn tunnels_bulk_and_datagrams() -> Result<()> {
 #[test]
 fn servers_come_and_go() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
+}
+
+/// Full NAT answers to addresses that the host routes to the engine as it does virtual ones; a client on the director itself is
+/// one like all others.
+#[test]
+fn full_nat() -> Result<()> {
+    let site = site("hop-fullnat", Forward::FullNat, 2)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+    common::spread(&common::ok(site.director.load(&load)?, 94)?, &[47, 47])?;
+    common::bulk(&site)?;
+    site.lvsadm("-C")?;
+    traffic6(&site, &["--fullnat"], true)?;
+    let refusal = site.lvsadm("local add 192.0.2.1");
+    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    ensure!(text.contains("TUN"), "{text}");
+    Ok(())
+}
+
+/// The director's own web server behind a service, beside another one.
+#[test]
+fn the_director_as_a_real_server() -> Result<()> {
+    let site = site("hop-local", Forward::Nat, 1)?;
+    let _own = nginx(&site.director, &on_port(8080))?;
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!("-a -t {} -r 10.0.0.1:8080 -m", site.service(80)))?;
+    let mut load = site.load();
+    load.requests = 94;
+    let report = common::ok(site.client.load(&load)?, 94)?;
+    let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
+    ensure!(report.servers == expected.into(), "{:?}", report.servers);
+    // Its own clients still get their answers, which pass the engine, too.
+    let direct = LoadOptions {
+        target: ([192, 0, 2, 1], 8080).into(),
+        requests: 20,
+        ..site.load()
+    };
+    common::ok(site.client.load(&direct)?, 20)?;
+    Ok(())
 }
 
 /// The VIP in no network, merely routed to the director: nobody has to answer ARP for it.
@@ -175,13 +223,9 @@ fn fragments_and_a_narrow_link() -> Result<()> {
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
     for reverse in ["", "-R"] {
-        let printed = site.client.sh(&format!(
-            "timeout 20 iperf3 -c {} -t 1 -J -u -b 20M -l 4000 {reverse}",
-            site.vip
-        ))?;
-        let report: serde_json::Value = serde_json::from_str(&printed)?;
+        let report = common::iperf(&site, &format!("-u -b 20M -l 4000 {reverse}"))?;
         let sum = &report["end"]["sum"];
-        let number = |name: &str| sum[name].as_u64().context(printed.clone());
+        let number = |name: &str| sum[name].as_u64().context(sum.to_string());
         let (packets, lost) = (number("packets")?, number("lost_packets")?);
         // A receiver of few buffers may lose some itself; without the rules for fragments none would arrive.
         ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");
@@ -340,11 +384,6 @@ fn the_host_beside_it() -> Result<()> {
     load.requests = 40;
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    let on_port = |port| NginxOptions {
-        ports: vec![port],
-        keepalive: true,
-    };
-
     // Its own addresses are its own.
     let _ssh = nginx(&site.director, &on_port(22))?;
     let printed = site

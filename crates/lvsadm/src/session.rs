@@ -236,6 +236,9 @@ impl Session {
                     render::conn(&mut text, &conn, options, names);
                     output.write_all(text.as_bytes())
                 };
+                if count == 0 && written.is_ok() {
+                    written = output.flush();
+                }
                 count += 1;
                 written.is_ok()
             });

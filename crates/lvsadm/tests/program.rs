@@ -1,7 +1,8 @@
 //! The binary itself: names, sockets that do not answer, readers that go away.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -120,6 +121,67 @@ fn without_an_engine_one_line_says_what_to_do() {
     let (out, _, code) = run(program("lvsadm", &nobody).arg("-h"));
     assert_eq!(code, Some(0));
     assert!(out.contains("--socket"), "{out}");
+}
+
+#[test]
+fn sockets_that_are_no_use_are_told_in_one_line() {
+    let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let at = |name: &str| dir.join(name);
+    drop(UnixListener::bind(at("stale")).expect("a socket"));
+    std::fs::write(at("file"), "").expect("a file");
+    let answering = |name: &str, answer: &'static str| {
+        let listener = UnixListener::bind(at(name)).expect("a socket");
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                let mut line = String::new();
+                let _ = BufReader::new(&stream).read_line(&mut line);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+    };
+    answering(
+        "other-version",
+        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the engine speaks version 9\"}}\n",
+    );
+    answering("no-engine", "HTTP/1.1 400 Bad Request\r\n\r\n");
+    answering("ends", "");
+    for (name, part) in [
+        (
+            "absent",
+            "start lvs-dataplane, or name its socket with --socket",
+        ),
+        ("stale", "start lvs-dataplane, which replaces it"),
+        ("file", "is not a socket: name the engine's"),
+        ("other-version", "install both from the same release"),
+        ("no-engine", "is no packet engine"),
+        ("ends", "look at its log, and start it again"),
+    ] {
+        let socket = Address::Path(at(name));
+        let path = at(name).display().to_string();
+        for (argv0, lines) in [("lvsadm", 1), ("ipvsadm", 2)] {
+            let (out, err, code) = run(program(argv0, &socket).arg("-Ln"));
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{name}: {err}");
+            assert_eq!(err.lines().count(), lines, "{name}: {err}");
+            assert!(err.contains(part) && err.contains(&path), "{name}: {err}");
+        }
+    }
+    // Without the right to enter its directory: only root can be somebody else to try it.
+    if nix::unistd::geteuid().is_root() {
+        let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
+        std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        let (_, err, code) = run(Command::new(&copy)
+            .arg("-Ln")
+            .env("LVS_SOCKET", at("stale"))
+            .current_dir("/")
+            .uid(65_534)
+            .gid(65_534));
+        assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
+        assert!(err.contains("run as root"), "{err}");
+        std::fs::remove_file(copy).expect("it is ours");
+    }
+    std::fs::remove_dir_all(&dir).expect("it is ours");
 }
 
 #[test]

@@ -317,8 +317,8 @@ mod tests {
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
                 marks: Some(vec!["--destination 192.0.2.1 --mark 1".into()]),
-                port_marks: Vec::new(),
-                local: None,
+                port_marks: vec!["--destination 192.0.2.1 --mark 1275068417".into()],
+                local: Some(LocalPool { addresses: vec![[10, 0, 0, 2].into()], hairpin: adopt }),
                 adopt,
             }
         }
@@ -354,6 +354,63 @@ mod tests {
             marks: engine.marks.clone(),
             local: engine.local.clone(),
         }
+    }
+
+    #[test]
+    fn rules_of_others_stay_and_those_for_ports_come_and_go() {
+        let (theirs, ours) = (
+            "--destination 192.0.2.1 --mark 1",
+            "--destination 192.0.2.1 --mark 1275068417",
+        );
+        let marks = |set: &[&str], port_marks: &[&str], there: &[&str]| {
+            let owned =
+                |rules: &[&str]| -> Vec<String> { rules.iter().map(ToString::to_string).collect() };
+            let desired = Desired {
+                marks: (!set.is_empty()).then(|| owned(set)),
+                port_marks: owned(port_marks),
+                ..Desired::default()
+            };
+            let actual = Actual {
+                marks: owned(there),
+                ..Actual::default()
+            };
+            match diff(&desired, &actual).ops.pop() {
+                Some(Op::SetMarks(marks)) => Some(marks.join("; ")),
+                None => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let both = format!("{theirs}; {ours}");
+        assert_eq!(marks(&[], &[ours], &[theirs]), Some(both.clone()));
+        assert_eq!(marks(&[], &[ours], &[theirs, ours]), None);
+        assert_eq!(marks(&[], &[], &[theirs, ours]), Some(theirs.to_owned()));
+        assert_eq!(marks(&[theirs], &[ours], &[]), Some(both));
+        assert_eq!(marks(&[], &[], &[theirs]), None);
+    }
+
+    #[test]
+    fn local_addresses_come_before_servers_and_go_after_them() {
+        let pool = |hosts: &[u8], hairpin| LocalPool {
+            addresses: hosts.iter().map(|&n| IpAddr::from([10, 0, 0, n])).collect(),
+            hairpin,
+        };
+        let desired = Desired {
+            local: Some(pool(&[2, 3], false)),
+            services: vec![DesiredService {
+                id: id(1),
+                config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
+                on_down: OnDown::Remove,
+                servers: vec![],
+            }],
+            ..Desired::default()
+        };
+        let actual = Actual {
+            local: pool(&[1, 2], true),
+            ..Actual::default()
+        };
+        let ops = diff(&desired, &actual).ops;
+        assert_eq!(ops.first(), Some(&Op::SetLocal(pool(&[1, 2, 3], true))));
+        assert_eq!(ops.last(), Some(&Op::SetLocal(pool(&[2, 3], false))));
     }
 
     proptest! {

@@ -4,6 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::Range;
 use core::time::Duration;
 
 use siphasher::sip::SipHasher13;
@@ -454,9 +455,10 @@ impl ConnTable {
             .is_some_and(|slot| slot.flags != FREE)
     }
 
-    /// Indices of entries in use, from `start` on.
-    pub(crate) fn indices_from(&self, start: u32) -> impl Iterator<Item = u32> + '_ {
-        (start..u32::try_from(self.slots.len()).unwrap_or(NO_SLOT))
+    /// Indices of entries in use among `slots`.
+    pub(crate) fn indices(&self, slots: Range<usize>) -> impl Iterator<Item = u32> + '_ {
+        let end = slots.end.min(self.slots.len());
+        (u32::try_from(slots.start).unwrap_or(NO_SLOT)..u32::try_from(end).unwrap_or(NO_SLOT))
             .filter(|&index| self.slots[index as usize].flags != FREE)
     }
 

@@ -191,7 +191,7 @@ impl Session {
         }
         let possible = match self.server_end {
             _ if !tcp.acknowledges() => true,
-            Some(end) => !is_after(self.shift.acknowledged(tcp.acknowledgement), end),
+            Some(end) => !is_after(self.shift.acknowledgement(tcp.acknowledgement), end),
             None => !self.opened,
         };
         // A stray SYN says nothing about where a known stream ends.
@@ -442,6 +442,10 @@ impl Shard {
                 let mut flags = flags | flag::NFCT;
                 if let Some(link) = self.link(control) {
                     flags |= server_flags(&link.server, conntrack);
+                    // The server has been taken from NAT to a method that the helper does not know.
+                    if link.server.forwarding() == Forwarding::FullNat {
+                        flags = flags & !flag::METHOD | Forwarding::Nat as u32;
+                    }
                 }
                 flags |= self.settings.helper_flags(key.protocol, key.virt, flags);
                 let mut slot = Slot::new(key, server, flags);

@@ -39,11 +39,6 @@ impl Shift {
         seen.wrapping_sub(self.at(sent).cast_unsigned())
     }
 
-    /// The same for a look at whether the sender has sent so much (`nf_ct_seq_offset`).
-    pub(super) const fn acknowledged(self, seen: u32) -> u32 {
-        seen.wrapping_sub(self.at(seen.wrapping_sub(1)).cast_unsigned())
-    }
-
     const fn at(self, sequence: u32) -> i32 {
         if is_after(sequence, self.place) {
             self.after
@@ -82,7 +77,6 @@ mod tests {
                 seen = seen.wrapping_add(new_len);
                 prop_assert_eq!(shift.sequence(sent), seen);
                 prop_assert_eq!(shift.acknowledgement(seen), sent);
-                prop_assert_eq!(shift.acknowledged(seen), sent);
                 // A repetition changes nothing.
                 let mut again = shift;
                 again.replaced(edges[edges.len() - 1].0, new_len.cast_signed() - len.cast_signed());

@@ -767,6 +767,27 @@ mod tests {
     }
 
     #[test]
+    fn full_nat_is_lvsadms_alone() {
+        let words = [
+            "-a",
+            "-t",
+            "192.0.2.1:80",
+            "-r",
+            "10.0.0.1:8080",
+            "--fullnat",
+        ];
+        let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm has no such option");
+        assert_eq!(refusal.text(), b"--fullnat: unknown option\n");
+        let Ok(Command::AddServer(spec)) = parse_own("lvsadm", &words, &Numeric) else {
+            panic!("a good line");
+        };
+        assert_eq!(spec.config.forwarding, Forwarding::FullNat);
+        assert_eq!(spec.server.port(), 8080);
+        let twice = [&words[..], &["-m"]].concat();
+        assert!(parse_own("lvsadm", &twice, &Numeric).is_err());
+    }
+
+    #[test]
     fn first_problem_wins() {
         assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
         assert_eq!(

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
+use super::HashSlot;
 use super::hash::{fold, hash_32};
 use crate::Instant;
 
@@ -106,6 +107,14 @@ impl<T> Cache<T> {
         let dropped = before - bucket.len();
         self.len -= dropped;
         dropped
+    }
+}
+
+/// Where an address is in the cache.
+pub(super) fn slot(addr: IpAddr) -> HashSlot {
+    HashSlot {
+        number: hash_32(fold(addr), BITS),
+        of: 1 << BITS,
     }
 }
 

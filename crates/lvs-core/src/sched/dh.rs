@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::hash::{fold, hash_32};
-use super::{Request, Scheduler};
+use super::{HashSlot, Request, Scheduler};
 use crate::Server;
 
 /// 2^8 slots (`IP_VS_DH_TAB_BITS`).
@@ -37,6 +37,13 @@ impl Scheduler for DestinationHashing {
         let slot = hash_32(fold(request.virt.ip()), BITS);
         let index = *self.table.get(slot as usize)? as usize;
         servers.get(index)?.is_usable().then_some(index)
+    }
+
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        Some(HashSlot {
+            number: hash_32(fold(request.virt.ip()), BITS),
+            of: 1 << BITS,
+        })
     }
 
     fn start(&mut self, servers: &[Arc<Server>]) {

@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::time::Duration;
 
-use super::cache::{CHECK_PERIOD, Cache};
+use super::cache::{self, CHECK_PERIOD, Cache};
 use super::wlc::least_by;
-use super::{Request, Scheduler};
+use super::{HashSlot, Request, Scheduler};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
@@ -60,6 +60,10 @@ impl Scheduler for LocalityLeastConnections {
             self.cache.insert(addr, held, request.now);
         }
         Some(index)
+    }
+
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        Some(cache::slot(request.virt.ip()))
     }
 
     fn start(&mut self, _: &[Arc<Server>]) {

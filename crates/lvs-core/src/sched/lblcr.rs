@@ -6,10 +6,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::cache::{CHECK_PERIOD, Cache};
+use super::cache::{self, CHECK_PERIOD, Cache};
 use super::lblc::is_overloaded;
 use super::wlc::least_by;
-use super::{Request, Scheduler};
+use super::{HashSlot, Request, Scheduler};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
@@ -124,6 +124,10 @@ impl Scheduler for LocalityLeastConnectionsReplicated {
             set.last_change = now;
         }
         Some(index)
+    }
+
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        Some(cache::slot(request.virt.ip()))
     }
 
     fn start(&mut self, _: &[Arc<Server>]) {

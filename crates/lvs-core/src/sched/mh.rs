@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use super::hash::{fold, hsiphash};
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{Request, Scheduler};
+use super::{HashSlot, Request, Scheduler};
 use crate::Server;
 
 /// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
@@ -121,6 +121,13 @@ impl Scheduler for MaglevHashing {
             (index != EMPTY).then_some(index as usize)
         };
         probe(servers, request, SLOTS, hsiphash(key, KEY1) % SLOTS, slot)
+    }
+
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        Some(HashSlot {
+            number: hsiphash(client_key(request), KEY1) % SLOTS,
+            of: SLOTS,
+        })
     }
 
     fn start(&mut self, servers: &[Arc<Server>]) {

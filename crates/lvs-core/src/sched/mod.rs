@@ -72,6 +72,12 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
+    /// The slot of its hash table that a request falls into, for schedulers that have one.
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        let _ = request;
+        None
+    }
+
     /// The scheduler takes over a list that may have servers already (`init_service`).
     fn start(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
@@ -123,6 +129,16 @@ pub trait Scheduler: fmt::Debug + Send {
     fn weight_is_capacity(&self) -> bool {
         false
     }
+}
+
+/// A place in a scheduler's hash table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+pub struct HashSlot {
+    /// Which one, from 0.
+    pub number: u32,
+    /// Slots of the table.
+    pub of: u32,
 }
 
 /// Makes a scheduler for one service.

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::hash::{fold, hash_32};
-use super::{Request, Scheduler};
+use super::{HashSlot, Request, Scheduler};
 use crate::{Protocol, Server, ServiceFlags};
 
 /// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
@@ -51,6 +51,13 @@ impl Scheduler for SourceHashing {
             self.table.get(slot as usize).map(|&index| index as usize)
         };
         probe(servers, request, SLOTS, hash_32(key, BITS), slot)
+    }
+
+    fn slot(&self, request: &Request) -> Option<HashSlot> {
+        Some(HashSlot {
+            number: hash_32(client_key(request), BITS),
+            of: SLOTS,
+        })
     }
 
     fn start(&mut self, servers: &[Arc<Server>]) {

@@ -85,10 +85,10 @@ impl Control {
     }
 
     /// Takes over the connections of a message. Connections go to `shard`, templates to the control half. Nothing
-    /// happens without a backup.
+    /// happens without a backup, or with a shard of another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
-        if message.len() > backup.maxlen.into() {
+        if message.len() > backup.maxlen.into() || !self.owns(shard) {
             return;
         }
         self.sweep(shard);

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use lvs_core::api::{Call, Failure, Hello, ListEnd, Request, VERSION};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -13,6 +14,11 @@ use super::Address;
 
 /// The longest line of an answer: a service with very many servers is one line.
 const LINE_MAX: u64 = 1 << 30;
+
+/// How long an engine may say nothing before it counts as stopped. It gives up on its own packet worker before that.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How long it may take to greet, which needs nothing but a thread of its own.
+const GREETING: Duration = Duration::from_secs(5);
 
 /// Why an engine gave no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +82,18 @@ pub enum Error {
         /// What the engine said.
         message: String,
     },
+    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has no time for it.
+    #[error(
+        "the engine at {address} says nothing{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT lets \
+         a stopped one go on; else end it and start lvs-dataplane again",
+        of_pid(*.pid)
+    )]
+    Silent {
+        /// Where.
+        address: Address,
+        /// Its process, if it is in this PID namespace.
+        pid: Option<u32>,
+    },
     /// The connection ended before the answer did.
     #[error(
         "the engine at {address} ended in the middle of its answer: look at its log, and start it again"
@@ -108,6 +126,10 @@ pub struct Client {
     line: Vec<u8>,
     next_id: u64,
     hello: Hello,
+}
+
+fn of_pid(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
 /// Why nobody listens at `address`.
@@ -151,6 +173,9 @@ impl Client {
             let (address, uid) = (address.clone(), peer.uid.as_raw());
             return Err(Error::Impostor { address, uid });
         }
+        // A socket that takes no timeout is none of this system's.
+        let _ = stream.set_read_timeout(Some(GREETING));
+        let _ = stream.set_write_timeout(Some(SILENCE));
         let mut client = Self {
             address: address.clone(),
             stream: BufReader::with_capacity(64 << 10, stream),
@@ -179,6 +204,7 @@ impl Client {
             });
         }
         client.hello = hello;
+        let _ = client.stream.get_ref().set_read_timeout(Some(SILENCE));
         Ok(client)
     }
 
@@ -309,7 +335,7 @@ impl Client {
             Ok(()) => Ok(()),
             // It may have said why before it closed the connection: that is read next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(_) => Err(self.gone()),
+            Err(error) => Err(self.failed(&error)),
         }
     }
 
@@ -325,9 +351,23 @@ impl Client {
             Ok(len) if len as u64 == LINE_MAX => {
                 return Err(self.garbled("a line of its answer is too long".into()));
             }
-            _ => return Err(self.gone()),
+            Ok(_) => return Err(self.gone()),
+            Err(error) => return Err(self.failed(&error)),
         }
         serde_json::from_slice(&self.line).map_err(|e| self.garbled(e.to_string()))
+    }
+
+    /// Why nothing could be read or written.
+    fn failed(&self, error: &io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent {
+                address: self.address.clone(),
+                pid: rustix::net::sockopt::socket_peercred(self.stream.get_ref())
+                    .ok()
+                    .and_then(|peer| u32::try_from(peer.pid.as_raw_pid()).ok()),
+            },
+            _ => self.gone(),
+        }
     }
 
     fn gone(&self) -> Error {

@@ -498,6 +498,7 @@ const fn changes(call: &Call) -> bool {
             | Call::SysctlGet { .. }
             | Call::DaemonList {}
             | Call::Drops {}
+            | Call::MarkList {}
             | Call::Explain { .. }
     )
 }
@@ -562,6 +563,7 @@ mod tests {
                             reason: "test".into(),
                             count,
                             help: String::new(),
+                            remedy: String::new(),
                         })?;
                     }
                     serde_json::to_value(ListEnd { count: out.count() })

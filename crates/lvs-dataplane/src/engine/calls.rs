@@ -1,5 +1,6 @@
 //! What the control socket can ask for, done on the director.
 
+use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use super::access::Wish;
 use super::bench::{self, BenchFrame};
 use super::capture;
 use super::local;
-use super::shared::{Change, Command, Shared};
+use super::shared::{Change, Command, Question, Shared};
 use crate::control::server::{Engine, Sink};
 
-/// Connections that the worker hands out at a time, so that a listing never holds up packets for long.
+/// Slots of the table that are looked at in one go, so that a listing never holds up packets for long.
 const LIST_PIECE: usize = 512;
 /// Rules for marks at most: each packet is compared with them one after the other.
 const MARK_RULES_MAX: usize = 1024;
@@ -169,13 +170,19 @@ impl Engine for Shared {
                 client,
                 virt,
                 mark,
+                interface,
             } => {
                 let tuple = Tuple {
                     protocol: Protocol(protocol),
                     src: client,
                     dst: virt,
                 };
-                to_value(&self.ask(|reply| Command::Explain(tuple, mark, reply))?)
+                let question = Question {
+                    tuple,
+                    mark,
+                    interface,
+                };
+                to_value(&self.ask(|reply| Command::Explain(question, reply))?)
             }
             Call::Capture(filter) => self.capture(filter, out),
             Call::MarkList {} => {
@@ -364,43 +371,45 @@ impl Shared {
     fn list_connections(&self, out: &mut Sink<'_>) -> Result<(), Failure> {
         let mut start = 0;
         loop {
-            let piece = self.ask(|reply| Command::Connections {
-                start,
-                max: LIST_PIECE,
-                reply,
-            })?;
-            let Some(last) = piece.last() else {
-                break;
-            };
-            start = last.id.index() + 1;
+            let slots = start..start + LIST_PIECE;
+            let (piece, all) = self.ask(|reply| Command::Connections(slots, reply))?;
             for connection in &piece {
                 out.item(&conn_info(connection))?;
+            }
+            if start == 0 {
+                // A listing begins at once.
+                out.flush()?;
+            }
+            start += LIST_PIECE;
+            if start >= all {
+                break;
             }
         }
         start = 0;
         loop {
-            let now = self.now();
-            let piece: Vec<ConnInfo> = {
-                let control = self.control();
-                let templates = control.templates_from(start, now).take(LIST_PIECE);
-                let mut piece = Vec::new();
-                for template in templates {
-                    start = template.id.index() + 1;
-                    let engine = control.template_engine(template.id);
-                    piece.push(ConnInfo {
-                        engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
-                        ..conn_info(&template)
-                    });
-                }
-                piece
-            };
-            if piece.is_empty() {
-                return Ok(());
-            }
+            let (piece, all) = self.templates(start..start + LIST_PIECE);
             for template in &piece {
                 out.item(template)?;
             }
+            start += LIST_PIECE;
+            if start >= all {
+                return Ok(());
+            }
         }
+    }
+
+    /// The persistence templates in some slots, and the number of slots.
+    fn templates(&self, slots: Range<usize>) -> (Vec<ConnInfo>, usize) {
+        let now = self.now();
+        let control = self.control();
+        let templates = control.templates_in(slots, now).map(|template| {
+            let engine = control.template_engine(template.id);
+            ConnInfo {
+                engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
+                ..conn_info(&template)
+            }
+        });
+        (templates.collect(), control.template_slots())
     }
 
     /// Hands out packets until the client is gone.

@@ -1,15 +1,17 @@
 //! The director as the packet path asks it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta, Shard, Tuple,
-    Verdict,
+    AcceptReason, Connection, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta,
+    Shard, Tuple, Verdict,
 };
 
-use super::shared::Shared;
+use super::remedies;
+use super::shared::{Question, Shared};
 use super::{HookAction, PacketHook};
 use crate::netlink::NetState;
 use crate::pipeline::Decide;
@@ -26,6 +28,9 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
+    /// What comes in by the present batch is none of the director's business: it comes out of a tunnel of the host's, and
+    /// `ignore_tunneled` is set.
+    pub(super) ignores: bool,
     /// Whether to remember the last decision for a capture.
     pub(super) tells: bool,
     told: Option<(Tuple, Verdict)>,
@@ -42,6 +47,7 @@ impl Decider {
             marks: Arc::from([]),
             marked: Vec::new(),
             interface: Arc::from(""),
+            ignores: false,
             shared,
             shard,
             hook,
@@ -54,14 +60,21 @@ impl Decider {
 
     /// What the director has decided not to forward, and why.
     pub(super) fn reasons(&self) -> impl Iterator<Item = ReasonCount> + '_ {
-        let drops = DropReason::ALL
-            .iter()
-            .zip(self.drops)
-            .map(|(drop, count)| reason("drop", drop.name(), count, drop.describe()));
+        let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
+            let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
+            reason("drop", count, told)
+        });
         let accepts = AcceptReason::ALL
             .iter()
             .zip(self.accepts)
-            .map(|(accept, count)| reason("host", accept.name(), count, accept.describe()));
+            .map(|(accept, count)| {
+                let told = [
+                    accept.name(),
+                    accept.describe(),
+                    remedies::of_accept(*accept),
+                ];
+                reason("host", count, told)
+            });
         drops.chain(accepts)
     }
 
@@ -132,8 +145,39 @@ impl Decider {
         control.set_networks(networks);
     }
 
+    /// The connections in some slots, and the number of slots.
+    pub(super) fn connections(&self, slots: Range<usize>) -> (Vec<Connection>, usize) {
+        let connections = self.shard.connections_in(slots, self.shared.now());
+        (connections.collect(), self.shard.slots())
+    }
+
     /// What would become of a packet, without any of it happening.
-    pub(super) fn explain(&self, tuple: Tuple, mark: u32) -> Explanation {
+    pub(super) fn explain(&self, question: &Question) -> Explanation {
+        let Question {
+            tuple,
+            mark,
+            interface,
+        } = question;
+        let (action, why) = match mark {
+            Some(0) => (None, String::new()),
+            Some(mark) => (Some(MarkAction::Mark(*mark)), "as given".to_owned()),
+            None => marked_by(&self.marks, tuple, interface.as_deref()),
+        };
+        let refused = |verdict: String| Explanation {
+            verdict,
+            ..Explanation::default()
+        };
+        let mut told = match action {
+            Some(MarkAction::Drop) => refused(format!("dropped: {why} says so")),
+            Some(MarkAction::Host) => refused(format!("left to this host: {why} says so")),
+            Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
+            None => self.ask(*tuple, 0),
+        };
+        told.mark_why = why;
+        told
+    }
+
+    fn ask(&self, tuple: Tuple, mark: u32) -> Explanation {
         let now = self.shared.now();
         self.shared.control().explain(&self.shard, tuple, mark, now)
     }
@@ -160,6 +204,9 @@ impl Decider {
 
 impl Decide for Decider {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(meta.tuple, Verdict::Accept(AcceptReason::Tunneled));
+        }
         if let Some(hook) = &mut self.hook {
             match hook.packet(meta) {
                 HookAction::Continue => {}
@@ -194,6 +241,9 @@ impl Decide for Decider {
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(error.inner, Verdict::Accept(AcceptReason::Tunneled));
+        }
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => {
@@ -206,13 +256,37 @@ impl Decide for Decider {
     }
 }
 
-/// A counted reason, for a listing.
-pub(super) fn reason(action: &str, reason: &str, count: u64, help: &str) -> ReasonCount {
+/// What the rules for marks say of a packet, and which rule. One that asks for an interface takes only packets that are
+/// said to come in there; where nothing was said, it is named.
+fn marked_by(
+    rules: &[MarkRule],
+    tuple: &Tuple,
+    interface: Option<&str>,
+) -> (Option<MarkAction>, String) {
+    let mut passed = String::new();
+    for (number, rule) in (1..).zip(rules) {
+        if rule.matches(interface.unwrap_or_default(), tuple) {
+            return (Some(rule.action), format!("rule {number} ({rule}){passed}"));
+        }
+        if interface.is_none()
+            && let Some(name) = &rule.interface
+            && rule.matches(name, tuple)
+        {
+            passed.push_str(&format!("; rule {number} if it comes in on {name}"));
+        }
+    }
+    (None, passed.trim_start_matches("; ").to_owned())
+}
+
+/// A counted reason, for a listing; `told` is its name, its meaning and its remedy.
+pub(super) fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
+    let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
     ReasonCount {
         action: action.to_owned(),
-        reason: reason.to_owned(),
+        reason,
         count,
-        help: help.trim().to_owned(),
+        help,
+        remedy,
     }
 }
 

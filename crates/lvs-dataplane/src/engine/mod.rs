@@ -8,6 +8,7 @@ mod decider;
 mod local;
 mod network;
 mod offline;
+mod remedies;
 mod rules;
 mod shared;
 mod trunks;
@@ -246,7 +247,7 @@ impl Engine {
         control
             .set_ftp_ports(config.ftp_ports)
             .map_err(StartError::Helper)?;
-        let shard = control.shard(0);
+        let shard = control.shard(0).expect("there is at least one");
         let wake = EventFd::new().map_err(StartError::Thread)?;
         let (shared, commands) = Shared::new(control, wake, config.virtual_time);
         let shared = Arc::new(shared);

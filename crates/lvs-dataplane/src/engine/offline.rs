@@ -116,10 +116,8 @@ impl Offline {
             Command::LocalInfo(reply) => {
                 let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
             }
-            Command::Connections { start, max, reply } => {
-                let now = self.shared.now();
-                let connections = self.decider.shard.connections_from(start, now);
-                let _ = reply.send(connections.take(max).collect());
+            Command::Connections(slots, reply) => {
+                let _ = reply.send(self.decider.connections(slots));
             }
             Command::IsBroadcast(addr, reply) => {
                 let _ = reply.send(self.net.is_broadcast(addr));
@@ -149,8 +147,8 @@ impl Offline {
                 done.now = self.shared.now();
                 let _ = reply.send(done);
             }
-            Command::Explain(tuple, mark, reply) => {
-                let _ = reply.send(self.decider.explain(tuple, mark));
+            Command::Explain(question, reply) => {
+                let _ = reply.send(self.decider.explain(&question));
             }
             // Whoever asked is told by the closed channel: no packet ever comes.
             Command::Capture(..) => {}
@@ -192,7 +190,8 @@ impl Offline {
                 error!("cannot keep the helper's ports: {error}");
             }
             control.set_local_addresses(net.local());
-            self.decider = Decider::new(self.shared.clone(), control.shard(0), None);
+            let shard = control.shard(0).expect("there is at least one");
+            self.decider = Decider::new(self.shared.clone(), shard, None);
             self.shared.daemons().clear();
         }
         self.net = net;

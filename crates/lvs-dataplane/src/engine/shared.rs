@@ -1,6 +1,7 @@
 //! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
@@ -36,15 +37,8 @@ pub(super) enum Command {
     LocalPool(LocalPool, mpsc::SyncSender<Result<(), Failure>>),
     /// The addresses that stand for clients.
     LocalInfo(mpsc::SyncSender<LocalInfo>),
-    /// Copy out some connections.
-    Connections {
-        /// The first slot.
-        start: usize,
-        /// At most so many.
-        max: usize,
-        /// Where to.
-        reply: mpsc::SyncSender<Vec<Connection>>,
-    },
+    /// Copy out the connections in some slots, and tell how many slots there are.
+    Connections(Range<usize>, mpsc::SyncSender<(Vec<Connection>, usize)>),
     /// Whether an address is the broadcast address of one of this host's networks.
     IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
     /// Packets that each rule for marks has taken.
@@ -54,7 +48,7 @@ pub(super) enum Command {
     /// What only an engine for tests does.
     Test(Test, mpsc::SyncSender<Tested>),
     /// What would become of a packet.
-    Explain(Tuple, u32, mpsc::SyncSender<Explanation>),
+    Explain(Question, mpsc::SyncSender<Explanation>),
     /// Show packets until the receiver is gone.
     Capture(CaptureFilter, mpsc::SyncSender<CapturedPacket>),
     /// Whether something can be done at all.
@@ -63,6 +57,16 @@ pub(super) enum Command {
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.
     Reasons(mpsc::SyncSender<Vec<ReasonCount>>),
+}
+
+/// A packet that is asked about.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) tuple: Tuple,
+    /// Its mark; the rules decide without it.
+    pub(super) mark: Option<u32>,
+    /// Where it comes in.
+    pub(super) interface: Option<String>,
 }
 
 /// Shared by the control server's threads and the packet worker.

@@ -21,6 +21,7 @@ use super::capture::{self, Capture, Shown};
 use super::decider::{Decider, reason};
 use super::local::{self, LocalNodes};
 use super::network::{Network, is_usable};
+use super::remedies;
 use super::shared::{self, Command, Shared};
 use super::trunks::Trunks;
 use super::{Backend, PacketHook, StartError};
@@ -93,6 +94,8 @@ struct Attached {
     io: AfPacket,
     name: Arc<str>,
     down: bool,
+    /// What comes in there was inside of packets that IPVS does not balance.
+    decapsulates: bool,
 }
 
 impl Attached {
@@ -105,6 +108,12 @@ impl Attached {
             warn!("{}: {addr} may not be found there: {error}", self.name);
         }
     }
+}
+
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
+/// balances, so that `ignore_tunneled` is not about them.
+fn decapsulates(kind: Option<&str>) -> bool {
+    matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
 /// Everything that one thread of packet processing owns.
@@ -125,6 +134,7 @@ pub(super) struct Worker {
     trunks: Trunks,
     hidden: ShieldSpec,
     pmtu_disc: bool,
+    ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
     /// The local addresses of full NAT that were asked for.
@@ -202,6 +212,7 @@ impl Worker {
             trunks,
             hidden: ShieldSpec::default(),
             pmtu_disc: true,
+            ignore_tunneled: false,
             wanted_vips: HashSet::new(),
             wanted_pool: LocalPool::default(),
             local_nodes,
@@ -317,6 +328,8 @@ impl Worker {
                 return;
             }
             let now = self.shared.now();
+            self.decider.interface = self.interface_of(port);
+            self.decider.ignores = self.ignore_tunneled && self.decapsulates(port);
             if !self.captures.is_empty() {
                 self.process_shown(port, count, now);
                 if count < BATCH {
@@ -324,7 +337,6 @@ impl Worker {
                 }
                 continue;
             }
-            self.decider.interface = self.interface_of(port);
             let env = Env {
                 net: &self.network,
                 shield: &self.hidden,
@@ -624,17 +636,15 @@ impl Worker {
                 let control = self.shared.control();
                 let _ = reply.send(local::info(&control, &self.decider.shard));
             }
-            Command::Connections { start, max, reply } => {
-                let now = self.shared.now();
-                let connections = self.decider.shard.connections_from(start, now);
-                let _ = reply.send(connections.take(max).collect());
+            Command::Connections(slots, reply) => {
+                let _ = reply.send(self.decider.connections(slots));
             }
             Command::IsBroadcast(addr, reply) => {
                 let route = self.network.state.lookup(addr);
                 let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
             }
-            Command::Explain(tuple, mark, reply) => {
-                let _ = reply.send(self.decider.explain(tuple, mark));
+            Command::Explain(question, reply) => {
+                let _ = reply.send(self.decider.explain(&question));
             }
             Command::Capture(filter, out) => self.captures.push(Capture::new(filter, out)),
             Command::Marked(reply) => {
@@ -686,6 +696,7 @@ impl Worker {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
+            self.ignore_tunneled = control.sysctls().ignore_tunneled;
             hidden = ShieldSpec::of(&control, &self.hidden);
             let is_local = |addr| self.network.state.is_local(addr);
             hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
@@ -1073,6 +1084,7 @@ impl Worker {
                         io,
                         name: Arc::from(link.name.as_str()),
                         down,
+                        decapsulates: decapsulates(link.kind.as_deref()),
                     };
                     for &addr in self.announcing.keys() {
                         attached.listen(addr, true);
@@ -1150,6 +1162,11 @@ impl Worker {
         }
     }
 
+    fn decapsulates(&self, port: PortId) -> bool {
+        let attached = self.ports.get(port.index()).and_then(Option::as_ref);
+        attached.is_some_and(|attached| attached.decapsulates)
+    }
+
     fn name_of(&self, port: PortId) -> &str {
         match self.ports.get(port.index()) {
             Some(Some(attached)) => &attached.name,
@@ -1161,11 +1178,31 @@ impl Worker {
     fn withdraw(&mut self) {
         self.route_own(&HashSet::new());
         self.local_nodes = None;
+        let counters = &self.pipeline.counters;
+        info!(
+            received = counters.received,
+            reassembled = counters.reassembled,
+            sent = counters.sent,
+            held = counters.held,
+            left = counters.left,
+            given_back = counters.given_back,
+            answered = counters.answered,
+            fragments = counters.fragments,
+            dropped = counters.dropped_total(),
+            "what became of the packets"
+        );
     }
 
     // --- what others want to know -------------------------------------------------------------------------------------
 
-    fn info(&self) -> Info {
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    fn own_vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.hidden.own_vips.iter().copied();
+        own.filter(move |addr| self.network.is_vip(*addr) || !local.contains(addr))
+    }
+
+    fn info(&mut self) -> Info {
         let routed = self.access.is_routed().then(|| InterfaceInfo {
             name: self.access.name().to_owned(),
             backend: "tun".to_owned(),
@@ -1175,15 +1212,17 @@ impl Worker {
                 .state
                 .link(self.access.ifindex())
                 .is_some_and(|link| link.up),
+            lost: self.access.drops(),
         });
-        let attached = self.ports.iter().zip((0..).map(PortId));
+        let attached = self.ports.iter_mut().zip((0..).map(PortId));
         Info {
             connections: self.decider.shard.len() as u64,
             capacity: self.decider.shard.capacity() as u64,
             interfaces: attached
                 .filter_map(|(attached, port)| {
-                    let attached = attached.as_ref()?;
+                    let attached = attached.as_mut()?;
                     Some(InterfaceInfo {
+                        lost: attached.io.drops(),
                         name: attached.name.to_string(),
                         backend: attached.io.capabilities().name.to_owned(),
                         mtu: self.network.port(port)?.mtu,
@@ -1192,7 +1231,8 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            own_vips: self.hidden.own_vips.iter().copied().collect(),
+            too_big: self.pipeline.misfits.all(),
+            own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
                 .iter()
@@ -1212,21 +1252,12 @@ impl Worker {
             // What these two stand for is counted by the director's own reasons.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
-                reason(
-                    "drop",
-                    drop.name(),
-                    counters.dropped_for(drop),
-                    drop.describe(),
-                )
+                let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                reason("drop", counters.dropped_for(drop), told)
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decider.reasons()).collect();
-        let unsent = "The interface refused it: its queue is full, it is down, or the frame is too long for it.";
-        all.push(reason(
-            "drop",
-            "not_sent",
-            self.refused + self.trunks.refused(),
-            unsent,
-        ));
+        let unsent = self.refused + self.trunks.refused();
+        all.push(reason("drop", unsent, remedies::NOT_SENT));
         let missed: u64 = self
             .ports
             .iter_mut()
@@ -1234,32 +1265,15 @@ impl Worker {
             .map(|port| port.io.drops())
             .sum();
         let missed = missed + self.access.drops();
-        let ring = "The engine was too slow, and the kernel had no room left for packets that wait for it.";
-        all.push(reason("drop", "not_received", missed, ring));
-        let limited = "ICMP errors that the director owed and did not send: --icmp-ratelimit, --icmp-msgs-per-sec.";
-        all.push(reason(
-            "drop",
-            "icmp_limited",
-            self.pipeline.rate_limit.suppressed,
-            limited,
-        ));
-        let incomplete = "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.";
-        all.push(reason(
-            "drop",
-            "incomplete",
-            self.pipeline.reassembler.expired,
-            incomplete,
-        ));
-        let tagged = "Of a VLAN that has no device here: --interface NAME.VLAN makes one.";
-        let count = self.pipeline.counters.tagged + self.trunks.strangers();
-        all.push(reason("host", "vlan", count, tagged));
-        let waiting = "Its next hop did not answer ARP, or too many packets waited for it.";
-        all.push(reason(
-            "drop",
-            "no_neighbour",
-            self.pipeline.waiting.dropped,
-            waiting,
-        ));
+        all.push(reason("drop", missed, remedies::NOT_RECEIVED));
+        let limited = self.pipeline.rate_limit.suppressed;
+        all.push(reason("drop", limited, remedies::ICMP_LIMITED));
+        let incomplete = self.pipeline.reassembler.expired;
+        all.push(reason("drop", incomplete, remedies::INCOMPLETE));
+        let tagged = self.pipeline.counters.tagged + self.trunks.strangers();
+        all.push(reason("host", tagged, remedies::VLAN));
+        let waited = self.pipeline.waiting.dropped;
+        all.push(reason("drop", waited, remedies::NO_NEIGHBOUR));
         all
     }
 }

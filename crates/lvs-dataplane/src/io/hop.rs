@@ -18,11 +18,12 @@ use std::path::Path;
 use super::tun::{HostDevice, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
 use crate::frame::Frame;
-use crate::sys::{self, TunOptions};
+use crate::netlink::Requests;
+use crate::sys::TunOptions;
 use crate::wire::{decrement_ttl, increment_ttl};
 
 /// Packets that may wait for the director; the kernel's 500 are few for a burst of small ones.
-const QUEUE: u16 = 8192;
+const QUEUE: u32 = 8192;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] that forwards, takes packets from the
 /// host's own addresses (the outer headers of tunnels have them), and may have several queues.
@@ -49,10 +50,11 @@ impl HopDevice {
             // All that came from outside has passed the host's own look at its source before.
             write_setting(&conf.join("accept_local"), 1)
                 .map_err(failed(name, "accept the host's own addresses"))?;
-            write_setting(&conf.join("forwarding"), 1)
-                .map_err(failed(name, "switch on forwarding"))?;
-            sys::set_queue_length(name, QUEUE).map_err(failed(name, "set the queue's length"))
+            write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
         })?;
+        Requests::open()
+            .and_then(|mut requests| requests.set_queue_length(host.ifindex(), QUEUE))
+            .map_err(failed(name, "set the queue's length"))?;
         Ok(Self { host })
     }
 

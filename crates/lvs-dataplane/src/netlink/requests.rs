@@ -31,6 +31,16 @@ impl Requests {
         })
     }
 
+    /// Sets how many packets may wait in an interface's queue. (The ioctl for it is for the initial user namespace only.)
+    pub(crate) fn set_queue_length(&mut self, ifindex: u32, packets: u32) -> io::Result<()> {
+        // struct ifinfomsg
+        let mut header = [0; 16];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        self.request(libc::RTM_SETLINK, 0, &header, |b| {
+            b.attr(libc::IFLA_TXQLEN, &packets.to_ne_bytes());
+        })
+    }
+
     /// Sends a request and waits for its acknowledgement.
     pub(crate) fn request(
         &mut self,

@@ -74,7 +74,8 @@ impl Pipeline {
         self.fill_options_of_request(frame, job, cx);
         match forward.method {
             Forwarding::Nat | Forwarding::FullNat => {
-                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+                let way = Some((target, false));
+                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, way, cx) {
                     return fate;
                 }
                 self.clamp_mss(frame, job, hop.mtu as usize, cx);
@@ -100,7 +101,8 @@ impl Pipeline {
                 self.leave(frame, &job.packet, &hop, job.pieces(), cx)
             }
             Forwarding::Route | Forwarding::Bypass => {
-                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+                let way = Some((target, false));
+                if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, way, cx) {
                     return fate;
                 }
                 self.clamp_mss(frame, job, hop.mtu as usize, cx);
@@ -168,12 +170,14 @@ impl Pipeline {
         }
     }
 
-    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`).
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`). `way`: to
+    /// which server it was, and whether by tunnel.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
         job: &Job<'_>,
         mtu: usize,
+        way: Option<(IpAddr, bool)>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let packet = &job.packet;
@@ -186,10 +190,16 @@ impl Pipeline {
         if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
             return None;
         }
-        match Cut::new(frame, packet) {
-            Ok(Some(cut)) if cut.longest(packet.len) <= mtu => return None,
-            Ok(_) => {}
+        let longest = match Cut::new(frame, packet) {
+            Ok(Some(cut)) => cut.longest(packet.len),
+            Ok(None) => longest,
             Err(reason) => return Some(Fate::Dropped(reason)),
+        };
+        if longest <= mtu {
+            return None;
+        }
+        if let Some((server, tunnel)) = way {
+            self.misfits.note(server, tunnel, mtu, longest);
         }
         let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
         self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
@@ -223,7 +233,7 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         }
         if (cx.env.pmtu_disc || job.packet.is_ipv6())
-            && let Some(fate) = self.too_big(frame, job, mtu, cx)
+            && let Some(fate) = self.too_big(frame, job, mtu, Some((target, true)), cx)
         {
             return fate;
         }
@@ -372,7 +382,7 @@ impl Pipeline {
             }
             // The server has to be told in terms of the packet that it sent, so this comes before the translation.
             if (job.history.is_none() || job.packet.is_ipv6())
-                && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx)
+                && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
             {
                 return fate;
             }

@@ -189,7 +189,7 @@ impl Pipeline {
             self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
             return Fate::Dropped(FrameDrop::NoRoute);
         };
-        if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, cx) {
+        if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx) {
             return fate;
         }
         let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);

@@ -15,6 +15,7 @@ mod forward;
 mod host;
 mod idents;
 mod leave;
+mod misfits;
 mod output;
 mod reset;
 mod settings;
@@ -46,6 +47,7 @@ use crate::wire::{
 
 pub use self::counters::{Counters, Fate};
 use self::idents::Idents;
+pub use self::misfits::Misfits;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, Settings};
 
@@ -104,6 +106,8 @@ pub struct Pipeline {
     pub waiting: Waiting,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
+    /// Requests that were too long for the way to their server.
+    pub misfits: Misfits,
     /// How long after midnight, UTC, the clock of the packets' [`Instant`]s was at 0: for time stamps in IPv4 options.
     pub midnight: Duration,
     settings: Settings,
@@ -125,6 +129,7 @@ impl Pipeline {
             midnight: Duration::ZERO,
             settings,
             echo: Bucket::new(settings.echo_per_second, settings.echo_per_second),
+            misfits: Misfits::default(),
             idents: Idents::new(),
             tunnels: TunnelPaths::default(),
             own_error: None,

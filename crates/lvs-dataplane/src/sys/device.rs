@@ -5,9 +5,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::check;
 
-/// `linux/sockios.h`; the crate libc has it for other systems only.
-const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
-
 /// Sets an interface's MTU.
 ///
 /// # Errors
@@ -18,20 +15,6 @@ pub fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
     let socket = socket()?;
     // SAFETY: SIOCSIFMTU reads an ifreq with a NUL-terminated name and `ifru_mtu` set.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFMTU, &raw const request) })?;
-    Ok(())
-}
-
-/// Sets how many packets may wait in an interface's queue.
-///
-/// # Errors
-/// If there is no such interface, without `CAP_NET_ADMIN`, or without memory.
-pub fn set_queue_length(name: &str, packets: u16) -> io::Result<()> {
-    let mut request = request(name)?;
-    // `ifr_qlen` shares the union's place with the metric, another int.
-    request.ifr_ifru.ifru_metric = i32::from(packets);
-    let socket = socket()?;
-    // SAFETY: SIOCSIFTXQLEN reads an ifreq with a NUL-terminated name and an int in the union.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCSIFTXQLEN, &raw const request) })?;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-pub use device::{set_mac, set_mtu, set_queue_length, set_up};
+pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use poll::{EventFd, Poller, wait_writable};
 pub use tun::{TunDevice, TunOptions};

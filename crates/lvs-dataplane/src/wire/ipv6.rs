@@ -275,6 +275,28 @@ mod tests {
     }
 
     #[test]
+    fn a_first_fragment_has_all_headers() {
+        let options = [6, 0, 1, 4, 0, 0, 0, 0];
+        for (protocol, front, least) in [
+            (6, &[][..], 20),
+            (17, &[], 8),
+            (58, &[], 8),
+            (132, &[], 1),
+            (DESTINATION, &options, 28),
+        ] {
+            for len in front.len()..40 {
+                let mut fragment = vec![protocol, 0, 0, 1, 0, 0, 0, 9];
+                fragment.extend(front);
+                fragment.resize(8 + len, 0);
+                let ip = header(FRAGMENT, &fragment);
+                assert_eq!(has_upper_header(&ip), len >= least, "{protocol} {len}");
+            }
+        }
+        let nothing = header(FRAGMENT, &[NO_NEXT, 0, 0, 1, 0, 0, 0, 9]);
+        assert!(has_upper_header(&nothing));
+    }
+
+    #[test]
     fn a_chain_without_end_is_given_up() {
         let chain = [DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(200);
         assert_eq!(walk(&header(DESTINATION, &chain)), None);

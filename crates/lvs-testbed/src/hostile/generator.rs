@@ -442,7 +442,7 @@ impl<'a> Generator<'a> {
     /// A router's complaint about a tunnel packet of the director's.
     fn complaint(&mut self) -> (Side, Vec<u8>) {
         let mut inner = self.request();
-        let number = self.entropy.below(3);
+        let number = self.entropy.below(self.scene.servers.len());
         let server = self.scene.servers[number];
         let director = self.scene.director[1];
         let six = inner[0] >> 4 == 6;
@@ -698,7 +698,9 @@ impl<'a> Generator<'a> {
             .find(|offer| offer.protocol == wanted)
             .unwrap_or(&offers[0]);
         let (from, src, dst) = if back {
-            let (server, _) = self.scene.server(self.entropy.below(3), offer);
+            let (server, _) = self
+                .scene
+                .server(self.entropy.below(self.scene.servers.len()), offer);
             (Side::Servers, server, client)
         } else {
             let virt = SocketAddr::new(self.vip(), offer.port);

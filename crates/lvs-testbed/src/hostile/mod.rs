@@ -16,11 +16,13 @@ mod generator;
 pub mod oracle;
 pub mod packet;
 mod scene;
+mod shoot;
 
 pub use bed::{Bed, Summary};
 pub use entropy::Entropy;
 pub use generator::{Act, Generator, Shot, Side};
 pub use scene::{Method, Scene};
+pub use shoot::{ShootOptions, shoot};
 
 /// Frames that one director sees before another one with other settings takes its place.
 const WATCH: u64 = 5000;

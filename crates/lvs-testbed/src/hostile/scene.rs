@@ -86,7 +86,8 @@ pub struct Offer {
     pub protocol: Protocol,
     /// Its port.
     pub port: u16,
-    scheduler: &'static str,
+    /// Its scheduler.
+    pub scheduler: &'static str,
     flags: u32,
     engine: Option<&'static str>,
 }
@@ -147,6 +148,8 @@ pub struct Scene {
     pub router: IpAddr,
     /// Services, at each of the virtual addresses.
     pub offers: [Offer; 8],
+    /// How much higher the servers' ports are than the services'.
+    pub shift: u16,
 }
 
 /// The address of version `family` that has `last` as its last part in the network number `net`.
@@ -193,6 +196,11 @@ impl Scene {
             servers: real,
             router: addr(servers, BACK, 99),
             offers: OFFERS,
+            shift: if method.forwarding == Forwarding::Nat {
+                8000
+            } else {
+                0
+            },
         }
     }
 
@@ -205,10 +213,11 @@ impl Scene {
     }
 
     /// The port at a server of a service's port.
-    pub fn server_port(&self, offer: &Offer) -> u16 {
-        match self.method.forwarding {
-            Forwarding::Nat if offer.port != 500 => offer.port.wrapping_add(8000),
-            _ => offer.port,
+    pub const fn server_port(&self, offer: &Offer) -> u16 {
+        match offer.port {
+            // IPsec follows the connections of this port to this port.
+            500 => 500,
+            port => port.wrapping_add(self.shift),
         }
     }
 

@@ -173,6 +173,28 @@ fn sum(printed: &str) -> String {
         .to_owned()
 }
 
+/// What iperf3 reports of one second. Its server may still be busy with the end of the test before.
+pub(crate) fn iperf(site: &Site, options: &str) -> Result<serde_json::Value> {
+    let command = format!(
+        "timeout 20 iperf3 -c {} -t 1 -J {options} || true",
+        site.vip
+    );
+    let mut report = serde_json::Value::Null;
+    lvs_testbed::wait_until("iperf3's server", Duration::from_secs(20), || {
+        let printed = site.client.sh(&command).unwrap_or_default();
+        report = serde_json::from_str(&printed).unwrap_or_default();
+        let busy = report["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("busy"));
+        !busy
+    })?;
+    ensure!(
+        report["error"].is_null() && report["end"].is_object(),
+        "iperf3 {options}: {report}"
+    );
+    Ok(report)
+}
+
 /// iperf3 both ways over TCP and UDP, and DNS.
 pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let address = match site.options.forward {
@@ -190,19 +212,12 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     };
     for option in options {
         let before = no_room()?;
-        let printed = site
-            .client
-            .sh(&format!(
-                "timeout 20 iperf3 -c {} -t 1 -J {option}",
-                site.vip
-            ))
-            .with_context(|| format!("iperf3 {option}"))?;
-        let report: serde_json::Value = serde_json::from_str(&printed)?;
+        let report = iperf(site, option)?;
         let end = &report["end"];
         if option.contains("-u") {
             let number = |name: &str| -> Result<u64> {
                 let number = end["sum"][name].as_u64();
-                number.with_context(|| format!("iperf3 {option}: no {name} in {printed}"))
+                number.with_context(|| format!("iperf3 {option}: no {name} in {report}"))
             };
             let (packets, lost) = (number("packets")?, number("lost_packets")?);
             let lost = lost.saturating_sub(no_room()? - before);

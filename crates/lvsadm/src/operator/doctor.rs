@@ -1,16 +1,14 @@
 //! `lvsadm doctor`: what is wrong with this host and the real servers, and the cure.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::{Command, Stdio};
 
 use lvs_core::Forwarding;
 use lvs_core::api::{Call, ConnInfo, Info, ReasonCount, ServiceId, ServiceInfo};
 use serde::Serialize;
 
 use super::simple::wrap;
-use super::{Outcome, Trouble, Words, connect, service_text};
+use super::{Outcome, Trouble, Words, connect, host, service_text};
 use crate::program::Invocation;
 use crate::session::json_list;
 
@@ -19,16 +17,16 @@ const SUSPICIOUS: u32 = 3;
 
 /// Something that is wrong.
 #[derive(Debug, Serialize)]
-struct Finding {
-    what: String,
+pub(super) struct Finding {
+    pub(super) what: String,
     cure: String,
 }
 
 #[derive(Debug, Default)]
-struct Findings(Vec<Finding>);
+pub(super) struct Findings(pub(super) Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, what: impl Into<String>, cure: impl Into<String>) {
+    pub(super) fn add(&mut self, what: impl Into<String>, cure: impl Into<String>) {
         self.0.push(Finding {
             what: what.into(),
             cure: cure.into(),
@@ -53,16 +51,13 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     ftp(&services, &info, &mut findings);
     counters(&reasons, &mut findings);
     mtu(&services, &info, &mut findings);
-    kernel(&info, &mut findings);
+    host::kernel(&mut findings);
+    host::cards(&info, &mut findings);
     if is_routed(&info) {
-        forwarding(
-            &services,
-            &read,
-            &output("nft", &["list", "chains"]),
-            &mut findings,
-        );
+        let chains = host::output("nft", &["list", "chains"]);
+        forwarding(&services, &host::read, &chains, &mut findings);
     } else {
-        rules(&services, &ruleset(), &mut findings);
+        host::rules(&services, &host::ruleset(), &mut findings);
     }
     let Findings(findings) = findings;
     let status = u8::from(!findings.is_empty());
@@ -125,11 +120,6 @@ fn is_routed(info: &Info) -> bool {
     info.interfaces.iter().any(|port| port.backend == "tun")
 }
 
-/// The text of a file; nothing if it cannot be read.
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default()
-}
-
 /// What keeps a host from routing packets to the engine.
 fn forwarding(
     services: &[ServiceInfo],
@@ -171,7 +161,7 @@ fn is_local(addr: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(addr, 0)).is_ok()
 }
 
-fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
+pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
     match service.service {
         ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
             Some(address)
@@ -207,21 +197,21 @@ fn addresses(
     }
 }
 
-/// What the connections tell of servers: half-open ones, and others.
+/// What the connections tell of servers: half-open ones, established ones, and others, which may have ended long ago.
 #[derive(Debug, Default)]
-struct Seen(BTreeMap<SocketAddr, (u32, u32)>);
+struct Seen(BTreeMap<SocketAddr, [u32; 3]>);
 
 impl Seen {
     fn add(&mut self, conn: &ConnInfo) {
         if conn.template || conn.protocol != 6 {
             return;
         }
-        let (half, other) = self.0.entry(conn.server).or_default();
-        if matches!(conn.state.as_str(), "SYN_RECV" | "SYNACK") {
-            *half += 1;
-        } else {
-            *other += 1;
-        }
+        let kind = match conn.state.as_str() {
+            "SYN_RECV" | "SYNACK" => 0,
+            "ESTABLISHED" => 1,
+            _ => 2,
+        };
+        self.0.entry(conn.server).or_default()[kind] += 1;
     }
 }
 
@@ -253,10 +243,13 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                     "raise it (lvsadm -e ... -x), or add servers",
                 );
             }
-            let Some(&(half, 0)) = seen.0.get(&address) else {
+            let Some(&[half, 0, ended]) = seen.0.get(&address) else {
                 continue;
             };
-            if half < SUSPICIOUS || !matches!(service.service, ServiceId::Tcp { .. }) {
+            if half < SUSPICIOUS
+                || half <= ended
+                || !matches!(service.service, ServiceId::Tcp { .. })
+            {
                 continue;
             }
             let cure = match server.config.forwarding {
@@ -280,7 +273,7 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
                 ),
             };
             findings.add(
-                format!("{half} connections to {address} of {name} got no further than the first packet, and none did"),
+                format!("{half} connections to {address} of {name} got no further than the first packet (no SYN-ACK was seen), and none is established"),
                 cure,
             );
         }
@@ -289,10 +282,15 @@ fn servers(services: &[ServiceInfo], seen: &Seen, findings: &mut Findings) {
 
 fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
     for reason in reasons {
-        if reason.action == "drop" && reason.count > 0 {
+        // What was too big is told by server, and what was lost by interface.
+        let told = ["too_big", "not_received"].contains(&reason.reason.as_str());
+        if reason.action == "drop" && reason.count > 0 && !told {
             findings.add(
-                format!("{} packets were dropped: {}", reason.count, reason.reason),
-                reason.help.clone(),
+                format!(
+                    "{} packets were dropped: {}: {}",
+                    reason.count, reason.reason, reason.help
+                ),
+                reason.remedy.clone(),
             );
         }
     }
@@ -318,11 +316,38 @@ fn ftp(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     }
 }
 
+/// What was too long for the way to its server; before anything was, what will be.
 fn mtu(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    for told in &info.too_big {
+        let (way, headers) = match (told.tunnel, told.server) {
+            (true, _) => ("the tunnel to ", told.longest.saturating_sub(told.room)),
+            (false, _) => ("", 0),
+        };
+        let mss = told
+            .room
+            .saturating_sub(if told.server.is_ipv4() { 40 } else { 60 });
+        findings.add(
+            format!(
+                "{} packets of clients did not fit {way}{}: up to {} bytes came, and it takes {}. They were told; who gets no \
+                 ICMP hangs",
+                told.packets, told.server, told.longest, told.room
+            ),
+            format!(
+                "raise the MTU between director and server {}, or have the server announce a smaller MSS, there: \
+                 ip route change default via GATEWAY advmss {mss}",
+                if headers > 0 {
+                    format!("by {headers}")
+                } else {
+                    format!("to {}", told.longest)
+                }
+            ),
+        );
+    }
+    let seen = |server: IpAddr| info.too_big.iter().any(|told| told.server == server);
     let tunnels = services
         .iter()
         .flat_map(|service| &service.servers)
-        .any(|server| server.config.forwarding == Forwarding::Tunnel);
+        .any(|server| server.config.forwarding == Forwarding::Tunnel && !seen(server.server.ip()));
     let small = info.interfaces.iter().map(|interface| interface.mtu).min();
     if let Some(mtu) = small.filter(|&mtu| tunnels && mtu <= 1500) {
         findings.add(
@@ -332,100 +357,11 @@ fn mtu(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     }
 }
 
-fn kernel(info: &Info, findings: &mut Findings) {
-    if read("/proc/net/ip_vs").lines().count() > 3 {
-        findings.add(
-            "the kernel's own IPVS has services in this network namespace, too",
-            "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address confuse each other",
-        );
-    }
-    for interface in &info.interfaces {
-        let path = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", interface.name);
-        let strict = |path: &str| read(path).trim() == "1";
-        if strict(&path) || strict("/proc/sys/net/ipv4/conf/all/rp_filter") {
-            findings.add(
-                format!("rp_filter of {} is strict: this host discards what comes by another way than its answer would take", interface.name),
-                format!("sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{}.rp_filter=2", interface.name),
-            );
-        }
-        let features = output("ethtool", &["-k", &interface.name]);
-        if features
-            .lines()
-            .any(|line| line.trim() == "large-receive-offload: on")
-        {
-            findings.add(
-                format!("{} glues received segments together in hardware (LRO), which cannot be taken apart exactly", interface.name),
-                format!("ethtool -K {} lro off", interface.name),
-            );
-        }
-    }
-}
-
-/// What a program prints; nothing if it is not there or may not.
-fn output(program: &str, arguments: &[&str]) -> String {
-    Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
-        .unwrap_or_default()
-}
-
-fn ruleset() -> String {
-    output("nft", &["list", "ruleset"])
-}
-
-/// Rules of the host's filters that name a service: they do not see its packets any more.
-fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
-    let mut table = "";
-    let mut chain = "";
-    for line in ruleset.lines() {
-        let line = line.trim();
-        if let Some(name) = line.strip_prefix("table ") {
-            table = name.trim_end_matches([' ', '{']);
-        } else if let Some(name) = line.strip_prefix("chain ") {
-            chain = name.trim_end_matches([' ', '{']);
-        }
-        // The engine's own.
-        if table.split(' ').any(|word| word.starts_with(OWN_TABLE)) {
-            continue;
-        }
-        let names = |service: &&ServiceInfo| {
-            virt(service).is_some_and(|addr| {
-                let word = |text: &str| {
-                    line.split([' ', ',', '{', '}', '/'])
-                        .any(|part| part == text)
-                };
-                word(&addr.ip().to_string())
-                    || (line.contains("dport") && word(&addr.port().to_string()))
-            })
-        };
-        let acts = [
-            "drop", "reject", "accept", "dnat", "redirect", "counter", "mark",
-        ]
-        .iter()
-        .any(|verb| line.contains(verb));
-        if acts && let Some(service) = services.iter().find(names) {
-            findings.add(
-                format!(
-                    "a rule of table {table}, chain {chain}, no longer sees packets of {}: {line}",
-                    service_text(service.service)
-                ),
-                "the engine takes them before the host's filter; filter on the servers or before the director, or in a netdev ingress chain of a lower priority",
-            );
-        }
-    }
-}
-
-/// How the names of the engine's tables of rules begin.
-const OWN_TABLE: &str = "lvs-";
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn services(forwarding: &str, weight: i32) -> Vec<ServiceInfo> {
+    pub(in crate::operator) fn services(forwarding: &str, weight: i32) -> Vec<ServiceInfo> {
         let text = format!(
             r#"[{{"service": {{"protocol": "tcp", "address": "192.0.2.1:80"}},
                 "config": {{"scheduler": "rr", "flags": 0, "timeout": 0, "netmask": 4294967295}},
@@ -459,6 +395,11 @@ mod tests {
         servers(&services("nat", 1), &seen, &mut findings);
         assert_eq!(findings.0.len(), 1);
         assert!(findings.0[0].cure.contains("default gateway"));
+        // Those that ended before it went wrong do not speak for it.
+        seen.add(&conn("TIME_WAIT"));
+        let mut findings = Findings::default();
+        servers(&services("nat", 1), &seen, &mut findings);
+        assert_eq!(findings.0.len(), 1);
         seen.add(&conn("ESTABLISHED"));
         let mut findings = Findings::default();
         servers(&services("nat", 1), &seen, &mut findings);
@@ -509,17 +450,6 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_see_nothing() {
-        let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
-            \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
-            table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
-        let mut findings = Findings::default();
-        rules(&services("nat", 1), ruleset, &mut findings);
-        assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert!(findings.0[0].what.contains("chain INPUT"));
-    }
-
-    #[test]
     fn a_host_that_forwards_nothing() {
         let info = |backend: &str| -> Info {
             let text = format!(
@@ -557,5 +487,19 @@ mod tests {
         mtu(&services("nat", 1), &info, &mut findings);
         engine(&info, &mut findings);
         assert_eq!(findings.0.len(), 2, "{findings:?}");
+    }
+
+    #[test]
+    fn what_did_not_fit_is_told_by_server() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
+                "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        mtu(&services("tunnel", 1), &info, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].what.contains("the tunnel to 10.0.0.1"));
+        assert!(findings.0[0].cure.contains("by 20,") && findings.0[0].cure.ends_with("1440"));
     }
 }

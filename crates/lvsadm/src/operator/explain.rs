@@ -27,7 +27,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         protocol: protocol.0,
         client: address(client)?,
         virt: address(virt)?,
-        mark: words.number("--mark")?.unwrap_or(0),
+        mark: words.number("--mark")?,
+        interface: words.value("--interface").map(str::to_owned),
     };
     let told: Explanation = connect(run)?.call(&call)?;
     if run.json {
@@ -36,6 +37,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         return Ok(0);
     }
     let out = &mut *run.output;
+    match (told.mark, told.mark_why.as_str()) {
+        (0, "") => {}
+        (0, why) => writeln!(out, "mark        none: {why}")?,
+        (mark, why) => writeln!(out, "mark        {mark}: {why}")?,
+    }
     match &told.service {
         Some(service) => writeln!(out, "service     {service}: {}", told.service_why)?,
         None => writeln!(out, "service     none: {}", told.service_why)?,
@@ -51,6 +57,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     }
     if told.service.is_some() {
         writeln!(out, "scheduler   {}", told.scheduler)?;
+        if let Some(slot) = told.slot {
+            writeln!(out, "slot        {} of {}", slot.number, slot.of)?;
+        }
         writeln!(out, "servers     {}", told.candidates.len())?;
     }
     for candidate in &told.candidates {

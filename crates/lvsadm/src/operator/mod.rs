@@ -6,6 +6,7 @@ mod capture;
 mod doctor;
 mod drain;
 mod explain;
+mod host;
 mod local;
 mod mark;
 mod pcapng;
@@ -79,8 +80,19 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "explain",
         arguments: "tcp|udp|sctp SRC:PORT VIP:PORT",
         summary: "what would become of a new packet, and why",
-        text: "Tells the service, the connection or the template that decides, the servers and why each may or may not be chosen. Nothing changes.",
-        flags: &[flag("--mark", "N", "the packet has this firewall mark")],
+        text: "Tells the mark, the service, the connection or the template that decides, the slot of a hash table, the servers and why each may or may not be chosen. Nothing changes.",
+        flags: &[
+            flag(
+                "--mark",
+                "N",
+                "the packet has this firewall mark; if not given, the rules decide (lvsadm mark)",
+            ),
+            flag(
+                "--interface",
+                "NAME",
+                "it comes in on this interface, for rules that ask",
+            ),
+        ],
         run: explain::run,
     },
     Operator {

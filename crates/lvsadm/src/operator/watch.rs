@@ -155,17 +155,20 @@ const YELLOW: &str = "\x1b[33m";
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-fn line(row: &Row, colors: bool) -> String {
+/// A row of at most `width` columns.
+fn line(row: &Row, width: usize, colors: bool) -> String {
     let [conns, pin, pout, bytes_in, bytes_out] = row.rates.map(short);
     let (indent, weight) = match row.weight {
         None => ("", String::new()),
         Some(weight) => ("  ", weight.to_string()),
     };
     let name = format!("{indent}{}", row.name);
-    let text = format!(
-        "{name:<38}{weight:>7}{:>8}{:>9}{conns:>8}{pin:>8}{pout:>8}{bytes_in:>8}{bytes_out:>8}",
+    let mark = if row.overloaded { "  full" } else { "" };
+    let mut text = format!(
+        "{name:<38}{weight:>7}{:>8}{:>9}{conns:>8}{pin:>8}{pout:>8}{bytes_in:>8}{bytes_out:>8}{mark}",
         row.active, row.inactive
     );
+    cut(&mut text, width);
     let color = match row.weight {
         None => BOLD,
         Some(0) => YELLOW,
@@ -173,16 +176,22 @@ fn line(row: &Row, colors: bool) -> String {
         Some(_) if row.rates == [0.0; 5] && row.active == 0 => DIM,
         Some(_) => "",
     };
-    let mark = if row.overloaded { "  full" } else { "" };
     if colors && !color.is_empty() {
-        format!("{color}{text}{mark}{PLAIN}")
+        format!("{color}{text}{PLAIN}")
     } else {
-        format!("{text}{mark}")
+        text
     }
 }
 
-fn lines(blocks: &[Block], sort: Sort, colors: bool) -> Vec<String> {
-    let title = format!(
+/// Names are of ASCII.
+fn cut(text: &mut String, width: usize) {
+    if let Some((at, _)) = text.char_indices().nth(width) {
+        text.truncate(at);
+    }
+}
+
+fn lines(blocks: &[Block], sort: Sort, width: usize, colors: bool) -> Vec<String> {
+    let mut title = format!(
         "{:<38}{:>7}{:>8}{:>9}{:>8}{:>8}{:>8}{:>8}{:>8}",
         format!("by {}", sort.name()),
         "weight",
@@ -194,10 +203,11 @@ fn lines(blocks: &[Block], sort: Sort, colors: bool) -> Vec<String> {
         "in B/s",
         "out B/s"
     );
+    cut(&mut title, width);
     let mut lines = vec![title];
     for (service, servers) in blocks {
-        lines.push(line(service, colors));
-        lines.extend(servers.iter().map(|row| line(row, colors)));
+        lines.push(line(service, width, colors));
+        lines.extend(servers.iter().map(|row| line(row, width, colors)));
     }
     if blocks.is_empty() {
         lines.push("no services".to_owned());
@@ -209,10 +219,12 @@ fn lines(blocks: &[Block], sort: Sort, colors: bool) -> Vec<String> {
 struct Terminal(Termios);
 
 impl Terminal {
-    /// Keys come at once and are not shown; a read waits a tenth of a second at most.
+    /// Keys come at once and are not shown; a read waits a tenth of a second at most. None where nothing can be drawn:
+    /// not a terminal, or one that says it is dumb.
     fn take() -> Option<Self> {
         let stdin = std::io::stdin();
-        if !stdin.is_terminal() || !std::io::stdout().is_terminal() {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        if dumb || !stdin.is_terminal() || !std::io::stdout().is_terminal() {
             return None;
         }
         let before = tcgetattr(&stdin).ok()?;
@@ -225,24 +237,30 @@ impl Terminal {
         Some(Self(before))
     }
 
-    /// Lines of the screen. They are asked for again each time, so that a changed window is noticed.
-    fn height() -> usize {
+    /// Lines and columns of the screen. They are asked for again each time, so that a changed window is noticed.
+    fn size() -> (usize, usize) {
         let size = Command::new("stty")
             .arg("size")
             .stdin(Stdio::inherit())
             .stderr(Stdio::null())
             .output();
-        size.ok()
-            .and_then(|output| String::from_utf8(output.stdout).ok())
-            .and_then(|text| text.split_whitespace().next()?.parse().ok())
-            .filter(|&lines| lines > 2)
-            .unwrap_or(24)
+        let text = size.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        screen_size(&text.unwrap_or_default())
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.0);
+    }
+}
+
+/// Lines and columns as `stty size` prints them; the usual ones where that is of no use.
+fn screen_size(text: &str) -> (usize, usize) {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(lines)), Some(Ok(columns))) if lines > 2 && columns > 10 => (lines, columns),
+        _ => (24, 80),
     }
 }
 
@@ -309,9 +327,14 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         };
         let seconds = looked.map_or(1.0, |at| at.elapsed().as_secs_f64().max(0.001));
         looked = Some(Instant::now());
-        let mut text = lines(&table(&services, &mut before, seconds, sort), sort, colors);
+        let (height, width) = match terminal {
+            Some(_) => Terminal::size(),
+            None => (usize::MAX, usize::MAX),
+        };
+        let blocks = table(&services, &mut before, seconds, sort);
+        let mut text = lines(&blocks, sort, width, colors);
         if terminal.is_some() {
-            let height = Terminal::height().saturating_sub(2);
+            let height = height.saturating_sub(2);
             let hidden = text.len().saturating_sub(height);
             text.truncate(height);
             // Each line is overwritten in its place, so that nothing flickers, and what is below is cleared.
@@ -383,15 +406,18 @@ mod tests {
         assert_eq!(servers[0].name, "10.0.0.1:80");
         let by_active = table(&[service(30, 0)], &mut before, 1.0, Sort::Active);
         assert_eq!(by_active[0].1[0].name, "10.0.0.2:80");
-        let text = lines(&second, Sort::Rate, true);
+        let text = lines(&second, Sort::Rate, 200, true);
         assert!(
             text[1].starts_with(BOLD) && text[2].starts_with(YELLOW) && text[3].starts_with(RED)
         );
         assert!(
-            lines(&second, Sort::Rate, false)
+            lines(&second, Sort::Rate, 40, false)
                 .iter()
-                .all(|line| !line.contains('\x1b'))
+                .all(|line| !line.contains('\x1b') && line.len() <= 40)
         );
+        assert_eq!(screen_size("50 132\n"), (50, 132));
+        assert_eq!(screen_size("0 0\n"), (24, 80));
+        assert_eq!(screen_size(""), (24, 80));
     }
 
     #[test]

@@ -2,10 +2,14 @@
 
 use super::*;
 
-const EXAMPLES: [(&str, &str); 4] = [
+const EXAMPLES: [(&str, &str); 5] = [
     ("nat.toml", include_str!("../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../examples/tun.toml")),
+    (
+        "web-modern.toml",
+        include_str!("../../../../examples/web-modern.toml"),
+    ),
     ("full.toml", FULL),
 ];
 
@@ -73,6 +77,8 @@ family = "ipv6"
 one_packet = true
 forward = "nat"
 on_down = "remove"
+on_server_down = "drop"
+slow_start = "1m"
 
 [[service.server]]
 address = "2001:db8::2"
@@ -119,6 +125,28 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
     ] {
         let found = errors(&format!("[dataplane]\n{line}\n"));
         assert!(found.contains(wanted), "{line}: {found}");
+    }
+}
+
+#[test]
+fn helpers_and_their_ports() {
+    for (line, arguments) in [
+        ("helper = \"ftp\"", "--helper ftp"),
+        ("helpers = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
+    ] {
+        let text = format!("[dataplane]\n{line}\n");
+        assert_eq!(load(&text).dataplane.arguments().join(" "), arguments);
+    }
+    for (helper, wanted) in [
+        ("tftp", "no helper of this name; there is one: ftp"),
+        ("ftp=", "up to 8 different ports from 1 to 65535"),
+        ("ftp=0", "up to 8 different ports"),
+        ("ftp=21,21", "up to 8 different ports"),
+        ("ftp=65536", "up to 8 different ports"),
+        ("ftp=1,2,3,4,5,6,7,8,9", "up to 8 different ports"),
+    ] {
+        let found = errors(&format!("[dataplane]\nhelper = \"{helper}\"\n"));
+        assert!(found.contains(wanted), "{helper}: {found}");
     }
 }
 
@@ -542,4 +570,173 @@ proptest::proptest! {
             proptest::prop_assert!(!report.to_string().is_empty());
         }
     }
+}
+
+#[test]
+fn services_of_many_ports() {
+    let config = load(
+        r#"[[service]]
+address = "192.0.2.10:8000-8999"
+vip = "own"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.11"
+[[service]]
+address = "192.0.2.10:8443"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.12:443"
+[[service]]
+name = "all"
+address = "[2001:db8::1]:*"
+protocol = "udp"
+forward = "dr"
+[[service.server]]
+address = "2001:db8::11"
+"#,
+    );
+    let many = &config.services[0];
+    assert_eq!(many.name, "tcp 192.0.2.10:8000-8999");
+    assert_eq!(many.servers[0].address, "10.0.0.11:0".parse().unwrap());
+    let ServiceId::Fwmark { mark, .. } = many.id else {
+        panic!("{:?}", many.id)
+    };
+    let all = &config.services[2];
+    let ServiceId::Fwmark { mark: of_all, .. } = all.id else {
+        panic!("{:?}", all.id)
+    };
+    assert_eq!(
+        config.port_marks,
+        [
+            format!(
+                "--destination 192.0.2.10 --protocol tcp --ports 8000-8442,8444-8999 --mark {mark}"
+            ),
+            format!("--destination 2001:db8::1 --protocol udp --mark {of_all}"),
+        ]
+    );
+    let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    assert_eq!(config.own_vips(|_| false), owned);
+}
+
+#[test]
+fn what_many_ports_and_full_nat_cannot_have() {
+    let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
+    let service =
+        |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
+    for (text, complaint) in [
+        (
+            service("forward = \"dr\""),
+            "only NAT can send the packets of many ports to one port",
+        ),
+        (
+            format!(
+                "{}{}",
+                service("forward = \"nat\""),
+                service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
+            ),
+            "two services take the same ports",
+        ),
+        (
+            service("forward = \"nat\"").replace("80-90", "90-80"),
+            "the range ends before it begins",
+        ),
+        (
+            "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
+            "this mark is kept for services of many ports",
+        ),
+        (
+            "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
+            "this mark is kept for services of many ports",
+        ),
+        (
+            service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
+                + &service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 address that stands for clients",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
+                + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
+            "full NAT keeps connections",
+        ),
+        (
+            "[dataplane]\nhairpin = true\n".to_owned(),
+            "`hairpin` needs an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
+            "`x` is not an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"10.0.0.2\", \"10.0.0.2\"]\n".to_owned(),
+            "named twice",
+        ),
+    ] {
+        let found = errors(&text);
+        assert!(found.contains(complaint), "{text}\n{found}");
+    }
+    let good = load(
+        &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
+            + &service("forward = \"fullnat\"")),
+    );
+    assert_eq!(
+        good.dataplane.arguments(),
+        ["--local-address", "10.0.0.2", "--hairpin"]
+    );
+}
+
+#[test]
+fn what_goes_beyond_the_kernel() {
+    let file = |service: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
+        )
+    };
+    let config = load(&file(
+        "forward = \"nat\"\nscheduler = \"ewma\"\non_server_down = \"reset\"\nslow_start = \"1m30s\"",
+    ));
+    let service = &config.services[0];
+    assert_eq!(service.config.extras.slow_start, 90);
+    assert_eq!(
+        service.config.extras.on_server_down,
+        lvs_core::OnServerDown::Reset
+    );
+    assert_eq!(service.on_down, OnDown::Remove, "a failed check means down");
+    let plain = load(&file("forward = \"nat\""));
+    assert!(plain.services[0].config.extras.is_off());
+
+    let text = file("forward = \"nat\"\non_down = \"quiesce\"\non_server_down = \"reschedule\"");
+    let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
+    let said = warnings.to_string();
+    assert!(
+        said.contains("`on_server_down` does nothing then"),
+        "{said}"
+    );
+
+    for (service, expected) in [
+        (
+            "forward = \"nat\"\non_server_down = \"rset\"",
+            "error: unknown word `rset`\n --> test.toml:4:18\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"500ms\"",
+            "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"2d\"",
+            "give whole seconds, up to \"1d\"",
+        ),
+        (
+            "forward = \"dr\"\nscheduler = \"ewma\"",
+            "error: the scheduler ewma needs servers that are reached by NAT\n --> test.toml:3:11\n",
+        ),
+    ] {
+        let said = errors(&file(service));
+        assert!(said.contains(expected), "{said}");
+    }
+    let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
+    assert!(said.contains("did you mean \"reset\"?"), "{said}");
 }

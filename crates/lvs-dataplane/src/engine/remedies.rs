@@ -1,0 +1,214 @@
+//! What an operator does about packets that were not forwarded, by reason.
+
+use lvs_core::{AcceptReason, DropReason};
+
+use crate::drop::FrameDrop;
+
+/// Nothing is wrong with the director, but perhaps with who sent it.
+const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows who sends them; look at that host, \
+                         its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
+const ORDINARY: &str = "Nothing: this is as it should be.";
+
+pub(super) const fn of_drop(reason: DropReason) -> &'static str {
+    match reason {
+        DropReason::ServerRemoved => {
+            "Clients of a server that was deleted hang until they give up. Set its weight to 0 first (lvsadm drain), or have \
+             such connections end at once: lvsadm sysctl expire_nodest_conn=1."
+        }
+        DropReason::NoServer => {
+            "lvsadm -Ln: is there a server with a weight above 0 that has not reached its upper threshold? Add one (-a), or \
+             raise weight or threshold (-e ... -w, -x)."
+        }
+        DropReason::TableFull => {
+            "Start lvs-dataplane with a larger --max-connections, or shorten the timeouts (lvsadm --set)."
+        }
+        DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
+        DropReason::DropPacket => {
+            "This host was short of memory, or drop_packet is 3. More memory, or lvsadm sysctl drop_packet=0 amemthresh=N."
+        }
+        DropReason::PersistenceEngine => {
+            "The engine sip takes SIP over UDP with a Call-ID, and nothing else. Take other traffic by another service."
+        }
+        DropReason::StrayReply => {
+            "A server answers to a connection that ended here before it ended there: longer timeouts (lvsadm --set), or the \
+             clients' packets take another way than through this director."
+        }
+        DropReason::Unbound => {
+            "Configure the same services and servers here as on the director that sends its connections."
+        }
+        DropReason::NoLocalPort => {
+            "More addresses for full NAT (lvsadm local --help), or shorter timeouts (lvsadm --set)."
+        }
+        DropReason::HelperChecksum => MALFORMED,
+        DropReason::HelperSequence => {
+            "Connections that were open before the engine started, or somebody guesses. Clients that log in again work."
+        }
+        DropReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
+        DropReason::Hook => "Ask the program that embeds the engine.",
+        _ => MALFORMED,
+    }
+}
+
+pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
+    match reason {
+        AcceptReason::NoService => {
+            "Ordinary for the host's own traffic. If a service should have taken it: lvsadm explain tcp SRC:PORT VIP:PORT."
+        }
+        AcceptReason::NotNew => {
+            "After a restart of the engine, or when a connection was idle for longer than its timeout: the host resets it. \
+             If it is often the latter, longer timeouts (lvsadm --set)."
+        }
+        AcceptReason::Protocol => {
+            "TCP, UDP, SCTP, AH and ESP are balanced; the host answers the rest."
+        }
+        AcceptReason::SourcePort20 => {
+            "Active FTP begins from port 20; have clients use passive mode, or another source port."
+        }
+        AcceptReason::FtpData => {
+            "Passive FTP takes a persistent service at port 21 (-p), or a service of a mark with both ports."
+        }
+        AcceptReason::NoConnection => {
+            "Ordinary for what servers begin by themselves. If clients see answers from a server's own address: did the \
+             engine restart, or do their requests not come through here?"
+        }
+        AcceptReason::BackupOnly => {
+            "As backup_only says. If this director is to forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
+        }
+        AcceptReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
+        AcceptReason::Hook => "Ask the program that embeds the engine.",
+        AcceptReason::UnrelatedIcmp | AcceptReason::LocalReply => ORDINARY,
+        _ => ORDINARY,
+    }
+}
+
+pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
+    match reason {
+        FrameDrop::Truncated
+        | FrameDrop::IpVersion
+        | FrameDrop::IpHeaderLength
+        | FrameDrop::IpChecksum
+        | FrameDrop::IpLength
+        | FrameDrop::BadOffload
+        | FrameDrop::IcmpShort
+        | FrameDrop::BadFragment
+        | FrameDrop::TinyFragment
+        | FrameDrop::ShortHeader
+        | FrameDrop::BadAggregate => MALFORMED,
+        FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,
+        FrameDrop::FragmentMemory => {
+            "Somebody floods with fragments, or packets are lost on the way in. Have clients send smaller datagrams."
+        }
+        FrameDrop::TtlExceeded => {
+            "A traceroute, or a loop: does a router send the virtual address, or the servers' answers, back here?"
+        }
+        FrameDrop::TooBig => {
+            "Its sender was told (ICMP fragmentation needed); if connections hang, somebody discards that. Raise the MTU \
+             towards the servers, or have them announce a smaller MSS: ip route change ... advmss N. lvsadm doctor tells which."
+        }
+        FrameDrop::MtuTooSmall => {
+            "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) beside its headers."
+        }
+        FrameDrop::NoRoute => "ip route get ADDRESS of the server on this host; add the route.",
+        FrameDrop::NoSource => {
+            "Give the interface towards the server an address of the server's IP version."
+        }
+        FrameDrop::Unsupported => {
+            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun knows neither direct \
+             routing nor this host's own connections to servers behind NAT."
+        }
+        FrameDrop::NoRoom => "This is an error of the engine; please report it with its log.",
+        FrameDrop::Martian => {
+            "Somebody forges addresses, or two hosts have the same one: lvsadm capture dropped -w FILE shows the MAC. A real \
+             server or virtual address of 127.0.0.0/8 works on this host only."
+        }
+        FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
+        FrameDrop::EchoOff | FrameDrop::EchoLimit => {
+            "As lvs-dataplane was told: --echo and --echo-limit decide who may ping its virtual addresses."
+        }
+        FrameDrop::Loop => {
+            "A server has an address that this host routes to the engine: correct the server's address, or the route."
+        }
+        FrameDrop::NoHostPort => {
+            "The engine could not make its device lvs-host0: its log tells why (/dev/net/tun, CAP_NET_ADMIN)."
+        }
+        FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
+        FrameDrop::OwnAddress => {
+            "Somebody tries ports of a virtual address that no service takes: ordinary, or a service is missing (lvsadm -A)."
+        }
+    }
+}
+
+/// What the counters beside the reasons are: name, meaning, remedy.
+pub(super) const NOT_SENT: [&str; 3] = [
+    "not_sent",
+    "The interface refused it: its queue is full, it is down, or the frame is too long for it.",
+    "ip -s link shows which interface drops; a longer queue (ip link set IF txqueuelen 10000), a faster link, or the same MTU \
+     on both sides.",
+];
+pub(super) const NOT_RECEIVED: [&str; 3] = [
+    "not_received",
+    "The engine was too slow, and the kernel had no room left in the packet socket.",
+    "More CPU for lvs-dataplane (nothing else on its core, CPUQuota of its unit), and room for bursts: sysctl -w \
+     net.core.rmem_max=67108864 before it starts.",
+];
+pub(super) const ICMP_LIMITED: [&str; 3] = [
+    "icmp_limited",
+    "ICMP errors that the director owed and did not send.",
+    "Somebody sends much that is refused: lvsadm drops tells what. More errors: --icmp-ratelimit, --icmp-msgs-per-sec.",
+];
+pub(super) const INCOMPLETE: [&str; 3] = [
+    "incomplete",
+    "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.",
+    "Packets are lost on the way in, or one of several links brings only some fragments: have clients send smaller datagrams.",
+];
+pub(super) const VLAN: [&str; 3] = [
+    "vlan",
+    "Of a VLAN that has no device here.",
+    "If services are in it: --interface NAME.VLAN makes one.",
+];
+pub(super) const NO_NEIGHBOUR: [&str; 3] = [
+    "no_neighbour",
+    "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
+    "ip neigh shows which is FAILED or INCOMPLETE: is that server up, on that link, and in that network?",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_reason_without_remedy() {
+        let drops = DropReason::ALL
+            .iter()
+            .map(|&reason| (reason.name(), reason.describe(), of_drop(reason)));
+        let accepts = AcceptReason::ALL
+            .iter()
+            .map(|&reason| (reason.name(), reason.describe(), of_accept(reason)));
+        let frames = FrameDrop::ALL
+            .iter()
+            .map(|&reason| (reason.name(), reason.describe(), of_frame(reason)));
+        for (name, meaning, remedy) in drops.chain(accepts).chain(frames) {
+            assert!(meaning.trim().len() > 10, "{name}");
+            assert!(remedy.len() > 20 && remedy.ends_with('.'), "{name}");
+        }
+        // A new reason of the core's falls through here until it has a remedy of its own.
+        let malformed = [
+            DropReason::ShortHeader,
+            DropReason::IcmpChecksum,
+            DropReason::HelperChecksum,
+        ];
+        for &reason in DropReason::ALL {
+            assert!(
+                of_drop(reason) != MALFORMED || malformed.contains(&reason),
+                "{reason}"
+            );
+        }
+        let ordinary = [AcceptReason::UnrelatedIcmp, AcceptReason::LocalReply];
+        for &reason in AcceptReason::ALL {
+            assert!(
+                of_accept(reason) != ORDINARY || ordinary.contains(&reason),
+                "{reason}"
+            );
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Where the packet path differs from the kernel's on purpose: see ARCHITECTURE.md.
+
+mod lab;
+
+use std::net::SocketAddr;
+
+use etherparse::PacketBuilder;
+use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
+use lvs_core::{
+    Director, Family, Forwarding, IcmpError, Instant, Options, PacketMeta, ServerConfig,
+    ServiceConfig, ServiceKey, Verdict,
+};
+use lvs_dataplane::drop::FrameDrop;
+use lvs_dataplane::fragment::MEMORY_MAX;
+use lvs_dataplane::frame::Frame;
+use lvs_dataplane::net::PortId;
+use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::shield_spec::ShieldSpec;
+use lvs_dataplane::wire::Mac;
+
+struct Real(Director);
+
+impl Decide for Real {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.0.handle_packet(meta, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.0.handle_icmp_error(error, now)
+    }
+}
+
+#[test]
+fn fragments_of_both_directions_share_4_mib() {
+    assert_eq!(MEMORY_MAX, 4 << 20);
+}
+
+/// The kernel's host refuses it on its way to the hook, so nobody counts it there.
+#[test]
+fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
+    let (vip, server): (SocketAddr, SocketAddr) = (
+        "198.51.100.1:80".parse().unwrap(),
+        "10.1.0.11:80".parse().unwrap(),
+    );
+    let key = ServiceKey::tcp(vip);
+    let mut director = Director::new(Options::default());
+    let config = ServiceConfig::new(Family::V4, "rr");
+    director.control.add_service(key, config, None).unwrap();
+    director
+        .control
+        .add_server(
+            &key,
+            server,
+            &ServerConfig::new(1, Forwarding::Nat),
+            Instant::ZERO,
+        )
+        .unwrap();
+    let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
+    let mut net = Table::default();
+    net.vips.insert(vip.ip());
+    net.local.insert(vip.ip());
+    net.mtu = [1200, 1500];
+    let (mut decide, mut pipeline) = (Real(director), Pipeline::new(Settings::UNLIMITED));
+    let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
+        let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
+        let env = Env {
+            net: &net,
+            shield: &shield,
+            pmtu_disc: true,
+        };
+        let (mut out, mut frames) = (Output::new(), [Frame::from_bytes(&frame)]);
+        let now = Instant::from_secs(1);
+        pipeline.process(port, &mut frames, &env, &mut decide, now, &mut out);
+        out.queues().map(|(_, frames)| frames.len()).sum()
+    };
+    let mut syn = Vec::new();
+    PacketBuilder::ipv4([203, 0, 113, 9], [198, 51, 100, 1], 64)
+        .tcp(40_000, 80, 1, 500)
+        .syn()
+        .write(&mut syn, b"")
+        .unwrap();
+    assert_eq!(send(CLIENTS, CL_MAC, &syn), 1);
+    let mut answer = Vec::new();
+    PacketBuilder::ipv4([10, 1, 0, 11], [203, 0, 113, 9], 64)
+        .tcp(80, 40_000, 1, 500)
+        .ack(2)
+        .write(&mut answer, &[b'x'; 1400])
+        .unwrap();
+    // "Don't fragment" and a header that says so.
+    answer[6] = 0x40;
+    let sum = etherparse::Ipv4HeaderSlice::from_slice(&answer)
+        .unwrap()
+        .to_header()
+        .calc_header_checksum();
+    answer[10..12].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(send(SERVERS, SV_MAC, &answer), 1, "an ICMP error");
+    assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
+    assert_eq!(pipeline.counters.icmp_sent, 1);
+    let counted = decide.0.control.total_stats().live;
+    assert_eq!(counted.out_packets, 1, "it was counted");
+}

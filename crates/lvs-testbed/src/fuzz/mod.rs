@@ -1,0 +1,163 @@
+//! What fuzz targets do with their bytes. The targets themselves, under `fuzz/`, only call these; a test calls them with random
+//! bytes, so that they run without a fuzzer too. Each panics if something is wrong and says nothing otherwise.
+
+#[path = "../../../lvs-core/tests/naive/mod.rs"]
+mod naive;
+mod rules;
+
+use std::sync::Arc;
+
+use lvs_core::{
+    Director, Forwarding, Instant, Options, Server, ServerConfig, Service, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, sync,
+};
+
+pub use self::rules::rules;
+use crate::hostile::{Entropy, squall};
+use naive::{Op, Pair};
+
+/// A target's name and what it does.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 4] = [
+    ("pipeline", pipeline),
+    ("operations", operations),
+    ("rules", rules),
+    ("sync_decode", sync_decode),
+];
+
+/// A configuration and frames, through the packet path in memory: each frame has one fate, what leaves is right, and nothing
+/// is left in the end.
+pub fn pipeline(bytes: &[u8]) {
+    squall(bytes);
+}
+
+/// Operations on a director and on a naive model of it, which must agree after each of them.
+pub fn operations(bytes: &[u8]) {
+    let mut entropy = Entropy::from_bytes(bytes);
+    let scheduler = entropy.pick(&["rr", "wlc", "sed"]);
+    let persistent = entropy.one_in(2);
+    let mut pair = Pair::new(scheduler, persistent);
+    while !entropy.is_empty() {
+        pair.apply(&operation(&mut entropy));
+    }
+    pair.finish();
+}
+
+fn operation(entropy: &mut Entropy<'_>) -> Op {
+    fn number(entropy: &mut Entropy<'_>, limit: u8) -> u8 {
+        entropy.u8() % limit
+    }
+    fn flags(entropy: &mut Entropy<'_>) -> u8 {
+        const ACK: u8 = TcpFlags::ACK;
+        const SYN: u8 = TcpFlags::SYN;
+        entropy.pick(&[SYN, ACK, SYN | ACK, TcpFlags::FIN | ACK, TcpFlags::RST, 0])
+    }
+    fn weight(entropy: &mut Entropy<'_>) -> i32 {
+        i32::from(number(entropy, 8))
+    }
+    fn thresholds(entropy: &mut Entropy<'_>) -> (u32, u32) {
+        let (a, b) = (number(entropy, 5), number(entropy, 5));
+        (a.max(b).into(), a.min(b).into())
+    }
+    match entropy.below(27) {
+        0..=11 => Op::FromClient(number(entropy, 12), flags(entropy)),
+        12..=17 => Op::FromServer(number(entropy, 4), number(entropy, 12), flags(entropy)),
+        18 | 19 => {
+            let (server, weight) = (number(entropy, 4), weight(entropy));
+            let (upper, lower) = thresholds(entropy);
+            Op::Add(server, weight, upper, lower, entropy.one_in(2))
+        }
+        20 | 21 => {
+            let (server, weight) = (number(entropy, 4), weight(entropy));
+            let (upper, lower) = thresholds(entropy);
+            Op::Edit(server, weight, upper, lower)
+        }
+        22 => Op::Delete(number(entropy, 4)),
+        23..=25 => {
+            let factor = entropy.pick(&[1, 1, 10]);
+            Op::Wait(u64::from(entropy.u8()) * factor)
+        }
+        _ => {
+            let names = [
+                "expire_nodest_conn",
+                "expire_quiescent_template",
+                "conn_reuse_mode",
+            ];
+            Op::Sysctl(entropy.pick(&names), i32::from(number(entropy, 4)))
+        }
+    }
+}
+
+/// Synchronisation messages, read and taken over by a backup: whatever they say, the connections end one day and the servers
+/// are free.
+pub fn sync_decode(bytes: &[u8]) {
+    let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
+    // Most random lengths are wrong and stop the reader: make them right, or leave them.
+    let mut message = rest.to_vec();
+    if choice & 1 == 0
+        && let (Ok(len), Some(field)) = (u16::try_from(message.len()), message.get_mut(2..4))
+    {
+        field.copy_from_slice(&len.to_be_bytes());
+    }
+    let mut director = Director::new(Options {
+        max_connections: 64,
+        ..Options::default()
+    });
+    let mut now = Instant::ZERO;
+    director.advance(now);
+    let control = &mut director.control;
+    for vip in ["198.51.100.1:80", "[2001:db8::1]:80"] {
+        let key = ServiceKey::tcp(vip.parse().expect("an address"));
+        let mut config = ServiceConfig::new(key.family(), "wlc");
+        if choice & 2 != 0 {
+            config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+            config.timeout = 60;
+        }
+        let server = if vip.starts_with('[') {
+            "[2001:db8::11]:80"
+        } else {
+            "10.0.0.1:80"
+        };
+        let server = server.parse().expect("an address");
+        control
+            .add_service(key, config, None)
+            .expect("a good service");
+        control
+            .add_server(&key, server, &ServerConfig::new(1, Forwarding::Nat), now)
+            .expect("a good server");
+    }
+    let backup = sync::Backup::new(choice >> 4, None, 1500, false);
+    control.start_backup(backup).expect("none runs");
+    for part in 0..2 {
+        // Twice: the second time the connections are known.
+        now = Instant::from_secs(part);
+        director.handle_sync(&message, now);
+    }
+    // Timeouts in messages may be anything that fits 32 bits of seconds: what lasts longer than an hour is taken away with its
+    // server, and what has none is no server's.
+    director.advance(Instant::from_secs(3600));
+    let bound: u32 = servers(&director).map(|server| server.total()).sum();
+    assert!(usize::try_from(bound).is_ok_and(|bound| bound <= director.shard.len()));
+    let keys: Vec<ServiceKey> = director.control.services().map(Service::key).collect();
+    let gone: Vec<_> = servers(&director).cloned().collect();
+    director
+        .control
+        .set_sysctl("expire_nodest_conn", "1")
+        .expect("such a sysctl");
+    for key in keys {
+        director
+            .control
+            .delete_service(&key, Instant::from_secs(3600))
+            .expect("it is there");
+    }
+    director.advance(Instant::from_secs(7200));
+    for server in gone {
+        assert_eq!((server.total(), server.active()), (0, 0));
+    }
+}
+
+fn servers(director: &Director) -> impl Iterator<Item = &Arc<Server>> {
+    director.control.services().flat_map(Service::servers)
+}

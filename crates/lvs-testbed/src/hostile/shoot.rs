@@ -1,0 +1,121 @@
+//! Frames that nobody should send, out of a real interface.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use lvs_dataplane::frame::Frame;
+use lvs_dataplane::io::af_packet::AfPacket;
+use lvs_dataplane::io::{BATCH, PacketIo};
+use lvs_dataplane::sys;
+
+use super::generator::{Act, Generator, MACS, Shot, Side};
+use super::{Entropy, Method, Scene};
+
+/// Options of `lvs-testbed shoot`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ShootOptions {
+    /// The interface that sends them
+    #[arg(long)]
+    pub interface: String,
+    /// The director's link-layer address there; without it the interface takes bare packets
+    #[arg(long)]
+    pub to: Option<String>,
+    /// What servers would send, rather than clients
+    #[arg(long)]
+    pub as_server: bool,
+    /// The virtual address
+    #[arg(long)]
+    pub vip: IpAddr,
+    /// The director's own addresses, on the clients' and on the servers' link
+    #[arg(long, num_args = 2)]
+    pub director: Vec<IpAddr>,
+    /// Clients that are to be told from others; none should be real
+    #[arg(long, required = true)]
+    pub client: Vec<IpAddr>,
+    /// Real servers
+    #[arg(long, required = true)]
+    pub server: Vec<IpAddr>,
+    /// Where the choices begin
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// How many
+    #[arg(long, default_value_t = 20_000)]
+    pub frames: usize,
+}
+
+/// Sends the frames, as fast as the interface takes them, and prints how many it took.
+///
+/// # Errors
+///
+/// Without the interface, and without the right to open a packet socket.
+pub fn shoot(options: &ShootOptions) -> Result<()> {
+    let method = Method::named("nat4").context("there is NAT")?;
+    let mut scene = Scene::new(method);
+    scene.vips = [options.vip; 2];
+    scene.director = [options.director[0], options.director[1]];
+    scene.clients.clone_from(&options.client);
+    scene.servers.clone_from(&options.server);
+    scene.shift = 0;
+    let mut generator = Generator::new(scene, Entropy::seeded(options.seed));
+    let mac = options.to.as_deref().map(mac).transpose()?;
+    let mut frames = Vec::new();
+    while frames.len() < options.frames {
+        let (Act::Send(shots) | Act::Train { shots, .. }) = generator.next_act() else {
+            continue;
+        };
+        frames.extend(shots.into_iter().filter_map(|shot| aim(shot, mac, options)));
+    }
+    let taken = send(&options.interface, &mut frames)?;
+    println!("{taken} of {} frames sent", frames.len());
+    Ok(())
+}
+
+fn mac(text: &str) -> Result<[u8; 6]> {
+    let bytes = text
+        .trim()
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16))
+        .collect::<Result<Vec<u8>, _>>();
+    bytes
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .with_context(|| format!("{text} is no link-layer address"))
+}
+
+/// The frame as it leaves here, if it belongs here.
+fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
+    let mut frame = shot.frame;
+    let Some(mac) = mac else {
+        // A TUN device takes what has no link header.
+        let bare = shot.from == Side::Host || frame.pull_front(14);
+        return (bare && !frame.is_empty()).then_some(frame);
+    };
+    let wanted = if options.as_server {
+        Side::Servers
+    } else {
+        Side::Clients
+    };
+    if shot.from != wanted || frame.len() < 14 {
+        return None;
+    }
+    let to = &mut frame.bytes_mut()[..6];
+    if MACS.iter().any(|director| to == director) {
+        to.copy_from_slice(&mac);
+    }
+    Some(frame)
+}
+
+/// With everything that a virtual link carries beside the frame.
+fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
+    let index = sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
+    let mut socket = AfPacket::open(index, interface)?;
+    let refused: usize = frames
+        .chunks_mut(BATCH)
+        .map(|batch| {
+            // The receiver is to read them, not to lose them.
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            socket.send(batch)
+        })
+        .sum();
+    Ok(frames.len() - refused)
+}

@@ -1,0 +1,255 @@
+//! Ten million random rewrites, each compared with a full recomputation by another crate: what the packet path adjusts, it
+//! adjusts right.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::{Protocol, Tunnel, TunnelChecksum};
+use lvs_dataplane::frame::{Frame, PartialChecksum};
+use lvs_dataplane::parse;
+use lvs_dataplane::rewrite::nat::{self, End};
+use lvs_dataplane::rewrite::tunnel::{self, Outer};
+use lvs_dataplane::wire;
+use lvs_testbed::hostile::oracle::{self, Health, Parts};
+use lvs_testbed::hostile::{Entropy, packet};
+
+/// One in so many without optimisation.
+const SHARE: u64 = if cfg!(debug_assertions) { 100 } else { 1 };
+
+/// Translations of one packet, there and back and elsewhere.
+const CHAIN: u64 = 8;
+
+fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
+    // Values at which sums carry over are worth more than others.
+    let mut octets = [0; 16];
+    match entropy.below(4) {
+        0 => octets.fill(0xff),
+        1 => {}
+        _ => entropy.fill(&mut octets),
+    }
+    entropy.fill(&mut octets[12..16]);
+    // Groups have no connections.
+    if six {
+        octets[0] &= 0x7f;
+        octets.into()
+    } else {
+        let [.., a, b, c, d] = octets;
+        [a & 0x7f, b, c, d].into()
+    }
+}
+
+fn socket(entropy: &mut Entropy<'_>, six: bool) -> SocketAddr {
+    let port = entropy.u16();
+    SocketAddr::new(
+        address(entropy, six),
+        entropy.pick(&[port, port, 0, 0xffff]),
+    )
+}
+
+fn payload(entropy: &mut Entropy<'_>) -> Vec<u8> {
+    let len = match entropy.below(64) {
+        0 => entropy.below(1500),
+        _ => entropy.below(40),
+    };
+    entropy.bytes(len)
+}
+
+/// A packet of a protocol with a checksum, perhaps with options or extension headers.
+fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
+    let (src, dst) = (socket(entropy, six), socket(entropy, six));
+    let payload = payload(entropy);
+    let mut ip = match entropy.below(8) {
+        0..=2 => packet::tcp(src, dst, entropy.u8(), entropy.u32(), &payload),
+        3..=5 => packet::udp(src, dst, &payload),
+        6 => packet::sctp(src, dst, &payload),
+        _ => packet::ip(src.ip(), dst.ip(), 50, 64, &payload),
+    };
+    if entropy.one_in(8) {
+        if six {
+            packet::with_extension(&mut ip, 60, &[1, 4, 0, 0, 0, 0]);
+        } else {
+            packet::with_options(&mut ip, &[7, 7, 4, 0, 0, 0, 0, 0]);
+        }
+    }
+    ip
+}
+
+/// Fields that are no address or port must stay as they were.
+fn right(ip: &[u8]) -> (Parts, Health) {
+    let parts = oracle::parts(ip).unwrap_or_else(|| panic!("a wrong header: {ip:02x?}"));
+    assert_eq!(parts.len, ip.len());
+    let health = oracle::health(ip, &parts);
+    assert!(
+        matches!(health, Health::Right) || parts.protocol == 50 && health == Health::Unknown,
+        "{health:?}: {ip:02x?}"
+    );
+    (parts, health)
+}
+
+fn translations(seed: u64, count: u64, six: bool) {
+    let mut entropy = Entropy::seeded(seed);
+    let entropy = &mut entropy;
+    let mut done = 0;
+    let mut unfinished = 0;
+    while done < count / SHARE {
+        let mut ip = random(entropy, six);
+        let (parts, _) = right(&ip);
+        let field = match Protocol(parts.protocol) {
+            Protocol::TCP => Some(16),
+            Protocol::UDP => Some(6),
+            _ => None,
+        };
+        let mut partial = None;
+        if let Some(field) = field {
+            let at = parts.l4 + field;
+            match entropy.below(8) {
+                0 => {
+                    let len = parts.len - parts.l4;
+                    let sum = oracle::unfinished(parts.src, parts.dst, parts.protocol, len);
+                    ip[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+                    partial = Some(PartialChecksum {
+                        start: u16::try_from(parts.l4).expect("small"),
+                        offset: u16::try_from(field).expect("small"),
+                    });
+                    unfinished += 1;
+                }
+                // UDP of IPv4 may have none; then one is made.
+                1 if parts.protocol == 17 && !six => ip[at..at + 2].fill(0),
+                _ => {}
+            }
+        }
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.checksum = partial;
+        for _ in 0..CHAIN {
+            let packet = parse::ip(frame.bytes(), false).expect("it was valid and stays so");
+            let end = entropy.pick(&[End::Source, End::Destination]);
+            let to = socket(entropy, six);
+            nat::translate(&mut frame, &packet, end, to).expect("whole headers");
+            wire::decrement_ttl(frame.bytes_mut());
+            done += 1;
+            let mut bytes = frame.bytes().to_vec();
+            let parts = oracle::parts(&bytes).expect("a right header");
+            oracle::finish(&mut bytes, &parts, &frame.offload).expect("it stays where it was");
+            let (parts, _) = right(&bytes);
+            let ports = (
+                wire::be16(&bytes, parts.l4),
+                wire::be16(&bytes, parts.l4 + 2),
+            );
+            let (addr, port) = match end {
+                End::Source => (parts.src, ports.0),
+                End::Destination => (parts.dst, ports.1),
+            };
+            assert_eq!(addr, to.ip());
+            assert!(port == to.port() || parts.protocol == 50);
+        }
+    }
+    println!("{done} translations, of {unfinished} unfinished packets among others");
+}
+
+#[test]
+fn translated_packets_of_ipv4() {
+    translations(1, 3_500_000, false);
+}
+
+#[test]
+fn translated_packets_of_ipv6() {
+    translations(2, 3_500_000, true);
+}
+
+#[test]
+fn translated_icmp_errors() {
+    let mut entropy = Entropy::seeded(3);
+    let entropy = &mut entropy;
+    let mut done = 0;
+    while done < 1_500_000 / SHARE {
+        let six = entropy.one_in(2);
+        let mut inner = random(entropy, six);
+        let parts = oracle::parts(&inner).expect("made right");
+        // Routers quote what they like, eight bytes of transport header at least.
+        if entropy.one_in(2) {
+            inner.truncate(parts.l4 + 8 + entropy.below(20));
+        }
+        let (src, dst) = (address(entropy, six), address(entropy, six));
+        let kind = if six { 1 } else { 3 };
+        let mut ip = packet::icmp(src, dst, kind, entropy.u8(), [0; 4], &inner);
+        let l4 = oracle::parts(&ip).expect("made right").l4;
+        for _ in 0..CHAIN {
+            let end = entropy.pick(&[End::Source, End::Destination]);
+            let to = socket(entropy, six);
+            nat::translate_icmp(&mut ip, l4, end, to, true).expect("whole headers");
+            done += 1;
+            let (outer, _) = right(&ip);
+            let quoted = &ip[l4 + 8..];
+            if !six {
+                let header = usize::from(quoted[0] & 15) * 4;
+                assert_eq!(oracle::internet(&quoted[..header]), 0, "{ip:02x?}");
+            }
+            let (own, inside) = match end {
+                End::Source => (outer.src, wire::ip_dst(quoted)),
+                End::Destination => (outer.dst, wire::ip_src(quoted)),
+            };
+            assert_eq!((own, inside), (to.ip(), to.ip()));
+        }
+    }
+    println!("{done} translations of ICMP errors");
+}
+
+#[test]
+fn outer_headers() {
+    let checksums = [
+        TunnelChecksum::None,
+        TunnelChecksum::Full,
+        TunnelChecksum::Remote,
+    ];
+    let mut entropy = Entropy::seeded(4);
+    let entropy = &mut entropy;
+    let count = 1_500_000 / SHARE;
+    for _ in 0..count {
+        let (six, over6) = (entropy.one_in(2), entropy.one_in(2));
+        let inner = random(entropy, six);
+        let packet = parse::ip(&inner, false).expect("made right");
+        let checksum = entropy.pick(&checksums);
+        let port = entropy.u16().max(1);
+        let tunnel = entropy.pick(&[
+            Tunnel::Ipip,
+            Tunnel::Gre { checksum },
+            Tunnel::Gue { port, checksum },
+        ]);
+        let outer = Outer {
+            src: address(entropy, over6),
+            dst: address(entropy, over6),
+            tunnel,
+            source_port: tunnel::source_port(&packet),
+            id: entropy.u16(),
+            df: entropy.one_in(2),
+        };
+        let mut frame = Frame::from_bytes(&inner);
+        tunnel::encapsulate(&mut frame, &outer).expect("there is room");
+        let ip = frame.bytes();
+        let parts = oracle::parts(ip).expect("a right outer header");
+        assert_eq!(
+            (parts.src, parts.dst, parts.len),
+            (outer.src, outer.dst, ip.len())
+        );
+        let l4 = &ip[parts.l4..];
+        let between = match tunnel {
+            Tunnel::Ipip => 0,
+            Tunnel::Gre {
+                checksum: TunnelChecksum::Full,
+            } => {
+                assert_eq!(oracle::internet(l4), 0);
+                8
+            }
+            Tunnel::Gre { .. } => 4,
+            Tunnel::Gue { checksum, .. } => {
+                if checksum == TunnelChecksum::None {
+                    assert_eq!(l4[6..8], [0, 0]);
+                } else {
+                    assert_eq!(oracle::health(ip, &parts), Health::Right);
+                }
+                12
+            }
+        };
+        assert_eq!(l4[between..], inner);
+    }
+    println!("{count} outer headers");
+}

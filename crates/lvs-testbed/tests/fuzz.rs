@@ -1,0 +1,88 @@
+//! What the fuzz targets do, with random bytes: as good as a fuzzer for the first seconds of it, and it needs none.
+
+use std::path::Path;
+
+use lvs_testbed::fuzz::{TARGETS, Target};
+use lvs_testbed::hostile::Entropy;
+
+/// Inputs for each target.
+const INPUTS: usize = if cfg!(debug_assertions) { 200 } else { 4000 };
+
+fn target(name: &str) -> Target {
+    *TARGETS
+        .iter()
+        .find(|target| target.0 == name)
+        .expect("such a target")
+}
+
+/// Random bytes, and what was found by fuzzing once and is kept in `fuzz/seeds`: as it is, and damaged.
+fn run(name: &str) {
+    let (_, target) = target(name);
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/seeds")
+        .join(name);
+    let mut kept: Vec<_> = std::fs::read_dir(&seeds)
+        .unwrap_or_else(|error| panic!("{}: {error}", seeds.display()))
+        .map(|entry| entry.expect("a directory").path())
+        .collect();
+    kept.sort();
+    let kept: Vec<Vec<u8>> = kept
+        .iter()
+        .map(|path| std::fs::read(path).expect("a file"))
+        .collect();
+    assert!(!kept.is_empty());
+    kept.iter().for_each(|bytes| target(bytes));
+    let mut entropy = Entropy::seeded(name.len() as u64);
+    for _ in 0..INPUTS {
+        let bytes = if entropy.one_in(2) {
+            let len = entropy.below(2000);
+            entropy.bytes(len)
+        } else {
+            let mut bytes = kept[entropy.below(kept.len())].clone();
+            for _ in 0..=entropy.below(8) {
+                let at = entropy.below(bytes.len());
+                match entropy.below(4) {
+                    0 => bytes.truncate(at),
+                    1 => bytes.insert(at, entropy.u8()),
+                    _ => {
+                        if let Some(byte) = bytes.get_mut(at) {
+                            *byte = entropy.u8();
+                        }
+                    }
+                }
+            }
+            bytes
+        };
+        target(&bytes);
+    }
+}
+
+#[test]
+fn pipeline() {
+    run("pipeline");
+}
+
+#[test]
+fn operations() {
+    run("operations");
+}
+
+#[test]
+fn rules() {
+    run("rules");
+}
+
+#[test]
+fn sync_decode() {
+    run("sync_decode");
+}
+
+#[test]
+fn every_target_has_a_fuzzer() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let manifest = std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml");
+    for (name, _) in TARGETS {
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+        assert!(fuzz.join(format!("fuzz_targets/{name}.rs")).is_file());
+    }
+}
