@@ -43,6 +43,12 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
         DropReason::HelperSequence => {
             "Connections that were open before the engine started, or somebody guesses. Clients that log in again work."
         }
+        DropReason::ServerDown => {
+            "A server went down, and its service says what becomes of its connections (on_server_down): its clients begin anew."
+        }
+        DropReason::ForeignShard => {
+            "An error of the program that embeds the engine: the shard is of another director."
+        }
         DropReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
         DropReason::Hook => "Ask the program that embeds the engine.",
         _ => MALFORMED,
@@ -68,11 +74,14 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
             "Passive FTP takes a persistent service at port 21 (-p), or a service of a mark with both ports."
         }
         AcceptReason::NoConnection => {
-            "Ordinary for what servers begin by themselves. If clients see answers from a server's own address: did the \
-             engine restart, or do their requests not come through here?"
+            "Ordinary for what servers begin by themselves. If clients see answers from a server's own address, the engine \
+             has restarted, or their requests do not come through here."
         }
         AcceptReason::BackupOnly => {
             "As backup_only says. If this director is to forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
+        }
+        AcceptReason::Tunneled => {
+            "As ignore_tunneled says: lvsadm sysctl ignore_tunneled=0 has what came by a tunnel balanced, too."
         }
         AcceptReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
         AcceptReason::Hook => "Ask the program that embeds the engine.",
@@ -99,7 +108,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Somebody floods with fragments, or packets are lost on the way in. Have clients send smaller datagrams."
         }
         FrameDrop::TtlExceeded => {
-            "A traceroute, or a loop: does a router send the virtual address, or the servers' answers, back here?"
+            "A traceroute, or a loop: look for a router that sends the virtual address, or the servers' answers, back here."
         }
         FrameDrop::TooBig => {
             "Its sender was told (ICMP fragmentation needed); if connections hang, somebody discards that. Raise the MTU \
