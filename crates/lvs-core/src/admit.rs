@@ -284,7 +284,7 @@ impl Control {
                 let port = if keeps_port { server.addr().port() } else { 0 };
                 let bits = server_flags(&server, self.settings.sysctls.conntrack);
                 let addr = SocketAddr::new(server.addr().ip(), port);
-                let mut template = Template::new(key, addr, bits, service.config.timeout);
+                let mut template = Template::new(key, addr, bits, service.config.timeout, now);
                 template.server = server.id().0.into();
                 template.mark = ask.mark;
                 template.engine = data.map(|data| (engine::SIP, data.into()));
@@ -495,7 +495,7 @@ impl Control {
                 Some(index) => (index, self.templates.get(index).clone()),
                 None => {
                     let bits = server_flags(&server, self.settings.sysctls.conntrack);
-                    let mut made = Template::new(key, server.addr(), bits, config.timeout);
+                    let mut made = Template::new(key, server.addr(), bits, config.timeout, now);
                     made.server = server.id().0.into();
                     made.mark = meta.mark;
                     made.engine = Some((engine::SIP, data.into()));

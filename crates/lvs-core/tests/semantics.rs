@@ -589,6 +589,31 @@ fn a_backup_that_only_backs_up_forwards_nothing() {
     assert!(matches!(verdict, Verdict::Forward(_)));
 }
 
+/// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not sent for its first packet.
+#[test]
+fn a_short_template_waits_for_its_refresh() {
+    let sent = |timeout| {
+        let mut config = rr();
+        config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+        config.timeout = timeout;
+        let mut director = director(ServiceKey::tcp(addr(VIP)), config, Forwarding::Route, 1);
+        let control = &mut director.control;
+        control
+            .start_master(sync::Master::new(1, None, false))
+            .unwrap();
+        control.set_sysctl("sync_threshold", "0 1").unwrap();
+        control.set_sysctl("sync_refresh_period", "60").unwrap();
+        let now = Instant::from_secs(40);
+        director.advance(now);
+        let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
+        let later = Instant::from_secs(42);
+        director.advance(later);
+        director.take_sync_message(later).is_some()
+    };
+    assert!(sent(300), "its time is longer than the period");
+    assert!(!sent(3), "as recorded from Linux 6.12");
+}
+
 #[test]
 fn daemons_and_tunnels_across_families_exclude_each_other() {
     let key = ServiceKey::tcp(addr(VIP));

@@ -471,6 +471,31 @@ fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
     assert!(other.send(SERVERS, &complaint(1300)).is_empty());
 }
 
+/// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its reassembly at FORWARD forgets
+/// that the sender had cut it.
+#[test]
+fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
+    let data = [7; 1200];
+    let mut ip = udp((SERVER, 5353), (CLIENT, 4000), &data);
+    put16(&mut ip, 6, 0);
+    ipv4::finish_header(&mut ip);
+    let mut lab = web(Forwarding::Nat);
+    let mut pieces = Vec::new();
+    let whole = Frame::from_bytes(&ip);
+    lvs_dataplane::fragment::fragment(&whole, 900, None, true, Frame::new, |f| pieces.push(f))
+        .expect("it fits");
+    let mut got = Vec::new();
+    for piece in &pieces {
+        let frame = ethernet(SV_MAC, server_mac(SERVER), piece.bytes());
+        got.extend(lab.send(SERVERS, &frame));
+    }
+    assert_eq!(got.len(), 2);
+    for (port, frame) in &got {
+        assert_eq!((*port, ipv4::src(&frame[14..])), (CLIENTS, VIP));
+        assert_eq!(be16(frame, 20) & ipv4::DF, ipv4::DF);
+    }
+}
+
 #[test]
 fn fragments_in_fragments_out() {
     let data: Vec<u8> = (0..4000u32).map(|i| i.to_le_bytes()[0]).collect();

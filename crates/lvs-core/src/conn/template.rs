@@ -45,7 +45,13 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    pub(crate) fn new(key: Key, server_addr: SocketAddr, flags: u32, timeout: u32) -> Self {
+    pub(crate) fn new(
+        key: Key,
+        server_addr: SocketAddr,
+        flags: u32,
+        timeout: u32,
+        now: Instant,
+    ) -> Self {
         Self {
             key,
             server_addr,
@@ -57,7 +63,7 @@ impl Template {
             assured: AtomicBool::new(false),
             controlled: AtomicU32::new(0),
             in_packets: AtomicU32::new(0),
-            sync_end: AtomicU32::new(0),
+            sync_end: AtomicU32::new(crate::sync::ticks(now) & !3),
             sequences: Default::default(),
             invalid: AtomicBool::new(false),
         }

@@ -290,10 +290,9 @@ impl Control {
                 if let Some(server) = &server {
                     flags = inherit(flags, server);
                 }
-                let mut template = Template::new(key, entry.server, flags, timeout);
+                let mut template = Template::new(key, entry.server, flags, timeout, now);
                 template.mark = entry.mark;
                 template.engine = data.map(|data| (engine::SIP, data.into()));
-                template.sync_end = (super::ticks(now) & !3).into();
                 if let Some(server) = &server {
                     template.server = server.id().0.into();
                 }

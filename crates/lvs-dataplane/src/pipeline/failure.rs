@@ -62,7 +62,7 @@ impl Pipeline {
             if own && !net.is_vip(packet.src) {
                 // A tunnel's outer packet; who limits errors is the complaint.
                 let message = error.bytes().get(made.l4..).unwrap_or_default();
-                self.tunnel_complaint(message, made.is_ipv6(), cx);
+                self.tunnel_complaint(message, made.is_ipv6(), decide, cx);
             } else if self.rate_limit.allow(KIND, packet.src, cx.now) {
                 self.translate_own_error(&mut error, made, decide, cx);
             }

@@ -2,14 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Edit, Forward, Forwarding, Protocol, Reply, Tunnel};
+use lvs_core::{Edit, Forward, Forwarding, Hook, IcmpError, Protocol, Reply, Tunnel, Verdict};
 
 use super::leave::Pieces;
-use super::{Cx, Fate, Job, Pipeline, Request};
+use super::{Cx, Decide, Fate, Job, Pipeline, Request};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::net::{Net, NextHop};
-use crate::parse;
+use crate::parse::{self, Icmp};
 use crate::rewrite::mss;
 use crate::rewrite::nat::{self, End};
 use crate::rewrite::payload;
@@ -309,11 +309,13 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request.
-    pub(super) fn tunnel_complaint<N: Net>(
+    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request, if that was one of a
+    /// connection.
+    pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],
         six: bool,
+        decide: &mut D,
         cx: &mut Cx<'_, N>,
     ) {
         let net = cx.env.net;
@@ -330,7 +332,19 @@ impl Pipeline {
         }
         let id = self.idents.next(virt, client, Protocol::ICMP.0, 1);
         let mut error = cx.out.spare();
-        if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id) {
+        if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id)
+            && let Ok(made) = parse::ip(error.bytes(), false)
+            && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
+            // Asked as what it is, a packet of the connection to its client, it is counted as one.
+            && matches!(decide.icmp_error(&about, cx.now), Verdict::Reply(_))
+        {
+            // And the complaint itself, as far as it quotes the request.
+            let quoted = u32::try_from(complaint.original.len()).unwrap_or(u32::MAX);
+            let quoted = IcmpError {
+                len: quoted,
+                ..about
+            };
+            let _ = decide.icmp_error(&quoted, cx.now);
             let fate = self.send_own(&mut error, cx);
             self.counters.icmp_sent += u64::from(fate == Fate::Answered);
         }

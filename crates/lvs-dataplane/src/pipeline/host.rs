@@ -14,7 +14,7 @@ use crate::icmp::may_be_answered;
 use crate::mld::{self, Change};
 use crate::ndp;
 use crate::net::{Net, PortId, PortInfo};
-use crate::parse;
+use crate::parse::{self, Icmp};
 use crate::segment::finish_checksum;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{ETHERNET_LEN, Mac, be16, icmpv6, ipv6, tcp};
@@ -353,6 +353,11 @@ impl Pipeline {
         let id = self.idents.next(src, packet.src, Protocol::ICMP.0, 1);
         let mut error = cx.out.spare();
         if wire_icmp::error(&mut error, kind, frame.bytes(), src, id) {
+            if let Ok(made) = parse::ip(error.bytes(), false)
+                && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
+            {
+                self.own_error = Some(about);
+            }
             let fate = self.send_own(&mut error, cx);
             self.counters.icmp_sent += u64::from(fate == Fate::Answered);
         }

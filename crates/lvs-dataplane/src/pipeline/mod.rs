@@ -114,6 +114,8 @@ pub struct Pipeline {
     echo: Bucket,
     idents: Idents,
     tunnels: TunnelPaths,
+    /// The ICMP error that the packet at hand was answered with.
+    own_error: Option<IcmpError>,
 }
 
 impl Pipeline {
@@ -130,6 +132,7 @@ impl Pipeline {
             misfits: Misfits::default(),
             idents: Idents::new(),
             tunnels: TunnelPaths::default(),
+            own_error: None,
         }
     }
 
@@ -153,6 +156,11 @@ impl Pipeline {
                 None => Fate::Dropped(FrameDrop::NoPort),
             };
             self.counters.count(fate);
+            // What the host says itself passes LOCAL_OUT: of a connection that is not translated, the error counts as a
+            // packet to the client.
+            if let Some(error) = self.own_error.take() {
+                let _ = decide.icmp_error(&error, now);
+            }
         }
     }
 
@@ -317,8 +325,9 @@ impl Pipeline {
         if !ours {
             return Fate::Left;
         }
-        // A router looks at each fragment by itself before it puts them together.
+        // A router looks at each fragment by itself before it puts them together, but of IPv6, where that comes first.
         if hook == Hook::Transit
+            && !packet.is_ipv6()
             && let Some(fate) = self.transit_checks(frame, &job, cx)
         {
             return fate;
@@ -388,7 +397,7 @@ impl Pipeline {
             if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
                 // The host keeps its copy.
                 let message = frame.bytes().get(packet.l4..).unwrap_or_default();
-                self.tunnel_complaint(message, packet.is_ipv6(), cx);
+                self.tunnel_complaint(message, packet.is_ipv6(), decide, cx);
             }
         }
         if packet.l4 > ipv4::HEADER_LEN

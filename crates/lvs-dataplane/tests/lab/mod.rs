@@ -269,6 +269,13 @@ impl Decide for OneServer {
             if Some(inner.dst) == service.server && service.method == Forwarding::Nat {
                 return reply(Some(service.virt));
             }
+            // The director's own error about a request that it has not translated.
+            if inner.dst == service.virt
+                && service.method != Forwarding::Nat
+                && error.hook == Hook::Output
+            {
+                return reply(None);
+            }
         }
         Verdict::Accept(AcceptReason::UnrelatedIcmp)
     }

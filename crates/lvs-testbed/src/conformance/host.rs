@@ -58,6 +58,10 @@ impl Host {
                 forward(ip, &packet, None, net)
             });
         };
+        // A router looks at each fragment of IPv4 by itself.
+        if !local && !packet.is_ipv6() && packet.ttl <= 1 {
+            return Some(forward(ip, &packet, None, net));
+        }
         // With IPVS in the kernel, what passes through is put together as well, and cut as it had been.
         let whole = self
             .reassembler

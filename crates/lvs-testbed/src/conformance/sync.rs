@@ -1,6 +1,7 @@
 //! Connection synchronisation (schema I): what a master sends, what a backup makes of it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use lvs_core::sync::{Backup, Master};
@@ -110,9 +111,15 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                 compare_out(step, &out, log);
             }
             Some("wait") => {
-                bed.wait(seconds(step)?);
-                while let Some(message) = bed.director.take_sync_message(bed.now) {
-                    sent.push((i64::try_from(number).unwrap_or(-1), hex(&message)));
+                // The daemon looks once a second.
+                let mut left = seconds(step)?;
+                while !left.is_zero() {
+                    let part = left.min(Duration::from_secs(1));
+                    left -= part;
+                    bed.wait(part);
+                    while let Some(message) = bed.director.take_sync_message(bed.now) {
+                        sent.push((i64::try_from(number).unwrap_or(-1), hex(&message)));
+                    }
                 }
             }
             Some("sync") => {
