@@ -1,4 +1,4 @@
-//! Packets of every kind, whole and with right checksums (by the [`oracle`](super::oracle)); what is wrong with them comes
+//! Packets of every kind, whole and with right checksums (by the [`oracle`]); what is wrong with them comes
 //! later.
 
 use std::net::{IpAddr, SocketAddr};
