@@ -360,6 +360,7 @@ impl Control {
             server.follow_extras(&service.config.extras, timed);
         }
         self.warm_up(number, self.clock.unwrap_or_default());
+        self.plan();
         self.changed();
         Ok(())
     }

@@ -146,10 +146,16 @@ impl Shard {
     /// Takes note of the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
-            && let Some(said) = Numbers::read(meta.segment.bytes)
-            && let Some(expected) = self.down.expected.get_mut(index as usize)
+            && let Some(mut said) = Numbers::read(meta.segment.bytes)
         {
-            expected.note(said, from_client);
+            if from_client && self.table.get(index).has(flag::HELPED) {
+                // The server's numbers are kept as the server counts.
+                let shift = self.shift(index);
+                said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
+            }
+            if let Some(expected) = self.down.expected.get_mut(index as usize) {
+                expected.note(said, from_client);
+            }
         }
     }
 
@@ -236,7 +242,7 @@ impl Shard {
             self.down.resets.push(Reset {
                 tuple: tuple(virt, client),
                 // A client that waits for the answer to its SYN looks at the acknowledgement.
-                seq: of_server.unwrap_or(0),
+                seq: of_server.map_or(0, |seq| self.shift(index).sequence(seq)),
                 ack: of_client,
                 forward: None,
             });

@@ -8,7 +8,7 @@
 //! Who starts slowly: a server that begins to take connections (it is added, or its weight rises from 0) while another one
 //! has done so for the whole time already. With nobody there to spare it, slowness would only cost.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -66,17 +66,15 @@ impl SlowStart {
 
     /// Notes who takes connections now.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
-        let taking = |id| {
-            let mut servers = servers.iter();
-            servers.any(|server| server.id() == id && server.config().weight > 0)
-        };
-        self.since.retain(|&id, _| taking(id));
+        let taking = servers.iter().filter(|server| server.config().weight > 0);
+        let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();
+        self.since.retain(|id, _| taking.contains(id));
         let established = self
             .since
             .values()
             .any(|since| since.when.is_none_or(|when| when + takes <= now));
-        for server in servers.iter().filter(|server| taking(server.id())) {
-            self.since.entry(server.id()).or_insert(Since {
+        for id in taking {
+            self.since.entry(id).or_insert(Since {
                 when: Some(now),
                 slow: established,
             });

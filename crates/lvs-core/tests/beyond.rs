@@ -2,12 +2,14 @@
 //! that none of it happens unless it is asked for.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::{
     Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant,
-    OnServerDown, Options, PacketMeta, Profile, Protocol, Reset, Segment, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    OnServerDown, Options, PacketMeta, Profile, Protocol, Registry, Request, Reset, Scheduler,
+    Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
+    Tuple, Verdict,
 };
 
 const VIP: &str = "198.51.100.1:80";
@@ -656,10 +658,7 @@ fn a_slow_start_can_be_switched_off_in_the_middle() {
 
 #[test]
 fn a_slow_start_with_every_scheduler() {
-    for name in lvs_core::Registry::new()
-        .names()
-        .filter(|name| *name != "none")
-    {
+    for name in Registry::new().names().filter(|name| *name != "none") {
         let key = ServiceKey::udp(addr(VIP));
         let mut director = director(key, slow(name, 9), Forwarding::Nat, 2);
         let start = Instant::from_secs(20);
@@ -786,4 +785,144 @@ fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
         }
         assert_eq!(seen, expected.1, "{profile:?}");
     }
+}
+
+/// What `bytes` of a TCP stream look like from `src` to `dst`.
+fn say(
+    director: &mut Director,
+    (src, dst): (SocketAddr, SocketAddr),
+    (seq, ack): (u32, u32),
+    text: &[u8],
+    now: Instant,
+) -> Verdict {
+    let mut bytes = vec![0; 20];
+    bytes[4..8].copy_from_slice(&seq.to_be_bytes());
+    bytes[8..12].copy_from_slice(&ack.to_be_bytes());
+    bytes[12] = 5 << 4;
+    bytes[13] = ACK;
+    bytes.extend_from_slice(text);
+    let segment = Segment {
+        bytes: &bytes,
+        trusted: true,
+    };
+    let meta = PacketMeta {
+        segment,
+        ..tcp(src, dst, ACK)
+    };
+    director.handle_packet(&meta, now)
+}
+
+/// A client and a server of FTP, between which the helper has changed a reply and expects a data connection.
+fn ftp(now: Instant) -> (Director, SocketAddr) {
+    let extras = down(OnServerDown::Reset);
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", extras), Forwarding::Nat, 1);
+    director.control.set_ftp_ports(vec![80]).unwrap();
+    let (client, vip, server) = (addr(CLIENT), addr(VIP), server(1));
+    let _ = send(&mut director, &tcp(client, vip, SYN), (99, 0, 0), now);
+    let answer = tcp(server, client, SYN | ACK);
+    let _ = send(&mut director, &answer, (199, 100, 0), now);
+    let _ = say(&mut director, (client, vip), (100, 200), b"", now);
+    let _ = say(&mut director, (client, vip), (100, 200), b"PASV\r\n", now);
+    let reply = b"227 Entering Passive Mode (10,0,0,1,156,65).\r\n";
+    let verdict = say(&mut director, (server, client), (200, 106), reply, now);
+    let Verdict::Reply(reply) = verdict else {
+        panic!("{verdict:?}");
+    };
+    // "198,51,100,1" for "10,0,0,1".
+    assert_eq!(reply.edit.unwrap().replacement.unwrap().growth(), 4);
+    (director, SocketAddr::new(vip.ip(), 40_001))
+}
+
+#[test]
+fn a_reset_behind_a_changed_reply_has_the_number_that_the_client_expects() {
+    const REPLY: u32 = 46;
+    let now = Instant::from_secs(1);
+    for acknowledged in [false, true] {
+        let mut director = ftp(now).0;
+        let (client, vip) = (addr(CLIENT), addr(VIP));
+        if acknowledged {
+            let numbers = (106, 200 + REPLY + 4);
+            let _ = say(&mut director, (client, vip), numbers, b"", now);
+        }
+        remove(&mut director, 1, now);
+        let resets = drain(&mut director, now);
+        let of = |src| resets.iter().find(|reset| reset.tuple.src == src).unwrap();
+        assert_eq!(of(vip).seq, 200 + REPLY + 4, "as the client counts");
+        assert_eq!(of(client).seq, 106);
+        assert_eq!(of(client).ack, Some(200 + REPLY), "as the server counts");
+    }
+}
+
+#[test]
+fn data_connections_of_ftp_are_reset_as_well() {
+    let now = Instant::from_secs(1);
+    let (mut director, data) = ftp(now);
+    let (client, server) = (
+        addr("192.0.2.7:40001"),
+        SocketAddr::new(server(1).ip(), 40_001),
+    );
+    let meta = |src, dst, flags| PacketMeta {
+        hook: if dst == data {
+            Hook::Local
+        } else {
+            Hook::Transit
+        },
+        ..tcp(src, dst, flags)
+    };
+    let _ = send(&mut director, &meta(client, data, SYN), (9, 0, 0), now);
+    let _ = send(
+        &mut director,
+        &meta(server, client, SYN | ACK),
+        (19, 10, 0),
+        now,
+    );
+    let _ = send(&mut director, &meta(client, data, ACK), (10, 20, 0), now);
+    let _ = send(
+        &mut director,
+        &meta(server, client, ACK),
+        (20, 10, 500),
+        now,
+    );
+    remove(&mut director, 1, now);
+    let resets = drain(&mut director, now);
+    let to_client = resets.iter().find(|reset| reset.tuple.src == data);
+    assert_eq!(to_client.expect("a reset to the client").seq, 520);
+    assert!(
+        resets
+            .iter()
+            .any(|reset| reset.tuple.src == client && reset.seq == 10)
+    );
+}
+
+/// A scheduler that wants to be called ten times a second.
+#[derive(Debug)]
+struct Ticking;
+
+impl Scheduler for Ticking {
+    fn pick(&mut self, _: &[Arc<Server>], _: &Request) -> Option<usize> {
+        None
+    }
+
+    fn period(&self) -> Option<Duration> {
+        Some(Duration::from_millis(100))
+    }
+}
+
+#[test]
+fn a_scheduler_that_an_edit_brings_gets_its_periods() {
+    let mut schedulers = Registry::new();
+    schedulers.register("ticking", || Box::new(Ticking));
+    let mut director = Director::new(Options {
+        schedulers,
+        ..Options::default()
+    });
+    director.advance(Instant::ZERO);
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = |scheduler| service(scheduler, Extras::default());
+    let control = &mut director.control;
+    control.add_service(key, config("rr"), None).unwrap();
+    control.edit_service(&key, config("ticking"), None).unwrap();
+    let first = Instant::ZERO + Duration::from_millis(100);
+    assert_eq!(control.next_wakeup(), Some(first));
 }

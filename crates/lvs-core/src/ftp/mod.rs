@@ -442,6 +442,8 @@ impl Shard {
                 let mut flags = flags | flag::NFCT;
                 if let Some(link) = self.link(control) {
                     flags |= server_flags(&link.server, conntrack);
+                    // Not how long an answer takes: it is not known who speaks first, and when.
+                    flags |= link.server.watches(key.protocol) & flag::TRACKED;
                     // The server has been taken from NAT to a method that the helper does not know.
                     if link.server.forwarding() == Forwarding::FullNat {
                         flags = flags & !flag::METHOD | Forwarding::Nat as u32;
@@ -467,6 +469,11 @@ impl Shard {
         slot.timeout = timeout;
         self.table.restart(index, now);
         Ok(index)
+    }
+
+    /// How the numbers of what the server of connection `index` sends change on their way; not at all without a helper.
+    pub(crate) fn shift(&self, index: u32) -> Shift {
+        self.session(index).shift
     }
 
     fn session(&self, index: u32) -> Session {
