@@ -205,6 +205,13 @@ impl<P: Prober> Daemon<P> {
 
     fn reload(&mut self, path: &std::path::Path, link: &Link) {
         match Config::load(path) {
+            // As likely half of a write as a wish, and an outage.
+            Ok((config, _)) if config.services.is_empty() && !self.config.services.is_empty() => {
+                tracing::error!(
+                    "{} has no [[service]]: nothing was changed; to take all services down, stop lvsd",
+                    path.display()
+                );
+            }
             Ok((config, warnings)) => {
                 warnings.print();
                 if config == self.config {
@@ -609,11 +616,33 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(daemon.world.ops().len(), before + 1);
 
+        // Nor does one without a service, such as one that is just being written.
+        for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+            daemon.reload(text).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            assert_eq!(daemon.world.ops().len(), before + 1);
+        }
+
         // Nor does one that cannot be read.
         std::fs::remove_file(daemon.file.path()).unwrap();
         daemon.signals.send(Signal::Reload).await.unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(daemon.world.ops().len(), before + 1);
+        daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_without_services_takes_them_later() {
+        let daemon = Running::start(World::default(), Dead::default(), "", false);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(daemon.world.running());
+        daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.engine().sysctls["conn_reuse_mode"], "0");
+        daemon.reload(FILE).await;
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
         daemon.stop().await;
     }
 

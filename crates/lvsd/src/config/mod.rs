@@ -275,6 +275,12 @@ impl Config {
         if let Some(raw) = raw {
             let complete = findings.is_empty();
             config = Some(check::check(&raw, text, complete, &mut findings));
+            if complete && raw.service.is_empty() {
+                findings.push(
+                    Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
+                        .help("add [[service]] tables; a running lvsd refuses to reload a file without any"),
+                );
+            }
         }
         findings.sort_by_key(|d| d.primary.0.start);
         let report = Report {

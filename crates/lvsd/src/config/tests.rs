@@ -740,3 +740,14 @@ fn what_goes_beyond_the_kernel() {
     let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
     assert!(said.contains("did you mean \"reset\"?"), "{said}");
 }
+
+#[test]
+fn a_file_without_a_service_is_warned_about() {
+    for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+        let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+        assert!(config.services.is_empty());
+        let said = warnings.to_string();
+        assert!(said.contains("warning: there is no [[service]]"), "{said}");
+        assert!(said.contains("test.toml:1:1"), "{said}");
+    }
+}
