@@ -424,7 +424,6 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         && let Some((found, expected)) = rest.split_once(", expected ")
     {
         let expected = match expected {
-            "i64" => "a whole number",
             "a boolean" | "bool" => "true or false",
             "a sequence" => "an array of tables or values",
             other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
@@ -442,6 +441,13 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         } else {
             finding
         };
+    }
+    if message.ends_with("number overflowed") {
+        return Diagnostic::error(
+            span.clone(),
+            format!("the number {written} is out of range"),
+        )
+        .help(format!("no number of this file is above {}", u32::MAX));
     }
     Diagnostic::error(span.clone(), one_line(message))
 }
