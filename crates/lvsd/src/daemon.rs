@@ -20,6 +20,7 @@ use crate::engine::{Goal, Host, Link, Step};
 use crate::health::{Change, Checks, Key, Prober};
 use crate::notify::Notify;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::words::counted;
 
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -335,7 +336,11 @@ impl<P: Prober> Daemon<P> {
             .collect();
         let good = states.iter().filter(|s| **s == Health::Up).count();
         if !up && states.iter().all(|s| *s == Health::Down) {
-            tracing::error!(service = %name, "ALL {} servers are down: the service refuses new connections", states.len());
+            let all = match states.len() {
+                1 => "the only server is".to_owned(),
+                n => format!("ALL {n} servers are"),
+            };
+            tracing::error!(service = %name, "{all} down: the service refuses new connections");
         } else if up && good == 1 && lasted.is_some() {
             tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
         }
@@ -355,10 +360,11 @@ impl<P: Prober> Daemon<P> {
                 up += usize::from(self.health(&(service.id, server.address)) == Health::Up);
             }
         }
-        let services = self.config.services.len();
-        let mut line = format!("{services} services, {up} of {all} servers up");
+        let services = counted(self.config.services.len(), "service");
+        let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
         if refused > 0 {
-            line.push_str(&format!(", {refused} changes refused by the engine"));
+            let changes = counted(refused, "change");
+            line.push_str(&format!(", {changes} refused by the engine"));
         }
         line
     }

@@ -21,6 +21,7 @@ use crate::config::{Dataplane, label};
 use crate::control::{Control, ControlError, Op};
 use crate::local::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
+use crate::words::counted;
 
 /// An engine that was started must answer within this time.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -455,12 +456,11 @@ fn describe(op: &Op, infinitive: bool) -> String {
             )
         }
         Op::SetMarks(marks) => {
-            format!("{} {} rules for marks", verb("set", "set"), marks.len())
+            format!("set {} for marks", counted(marks.len(), "rule"))
         }
         Op::SetLocal(pool) => format!(
-            "{} {} local addresses{}",
-            verb("set", "set"),
-            pool.addresses.len(),
+            "set {}{}",
+            counted(pool.addresses.len(), "local address"),
             if pool.hairpin { ", with hairpin" } else { "" }
         ),
         Op::OwnVips(vips) => {

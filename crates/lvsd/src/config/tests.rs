@@ -836,3 +836,31 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         assert!(!said.contains("i128"), "{said}");
     }
 }
+
+#[test]
+fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
+    let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let here = said(directory.path());
+    assert!(here.contains("name a file in this directory"), "{here}");
+    let file = directory.path().join("lvsd.toml");
+    assert!(said(&file).contains("put the configuration there"));
+    std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
+    let latin = said(&file);
+    assert!(
+        latin.contains("lvsd.toml, line 2: byte 14 of the file (0xe4) is not UTF-8"),
+        "{latin}"
+    );
+
+    // Root may read everything, so this one is made up.
+    let denied = LoadError::Read {
+        path: "lvsd.toml".to_owned(),
+        source: ErrorKind::PermissionDenied.into(),
+    };
+    assert!(
+        denied
+            .to_string()
+            .contains("let the user that lvsd runs as read it"),
+        "{denied}"
+    );
+}
