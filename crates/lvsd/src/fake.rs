@@ -123,6 +123,8 @@ struct State {
     starts: u32,
     foreign: bool,
     refuses: bool,
+    /// Takes requests and does not answer.
+    hangs: bool,
     ops: Vec<Op>,
 }
 
@@ -163,6 +165,10 @@ impl World {
 
     pub(crate) fn crash(&self) {
         self.state().engine = None;
+    }
+
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.state().hangs = hangs;
     }
 
     pub(crate) fn start_foreign(&self) {
@@ -246,6 +252,9 @@ struct FakeControl {
 
 impl FakeControl {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
+        while self.world.state().hangs {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let mut state = self.world.state();
         if state.engine.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));
