@@ -215,9 +215,9 @@ async fn hangs(
             }
         }
     }
-    limit = limit.min(Instant::now() + STOP_LIMIT);
-    let left =
-        Duration::from_secs(limit.duration_since(Instant::now()).as_secs_f64().ceil() as u64);
+    let now = Instant::now();
+    limit = limit.min(now + STOP_LIMIT);
+    let left = Duration::from_secs(limit.duration_since(now).as_secs());
     tracing::info!("told to stop; waiting up to {left:?} for {engine}, which is at a request");
     tokio::time::sleep_until(limit).await;
     format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
@@ -765,13 +765,15 @@ mod tests {
                     .reload(&FILE.replace("weight = 3", "weight = 7"))
                     .await;
                 log.says("reloaded").await;
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                while !daemon.world.hung() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
             }
             daemon.signals.send(Signal::Stop).await.unwrap();
             log.says(if at_a_request {
                 "waiting up to 10s for the engine (pid 1), which is at a request"
             } else {
-                "stopping; waiting up to 10s for the engine (pid 1)"
+                "waiting up to 10s for the engine (pid 1)"
             })
             .await;
             daemon.world.hang(false);

@@ -125,6 +125,8 @@ struct State {
     refuses: bool,
     /// Takes requests and does not answer.
     hangs: bool,
+    /// One does not get an answer.
+    hung: bool,
     ops: Vec<Op>,
 }
 
@@ -169,6 +171,10 @@ impl World {
 
     pub(crate) fn hang(&self, hangs: bool) {
         self.state().hangs = hangs;
+    }
+
+    pub(crate) fn hung(&self) -> bool {
+        self.state().hung
     }
 
     pub(crate) fn start_foreign(&self) {
@@ -253,6 +259,7 @@ struct FakeControl {
 impl FakeControl {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
         while self.world.state().hangs {
+            self.world.state().hung = true;
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let mut state = self.world.state();
