@@ -12,6 +12,7 @@ use crate::daemon::{self, Options, Signal};
 use crate::health::TcpProber;
 use crate::notify::Notify;
 use crate::process::{Machine, default_socket, lock};
+use crate::words::counted;
 
 /// The file is wrong or missing.
 const EXIT_CONFIG: u8 = 3;
@@ -73,11 +74,12 @@ fn check(file: &std::path::Path) -> ExitCode {
     match Config::load(file) {
         Ok((config, warnings)) => {
             warnings.print();
-            let servers: usize = config.services.iter().map(|s| s.servers.len()).sum();
-            let services = config.services.len();
+            let servers = config.services.iter().map(|s| s.servers.len()).sum();
             println!(
-                "{}: valid, {services} services with {servers} servers",
-                file.display()
+                "{}: valid, {} with {}",
+                file.display(),
+                counted(config.services.len(), "service"),
+                counted(servers, "server")
             );
             ExitCode::SUCCESS
         }
@@ -89,9 +91,10 @@ fn refuse(error: &LoadError) -> ExitCode {
     match error {
         LoadError::Refused(report) => {
             report.print();
-            eprintln!("lvsd: {} has {} errors", report.path, report.errors());
+            let errors = counted(report.errors(), "error");
+            eprintln!("lvsd: {} has {errors}", report.path);
         }
-        LoadError::Read { .. } => eprintln!("lvsd: {error}"),
+        LoadError::Read { .. } | LoadError::NotText { .. } => eprintln!("lvsd: {error}"),
     }
     ExitCode::from(EXIT_CONFIG)
 }

@@ -16,16 +16,20 @@ use tokio::time::Instant;
 use lvs_core::OnServerDown;
 
 use crate::config::{Config, LoadError, OnDown, Report};
-use crate::engine::{Goal, Host, Link, Step};
+use crate::engine::{Goal, Host, Link, Step, Stopped};
 use crate::health::{Change, Checks, Key, Prober};
 use crate::notify::Notify;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::words::counted;
 
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// An engine that has taken a request answers within this time, or it hangs.
 const HANG_LIMIT: Duration = Duration::from_secs(30);
+
+/// What to do about an engine that does not answer.
+const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +90,12 @@ pub async fn run<P: Prober>(
     let mut changed = true;
     let mut announced = false;
     let mut next = Instant::now();
+    // A signal that came while the engine was at a request.
+    let mut early = None;
     loop {
         tokio::select! {
             biased;
-            signal = signals.recv() => match signal {
+            signal = next_signal(&mut signals, &mut early) => match signal {
                 Some(Signal::Reload) => {
                     notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
                     daemon.reload(&options.path, &link);
@@ -116,13 +122,13 @@ pub async fn run<P: Prober>(
                 changed |= announce != announced;
                 announced = announce;
                 let goal = daemon.goal(announce);
+                let engine = link.engine();
                 let step = blocking(link, move |link, now| link.step(&goal, changed, now));
-                let (back, step) = match tokio::time::timeout(HANG_LIMIT, step).await {
-                    Ok(done) => done?,
+                let (back, step) = tokio::select! {
+                    biased;
+                    done = step => done?,
                     // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
-                    Err(_) => return Err(format!(
-                        "the engine took a request and does not answer it within {HANG_LIMIT:?}; if it hangs, end it with `kill -9` and start lvsd again"
-                    )),
+                    hang = hangs(&engine, &mut signals, &mut early) => return Err(hang),
                 };
                 link = back;
                 match step {
@@ -154,22 +160,67 @@ pub async fn run<P: Prober>(
         tracing::info!("stopping; the engine goes on forwarding");
         return Ok(());
     }
-    tracing::info!("stopping");
-    let (mut link, ()) = blocking(link, |link, _| link.stop()).await?;
-    let limit = Instant::now() + STOP_LIMIT;
+    let engine = link.engine();
+    tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
+    match tokio::time::timeout(STOP_LIMIT, stop(link)).await {
+        Ok(done) => done,
+        Err(_) => Err(format!(
+            "{engine} still runs after {STOP_LIMIT:?}; {UNSTICK}"
+        )),
+    }
+}
+
+/// Stops the engine and waits until it is gone.
+async fn stop(link: Box<Link>) -> Result<(), String> {
+    let (mut link, stopped) = blocking(link, |link, _| link.stop()).await?;
+    match stopped {
+        Stopped::Asked => {}
+        Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
+        Stopped::Not(why) => tracing::warn!("{why}"),
+    }
     loop {
         let (back, running) = blocking(link, |link, _| link.still_running()).await?;
         link = back;
         if !running {
             return Ok(());
         }
-        if Instant::now() >= limit {
-            return Err(format!(
-                "the engine still runs after {STOP_LIMIT:?}; end it with `kill`"
-            ));
-        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// The next signal, one that came early first.
+async fn next_signal(
+    signals: &mut mpsc::Receiver<Signal>,
+    early: &mut Option<Signal>,
+) -> Option<Signal> {
+    match early.take() {
+        Some(signal) => Some(signal),
+        None => signals.recv().await,
+    }
+}
+
+/// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says at once what is waited for,
+/// and waits no longer than a stop may take; the signal is kept in `early`.
+async fn hangs(
+    engine: &str,
+    signals: &mut mpsc::Receiver<Signal>,
+    early: &mut Option<Signal>,
+) -> String {
+    let mut limit = Instant::now() + HANG_LIMIT;
+    while *early != Some(Signal::Stop) {
+        tokio::select! {
+            signal = signals.recv() => *early = Some(signal.unwrap_or(Signal::Stop)),
+            () = tokio::time::sleep_until(limit) => {
+                return format!("{engine} took a request and does not answer it within {HANG_LIMIT:?}; {UNSTICK}, and start lvsd again");
+            }
+        }
+    }
+    let now = Instant::now();
+    limit = limit.min(now + STOP_LIMIT);
+    let left = Duration::from_secs(limit.duration_since(now).as_secs());
+    tracing::info!("told to stop; waiting up to {left:?} for {engine}, which is at a request");
+    tokio::time::sleep_until(limit).await;
+    format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
 }
 
 /// Does something that blocks, away from the loop.
@@ -205,6 +256,13 @@ impl<P: Prober> Daemon<P> {
 
     fn reload(&mut self, path: &std::path::Path, link: &Link) {
         match Config::load(path) {
+            // As likely half of a write as a wish, and an outage.
+            Ok((config, _)) if config.services.is_empty() && !self.config.services.is_empty() => {
+                tracing::error!(
+                    "{} has no [[service]]: nothing was changed; to take all services down, stop lvsd",
+                    path.display()
+                );
+            }
             Ok((config, warnings)) => {
                 warnings.print();
                 if config == self.config {
@@ -328,7 +386,11 @@ impl<P: Prober> Daemon<P> {
             .collect();
         let good = states.iter().filter(|s| **s == Health::Up).count();
         if !up && states.iter().all(|s| *s == Health::Down) {
-            tracing::error!(service = %name, "ALL {} servers are down: the service refuses new connections", states.len());
+            let all = match states.len() {
+                1 => "the only server is".to_owned(),
+                n => format!("ALL {n} servers are"),
+            };
+            tracing::error!(service = %name, "{all} down: the service refuses new connections");
         } else if up && good == 1 && lasted.is_some() {
             tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
         }
@@ -348,10 +410,11 @@ impl<P: Prober> Daemon<P> {
                 up += usize::from(self.health(&(service.id, server.address)) == Health::Up);
             }
         }
-        let services = self.config.services.len();
-        let mut line = format!("{services} services, {up} of {all} servers up");
+        let services = counted(self.config.services.len(), "service");
+        let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
         if refused > 0 {
-            line.push_str(&format!(", {refused} changes refused by the engine"));
+            let changes = counted(refused, "change");
+            line.push_str(&format!(", {changes} refused by the engine"));
         }
         line
     }
@@ -609,12 +672,114 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(daemon.world.ops().len(), before + 1);
 
+        // Nor does one without a service, such as one that is just being written.
+        for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+            daemon.reload(text).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            assert_eq!(daemon.world.ops().len(), before + 1);
+        }
+
         // Nor does one that cannot be read.
         std::fs::remove_file(daemon.file.path()).unwrap();
         daemon.signals.send(Signal::Reload).await.unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(daemon.world.ops().len(), before + 1);
         daemon.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_without_services_takes_them_later() {
+        let daemon = Running::start(World::default(), Dead::default(), "", false);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(daemon.world.running());
+        daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.engine().sysctls["conn_reuse_mode"], "0");
+        daemon.reload(FILE).await;
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.stop().await;
+    }
+
+    /// What is logged on this thread.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Log {
+        fn listen(&self) -> tracing::subscriber::DefaultGuard {
+            let log = self.clone();
+            let subscriber = tracing_subscriber::fmt().with_ansi(false);
+            tracing::subscriber::set_default(subscriber.with_writer(move || log.clone()).finish())
+        }
+
+        /// Waits until it says `words`, in real time.
+        async fn says(&self, words: &str) {
+            for _ in 0..10_000 {
+                if String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            panic!(
+                "no {words:?} in: {}",
+                String::from_utf8_lossy(&self.0.lock().unwrap())
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_has_just_died_had_ended_already() {
+        let log = Log::default();
+        let _listening = log.listen();
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        daemon.world.crash();
+        daemon.stop().await;
+        log.says("the engine had ended already: it ended with exit status: 1")
+            .await;
+    }
+
+    #[tokio::test]
+    async fn what_a_stop_waits_for_is_said_at_once() {
+        for at_a_request in [false, true] {
+            let log = Log::default();
+            let _listening = log.listen();
+            let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+            log.says("ready: 1 service, 2 of 2 servers up").await;
+            daemon.world.hang(true);
+            if at_a_request {
+                daemon
+                    .reload(&FILE.replace("weight = 3", "weight = 7"))
+                    .await;
+                log.says("reloaded").await;
+                while !daemon.world.hung() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            daemon.signals.send(Signal::Stop).await.unwrap();
+            log.says(if at_a_request {
+                "waiting up to 10s for the engine (pid 1), which is at a request"
+            } else {
+                "waiting up to 10s for the engine (pid 1)"
+            })
+            .await;
+            daemon.world.hang(false);
+            daemon.task.await.unwrap().unwrap();
+            assert!(!daemon.world.running());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,6 +21,7 @@ use crate::config::{Dataplane, label};
 use crate::control::{Control, ControlError, Op};
 use crate::local::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
+use crate::words::counted;
 
 /// An engine that was started must answer within this time.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -104,6 +105,17 @@ pub enum Step {
     Waiting(Duration),
     /// It will not work; said once, at start-up only.
     Fatal(String),
+}
+
+/// What came of asking the engine to stop.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It was asked, or there was nothing to ask.
+    Asked,
+    /// It had ended before; how, where that is known.
+    Already(String),
+    /// It could not be asked; why.
+    Not(String),
 }
 
 /// The connection to an engine and what is remembered about it.
@@ -387,35 +399,64 @@ impl Link {
     }
 
     /// Ends it: an engine of ours stops; one of somebody else loses our services and VIPs.
-    pub fn stop(&mut self) {
-        if self.control.is_none() {
+    pub fn stop(&mut self) -> Stopped {
+        let Some(control) = self.control.as_mut() else {
             if self.starting.is_some() {
                 self.host.kill();
             }
-            return;
-        }
+            return Stopped::Asked;
+        };
         if self.ours {
-            if let Some(control) = self.control.as_mut()
-                && let Err(error) = control.stop()
-            {
-                tracing::warn!("the engine does not stop: {error}");
-            }
+            let asked = control.stop();
             self.control = None;
-            return;
+            return match asked {
+                Ok(()) => Stopped::Asked,
+                Err(error) => self.gone().map_or_else(
+                    || Stopped::Not(format!("the engine does not stop: {error}")),
+                    Stopped::Already,
+                ),
+            };
         }
         // An empty goal that adopts nothing deletes what is ours.
         let goal = Goal {
             announce: true,
             ..Goal::default()
         };
-        if let Err(why) = self.sync(&goal) {
-            tracing::warn!("our services may still be in the engine: {why}");
+        match self.sync(&goal) {
+            Ok(_) => Stopped::Asked,
+            Err(why) => self.gone().map_or_else(
+                || Stopped::Not(format!("our services may still be in the engine: {why}")),
+                Stopped::Already,
+            ),
         }
+    }
+
+    /// How the engine that does not answer any more has ended, if it has.
+    fn gone(&mut self) -> Option<String> {
+        if let Some(how) = self.host.ended() {
+            return Some(how);
+        }
+        let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
+        // A process that is about to be gone has closed its socket first.
+        (left || self.absent()).then(|| "its process is gone".to_owned())
+    }
+
+    /// Nobody listens. One who listens and does not answer is there.
+    fn absent(&mut self) -> bool {
+        matches!(self.host.connect(), Err(ConnectError::Absent(_)))
     }
 
     /// Whether the engine that we started is still there; always false for somebody else's.
     pub fn still_running(&mut self) -> bool {
-        self.ours && self.host.ended().is_none() && self.host.connect().is_ok()
+        self.ours && self.host.ended().is_none() && !self.absent()
+    }
+
+    /// The engine in words, with its process id where that is known.
+    pub fn engine(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("the engine (pid {pid})"),
+            None => "the engine".to_owned(),
+        }
     }
 }
 
@@ -455,12 +496,11 @@ fn describe(op: &Op, infinitive: bool) -> String {
             )
         }
         Op::SetMarks(marks) => {
-            format!("{} {} rules for marks", verb("set", "set"), marks.len())
+            format!("set {} for marks", counted(marks.len(), "rule"))
         }
         Op::SetLocal(pool) => format!(
-            "{} {} local addresses{}",
-            verb("set", "set"),
-            pool.addresses.len(),
+            "set {}{}",
+            counted(pool.addresses.len(), "local address"),
             if pool.hairpin { ", with hairpin" } else { "" }
         ),
         Op::OwnVips(vips) => {

@@ -123,6 +123,10 @@ struct State {
     starts: u32,
     foreign: bool,
     refuses: bool,
+    /// Takes requests and does not answer.
+    hangs: bool,
+    /// One does not get an answer.
+    hung: bool,
     ops: Vec<Op>,
 }
 
@@ -163,6 +167,14 @@ impl World {
 
     pub(crate) fn crash(&self) {
         self.state().engine = None;
+    }
+
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.state().hangs = hangs;
+    }
+
+    pub(crate) fn hung(&self) -> bool {
+        self.state().hung
     }
 
     pub(crate) fn start_foreign(&self) {
@@ -246,6 +258,10 @@ struct FakeControl {
 
 impl FakeControl {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
+        while self.world.state().hangs {
+            self.world.state().hung = true;
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let mut state = self.world.state();
         if state.engine.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));

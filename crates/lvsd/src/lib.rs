@@ -25,3 +25,4 @@ pub mod local;
 pub mod notify;
 pub mod process;
 pub mod reconcile;
+mod words;

@@ -16,7 +16,7 @@ use toml::Spanned;
 use super::diagnostic::{Diagnostic, did_you_mean};
 use super::ports::{self, ManyPorts, is_generated};
 use super::raw::{
-    RawCheck, RawCheckTable, RawConfig, RawDataplane, RawPersistence, RawServer, RawService,
+    RawCheck, RawCheckTable, RawConfig, RawDataplane, RawPersistence, RawServer, RawService, Whole,
 };
 use super::{Check, CheckKind, Config, Daemon, Dataplane, OnDown, Server, Service, VipMode};
 
@@ -147,18 +147,25 @@ impl Checker<'_> {
         None
     }
 
+    /// A value in the words of the file.
+    fn written<T>(&self, value: &Spanned<T>) -> String {
+        let words = self.text.get(value.span()).unwrap_or_default();
+        words.to_owned()
+    }
+
     /// A whole number within a range.
     fn number(
         &mut self,
-        value: Option<&Spanned<i64>>,
+        value: Option<&Spanned<Whole>>,
         what: &str,
         range: std::ops::RangeInclusive<i64>,
     ) -> Option<i64> {
         let value = value?;
-        let n = *value.get_ref();
+        let n = value.get_ref().0;
         if range.contains(&n) {
             return Some(n);
         }
+        let n = self.written(value);
         self.report(
             Diagnostic::error(value.span(), format!("{what} {n} is out of range")).help(format!(
                 "give a number from {} to {}",
@@ -167,6 +174,16 @@ impl Checker<'_> {
             )),
         );
         None
+    }
+
+    /// Refuses a word that the engine knows and cannot do.
+    fn not_built(&mut self, value: Option<&Spanned<String>>, key: &str, word: &str, instead: &str) {
+        if let Some(value) = value.filter(|value| value.get_ref() == word) {
+            self.report(
+                Diagnostic::error(value.span(), format!("{key} = \"{word}\" is not built yet"))
+                    .help(format!("write {key} = \"{instead}\", or leave it out")),
+            );
+        }
     }
 
     fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
@@ -182,6 +199,8 @@ impl Checker<'_> {
         );
         let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
         let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
+        self.not_built(raw.backend.as_ref(), "backend", "af_xdp", "af_packet");
+        self.not_built(raw.when_full.as_ref(), "when_full", "evict", "drop");
         if backend.as_deref() == Some("tun") {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }
@@ -232,7 +251,7 @@ impl Checker<'_> {
             }
         }
         let echo = self.word(raw.echo.as_ref(), &[("answer", "answer"), ("drop", "drop")]);
-        let mut count = |value: Option<&Spanned<i64>>, what: &str, least: i64| {
+        let mut count = |value: Option<&Spanned<Whole>>, what: &str, least: i64| {
             let number = self.number(value, what, least..=i64::from(u32::MAX));
             number.and_then(|n| u32::try_from(n).ok())
         };
@@ -260,7 +279,16 @@ impl Checker<'_> {
                 );
             }
         }
-        let workers = self.number(raw.workers.as_ref(), "number of workers", 1..=1024);
+        let workers = raw.workers.as_ref().filter(|n| n.get_ref().0 != 1);
+        if let Some(value) = workers {
+            let title = match value.get_ref().0 {
+                ..1 => format!("number of workers {} is out of range", self.written(value)),
+                _ => "more than one worker is not built yet".to_owned(),
+            };
+            self.report(
+                Diagnostic::error(value.span(), title).help("write workers = 1, or leave it out"),
+            );
+        }
         let max_connections = self.number(
             raw.max_connections.as_ref(),
             "number of connections",
@@ -284,7 +312,7 @@ impl Checker<'_> {
             interfaces: list(&raw.interface).unwrap_or_default(),
             no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
             backend,
-            workers: workers.and_then(|n| u16::try_from(n).ok()),
+            workers: raw.workers.is_some().then_some(1),
             socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
             profile,
             own_vips: raw.own_vips.unwrap_or(false),
@@ -343,6 +371,10 @@ impl Checker<'_> {
         let mut all = Vec::new();
         for spanned in &raw.mark {
             let rule = spanned.get_ref();
+            let mark = rule.mark.as_ref();
+            if mark.is_some() && self.number(mark, "mark", 1..=i64::from(u32::MAX)).is_none() {
+                continue;
+            }
             let mut words = Vec::new();
             let mut option = |name: &str, value: Option<String>| {
                 if let Some(value) = value {
@@ -354,7 +386,7 @@ impl Checker<'_> {
             option("--destination", rule.destination.clone());
             option("--protocol", rule.protocol.clone());
             option("--ports", rule.ports.as_ref().map(|ports| ports.0.clone()));
-            option("--mark", rule.mark.map(|mark| mark.to_string()));
+            option("--mark", mark.map(|mark| mark.get_ref().0.to_string()));
             for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
                 if set == Some(true) {
                     words.push(name.to_owned());
@@ -1159,7 +1191,7 @@ impl Checker<'_> {
         let port_given = table
             .port
             .as_ref()
-            .and_then(|p| u16::try_from(*p.get_ref()).ok());
+            .and_then(|p| u16::try_from(p.get_ref().0).ok());
         let target = SocketAddr::new(server.ip(), port_given.unwrap_or(server.port()));
         if target.port() == 0 {
             self.once(
@@ -1177,9 +1209,9 @@ impl Checker<'_> {
             v.as_ref()
                 .map_or(Duration::from_secs(default), |d| d.get_ref().0)
         };
-        let count = |v: &Option<Spanned<i64>>, default: u32| {
+        let count = |v: &Option<Spanned<Whole>>, default: u32| {
             v.as_ref()
-                .and_then(|n| u32::try_from(*n.get_ref()).ok())
+                .and_then(|n| u32::try_from(n.get_ref().0).ok())
                 .unwrap_or(default)
         };
         Some(Check {
@@ -1220,7 +1252,7 @@ impl Checker<'_> {
         }
         for (what, value) in [("rise", &table.rise), ("fall", &table.fall)] {
             if let Some(value) = value
-                && !(1..=1000).contains(value.get_ref())
+                && !(1..=1000).contains(&value.get_ref().0)
             {
                 self.once(
                     Diagnostic::error(value.span(), format!("`{what}` is out of range"))
@@ -1229,7 +1261,7 @@ impl Checker<'_> {
             }
         }
         if let Some(port) = &table.port {
-            if !(1..=65_535).contains(port.get_ref()) {
+            if !(1..=65_535).contains(&port.get_ref().0) {
                 self.once(
                     Diagnostic::error(port.span(), "the port is out of range")
                         .help("give a port, 1 to 65535"),

@@ -15,6 +15,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
@@ -255,14 +256,27 @@ impl Config {
     /// Reads and checks a file. The report that comes with a configuration holds warnings only.
     ///
     /// # Errors
-    /// The file cannot be read ([`LoadError::Read`]), or something in it is wrong ([`LoadError::Refused`]).
+    /// The file cannot be read ([`LoadError::Read`]) or is no text ([`LoadError::NotText`]), or something in it is wrong ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
-        let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
-            path: path.display().to_string(),
-            source,
-        })?;
-        Self::from_toml(&path.display().to_string(), &text)
-            .map_err(|report| LoadError::Refused(Box::new(report)))
+        let name = path.display().to_string();
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(source) => return Err(LoadError::Read { path: name, source }),
+        };
+        match str::from_utf8(&bytes) {
+            Ok(text) => {
+                Self::from_toml(&name, text).map_err(|report| LoadError::Refused(Box::new(report)))
+            }
+            Err(error) => {
+                let (offset, before) = (error.valid_up_to(), &bytes[..error.valid_up_to()]);
+                Err(LoadError::NotText {
+                    path: name,
+                    line: 1 + before.iter().filter(|b| **b == b'\n').count(),
+                    offset,
+                    byte: bytes[offset],
+                })
+            }
+        }
     }
 
     /// Checks `text`, which came from the file `path`.
@@ -275,6 +289,12 @@ impl Config {
         if let Some(raw) = raw {
             let complete = findings.is_empty();
             config = Some(check::check(&raw, text, complete, &mut findings));
+            if complete && raw.service.is_empty() {
+                findings.push(
+                    Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
+                        .help("add [[service]] tables; a running lvsd refuses to reload a file without any"),
+                );
+            }
         }
         findings.sort_by_key(|d| d.primary.0.start);
         let report = Report {
@@ -316,16 +336,43 @@ impl Config {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// It cannot be read.
-    #[error("cannot read {path}: {source}; give another file with --config")]
+    #[error("cannot read {path}: {source}; {}", cure(source))]
     Read {
         /// The file.
         path: String,
         /// What the system says.
         source: std::io::Error,
     },
+    /// It is not UTF-8, as TOML is.
+    #[error(
+        "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
+         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is no text"
+    )]
+    NotText {
+        /// The file.
+        path: String,
+        /// Line of the first wrong byte, from 1.
+        line: usize,
+        /// Its offset, from 0.
+        offset: usize,
+        /// Its value.
+        byte: u8,
+    },
     /// It is wrong.
     #[error("{0}")]
     Refused(Box<Report>),
+}
+
+/// What to do about a file that cannot be read.
+fn cure(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => "put the configuration there, or name its file with --config",
+        ErrorKind::PermissionDenied => {
+            "let the user that lvsd runs as read it and its directories (`namei -l` shows their permissions)"
+        }
+        ErrorKind::IsADirectory => "name a file in this directory with --config",
+        _ => "see that the disk is well and the file can be read with `cat`",
+    }
 }
 
 /// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and reported.
@@ -418,7 +465,6 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         && let Some((found, expected)) = rest.split_once(", expected ")
     {
         let expected = match expected {
-            "i64" => "a whole number",
             "a boolean" | "bool" => "true or false",
             "a sequence" => "an array of tables or values",
             other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
@@ -436,6 +482,13 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         } else {
             finding
         };
+    }
+    if message.ends_with("number overflowed") {
+        return Diagnostic::error(
+            span.clone(),
+            format!("the number {written} is out of range"),
+        )
+        .help(format!("no number of this file is above {}", u32::MAX));
     }
     Diagnostic::error(span.clone(), one_line(message))
 }

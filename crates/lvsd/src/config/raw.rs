@@ -42,10 +42,10 @@ pub(super) struct RawDataplane {
     pub(super) interface: Option<Spanned<OneOrMore>>,
     /// Use no interface at all. Default: false.
     pub(super) no_interfaces: Option<Spanned<bool>>,
-    /// `auto`, `af_packet`, `af_xdp` or `tun`. Default: `auto`.
+    /// `auto`, `af_packet`, `tun` or, not built yet, `af_xdp`. Default: `auto`.
     pub(super) backend: Option<Spanned<String>>,
-    /// Worker threads. Default: the engine's.
-    pub(super) workers: Option<Spanned<i64>>,
+    /// Worker threads; more than one is not built yet. Default: the engine's.
+    pub(super) workers: Option<Spanned<Whole>>,
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
     pub(super) socket: Option<Spanned<String>>,
     /// `kernel` or `modern`. Default: `kernel`.
@@ -63,18 +63,18 @@ pub(super) struct RawDataplane {
     /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
-    pub(super) echo_limit: Option<Spanned<i64>>,
+    pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default: untouched.
     pub(super) clamp_mss: Option<Spanned<Scalar>>,
     /// Time between two ICMP errors to one receiver. Default: the engine's.
     pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
     /// ICMP errors in a second to all; 0 for no limit. Default: the engine's.
-    pub(super) icmp_msgs_per_sec: Option<Spanned<i64>>,
+    pub(super) icmp_msgs_per_sec: Option<Spanned<Whole>>,
     /// ICMP errors at once to all. Default: the engine's.
-    pub(super) icmp_msgs_burst: Option<Spanned<i64>>,
+    pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
-    pub(super) max_connections: Option<Spanned<i64>>,
-    /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
+    pub(super) max_connections: Option<Spanned<Whole>>,
+    /// What a full table does with a new connection: `drop` or, not built yet, `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
@@ -92,7 +92,7 @@ pub(super) struct RawService {
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
     pub(super) protocol: Option<Spanned<String>>,
     /// Firewall mark, 1 to 4294967295, instead of an address.
-    pub(super) fwmark: Option<Spanned<i64>>,
+    pub(super) fwmark: Option<Spanned<Whole>>,
     /// Family of the packets with that mark: `ipv4` or `ipv6`. Default: `ipv4`.
     pub(super) family: Option<Spanned<String>>,
     /// Scheduler by ipvsadm's name. Default: `wlc`.
@@ -139,13 +139,13 @@ pub(super) struct RawServer {
     /// Required.
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; 0 takes no new connections. Default: 1.
-    pub(super) weight: Option<Spanned<i64>>,
+    pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,
     /// Connections at which it stops taking new ones; 0 is no limit. Default: 0.
-    pub(super) upper: Option<Spanned<i64>>,
+    pub(super) upper: Option<Spanned<Whole>>,
     /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default: 0.
-    pub(super) lower: Option<Spanned<i64>>,
+    pub(super) lower: Option<Spanned<Whole>>,
     /// Overrides the service's; `"none"` switches it off.
     pub(super) check: Option<Spanned<RawCheck>>,
 }
@@ -171,11 +171,11 @@ pub(super) struct RawCheckTable {
     /// Time after which a check has failed. Default: `2s`.
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Good checks in a row that bring a server back. Default: 2.
-    pub(super) rise: Option<Spanned<i64>>,
+    pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row that take it out. Default: 3.
-    pub(super) fall: Option<Spanned<i64>>,
+    pub(super) fall: Option<Spanned<Whole>>,
     /// Port to connect to. Default: the server's.
-    pub(super) port: Option<Spanned<i64>>,
+    pub(super) port: Option<Spanned<Whole>>,
 }
 
 /// `[[mark]]`: a rule that sets firewall marks.
@@ -193,7 +193,7 @@ pub(super) struct RawMark {
     /// Destination ports and ranges: `"80,443,8000-8010"`. Default: all.
     pub(super) ports: Option<Scalar>,
     /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
-    pub(super) mark: Option<i64>,
+    pub(super) mark: Option<Spanned<Whole>>,
     /// They are discarded.
     pub(super) drop: Option<bool>,
     /// They are left to the host.
@@ -203,6 +203,10 @@ pub(super) struct RawMark {
 /// `"5s"`, `"500ms"`, `"2m30s"`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RawDuration(pub(super) Duration);
+
+/// A whole number; one that does not fit stands as the nearest that does, which no key takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whole(pub(super) i64);
 
 /// A string or a whole number, as text.
 #[derive(Debug)]
@@ -273,6 +277,36 @@ impl<'de> Deserialize<'de> for RawDuration {
     }
 }
 
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number")
+            }
+
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Whole, E> {
+                Ok(Whole(v))
+            }
+
+            fn visit_u64<E: de::Error>(self, _: u64) -> Result<Whole, E> {
+                Ok(Whole(i64::MAX))
+            }
+
+            fn visit_i128<E: de::Error>(self, v: i128) -> Result<Whole, E> {
+                Ok(Whole(if v < 0 { i64::MIN } else { i64::MAX }))
+            }
+
+            fn visit_u128<E: de::Error>(self, _: u128) -> Result<Whole, E> {
+                Ok(Whole(i64::MAX))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
 impl<'de> Deserialize<'de> for Scalar {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct V;
@@ -288,6 +322,18 @@ impl<'de> Deserialize<'de> for Scalar {
             }
 
             fn visit_i64<E: de::Error>(self, v: i64) -> Result<Scalar, E> {
+                Ok(Scalar(v.to_string()))
+            }
+
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<Scalar, E> {
+                Ok(Scalar(v.to_string()))
+            }
+
+            fn visit_i128<E: de::Error>(self, v: i128) -> Result<Scalar, E> {
+                Ok(Scalar(v.to_string()))
+            }
+
+            fn visit_u128<E: de::Error>(self, v: u128) -> Result<Scalar, E> {
                 Ok(Scalar(v.to_string()))
             }
         }

@@ -34,7 +34,7 @@ icmp_ratelimit = "500ms"
 icmp_msgs_per_sec = 0
 icmp_msgs_burst = 1
 max_connections = 1000000
-when_full = "evict"
+when_full = "drop"
 program = "/usr/sbin/lvs-dataplane"
 
 [sysctl]
@@ -231,7 +231,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
-         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full evict"
+         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -739,4 +739,128 @@ fn what_goes_beyond_the_kernel() {
     }
     let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
     assert!(said.contains("did you mean \"reset\"?"), "{said}");
+}
+
+#[test]
+fn a_file_without_a_service_is_warned_about() {
+    for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+        let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+        assert!(config.services.is_empty());
+        let said = warnings.to_string();
+        assert!(said.contains("warning: there is no [[service]]"), "{said}");
+        assert!(said.contains("test.toml:1:1"), "{said}");
+    }
+}
+
+#[test]
+fn what_the_engine_does_not_have_is_refused_with_its_place() {
+    for (line, place, title, help) in [
+        (
+            "backend = \"af_xdp\"",
+            "test.toml:2:11",
+            "backend = \"af_xdp\" is not built yet",
+            "write backend = \"af_packet\"",
+        ),
+        (
+            "workers = 2",
+            "test.toml:2:11",
+            "more than one worker is not built yet",
+            "write workers = 1",
+        ),
+        (
+            "when_full = \"evict\"",
+            "test.toml:2:13",
+            "when_full = \"evict\" is not built yet",
+            "write when_full = \"drop\"",
+        ),
+    ] {
+        let said = errors(&format!("[dataplane]\n{line}\n"));
+        for part in [place, title, help] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
+    for number in [
+        "3000000000",
+        "9999999999999999999",
+        "99999999999999999999999",
+        "-99999999999999999999999",
+    ] {
+        let said = errors(&format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\nweight = {number}\n"
+        ));
+        for part in [
+            format!("weight {number} is out of range"),
+            "test.toml:6:10".to_owned(),
+            "give a number from 0 to 2147483647".to_owned(),
+        ] {
+            assert!(said.contains(&part), "{part}: {said}");
+        }
+    }
+    for (text, place, help) in [
+        (
+            "[sysctl]\nconn_reuse_mode = 99999999999999999999999",
+            "test.toml:2:19",
+            "whole numbers",
+        ),
+        (
+            "[dataplane]\necho_limit = 99999999999999999999999",
+            "test.toml:2:14",
+            "from 0 to 4294967295",
+        ),
+        (
+            "[[mark]]\nmark = 0x1_0000_0000",
+            "test.toml:2:8",
+            "from 1 to 4294967295",
+        ),
+        (
+            "[dataplane]\nworkers = -99999999999999999999999",
+            "test.toml:2:11",
+            "write workers = 1",
+        ),
+        // 2^130 and more: not even the TOML reader has a type for it.
+        (
+            "[dataplane]\necho_limit = 9999999999999999999999999999999999999999",
+            "test.toml:2:14",
+            "above 4294967295",
+        ),
+    ] {
+        let said = errors(text);
+        assert!(
+            said.contains(place) && said.contains(help),
+            "{text}: {said}"
+        );
+        assert!(!said.contains("i128"), "{said}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
+    let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let here = said(directory.path());
+    assert!(here.contains("name a file in this directory"), "{here}");
+    let file = directory.path().join("lvsd.toml");
+    assert!(said(&file).contains("put the configuration there"));
+    std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
+    let latin = said(&file);
+    assert!(
+        latin.contains("lvsd.toml, line 2: byte 14 of the file (0xe4) is not UTF-8"),
+        "{latin}"
+    );
+
+    // Root may read everything, so this one is made up.
+    let denied = LoadError::Read {
+        path: "lvsd.toml".to_owned(),
+        source: ErrorKind::PermissionDenied.into(),
+    };
+    assert!(
+        denied
+            .to_string()
+            .contains("let the user that lvsd runs as read it"),
+        "{denied}"
+    );
 }
