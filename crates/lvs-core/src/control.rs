@@ -1158,7 +1158,7 @@ impl Control {
             masqueraded.extend(
                 servers
                     .filter(|entry| entry.trashed.is_none())
-                    .filter(|entry| entry.server.forwarding() == Forwarding::Nat)
+                    .filter(|entry| entry.server.forwarding().translates())
                     .map(|entry| {
                         let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
                         (entry.server.addr(), protocol)

@@ -880,7 +880,6 @@ impl Shard {
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
     fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
-        let slot_has_sequences = slot.has(flag::SYNC);
         let full_nat = slot.method() == Forwarding::FullNat;
         let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
@@ -891,7 +890,7 @@ impl Shard {
             let controller = self.table.get_mut(controller);
             controller.controlled = controller.controlled.saturating_sub(1);
         }
-        if slot_has_sequences {
+        if !self.sequences.is_empty() {
             self.sequences.remove(&index);
         }
         if full_nat {

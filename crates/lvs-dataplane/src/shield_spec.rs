@@ -395,7 +395,8 @@ impl ShieldSpec {
         };
         let (sport, _) = packet.ports.unwrap_or_default();
         self.local_nodes.has_address(packet.src)
-            && [sport, 0]
+            // No rule can name the port 65535: its rule is for all.
+            && [sport, 0, u16::MAX]
                 .iter()
                 .any(|&port| self.local_nodes.contains(&from(port)))
     }

@@ -134,3 +134,35 @@ fn full_nat_to_the_director_itself() -> Result<()> {
     load.requests = 40;
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
+
+/// A director whose host is strict about where packets come from goes on taking those for its other ports, whatever port its
+/// own server has.
+#[test]
+fn a_local_server_on_a_strict_host_leaves_the_other_ports_alone() -> Result<()> {
+    let mut options = SiteOptions::new("local-strict", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Host;
+    let site = Site::new(options)?;
+    site.director.sh(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
+    )?;
+    let mut site = site;
+    site.start_engine(&[])?;
+    let _other = web_server(&site, 8022)?;
+    for port in [8080, u16::MAX] {
+        let _own = web_server(&site, port)?;
+        site.add_service(80, "rr")?;
+        site.lvsadm(&format!("-a -t {} -r 10.0.0.1:{port} -m", site.service(80)))?;
+        let mut load = site.load();
+        load.requests = 20;
+        served(&site, &load, &[("director", 10), ("rs1", 10)])?;
+        for direct in [8022, port] {
+            let seen = site
+                .client
+                .sh(&format!("curl -sS -f -m 5 http://10.0.0.1:{direct}/id"))?;
+            ensure!(seen == "director\n", "{direct}: {seen}");
+        }
+        site.lvsadm("-C")?;
+    }
+    Ok(())
+}

@@ -179,9 +179,15 @@ pub(crate) struct Session {
     client_end: Option<u32>,
     /// The same of the server.
     server_end: Option<u32>,
+    /// What the server has acknowledged, and what the client has, in the server's numbers.
+    client_acknowledged: Option<u32>,
+    server_acknowledged: Option<u32>,
     /// The client's SYN has been seen.
     opened: bool,
 }
+
+/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is (RFC 7323 section 2.3).
+const WINDOW_MAX: u32 = 1 << 30;
 
 impl Session {
     /// Follows a segment from the client. `true` if it belongs to the stream.
@@ -196,7 +202,11 @@ impl Session {
         };
         // A stray SYN says nothing about where a known stream ends.
         if possible && !(tcp.flags.has(TcpFlags::SYN) && self.client_end.is_some()) {
-            extend(&mut self.client_end, tcp.end());
+            extend(&mut self.client_end, tcp.end(), self.client_acknowledged);
+            if tcp.acknowledges() {
+                let acknowledged = self.shift.acknowledgement(tcp.acknowledgement);
+                extend(&mut self.server_acknowledged, acknowledged, None);
+            }
         }
         possible
     }
@@ -206,14 +216,20 @@ impl Session {
         let acknowledged = |end| !is_after(tcp.acknowledgement, end);
         let possible = !tcp.acknowledges() || self.client_end.is_none_or(acknowledged);
         if possible {
-            extend(&mut self.server_end, tcp.end());
+            extend(&mut self.server_end, tcp.end(), self.server_acknowledged);
+            if tcp.acknowledges() {
+                extend(&mut self.client_acknowledged, tcp.acknowledgement, None);
+            }
         }
         possible
     }
 }
 
-fn extend(end: &mut Option<u32>, to: u32) {
-    if end.is_none_or(|end| is_after(to, end)) {
+/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else a few forged segments
+/// would carry it around the circle of numbers.
+fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
+    let reaches = acknowledged.is_none_or(|from| to.wrapping_sub(from) <= WINDOW_MAX);
+    if reaches && end.is_none_or(|end| is_after(to, end)) {
         *end = Some(to);
     }
 }
@@ -484,4 +500,35 @@ impl Shard {
 /// The address with the port before its own.
 const fn before(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip(), addr.port().wrapping_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(sequence: u32, acknowledgement: u32) -> Tcp<'static> {
+        Tcp {
+            sequence,
+            acknowledgement,
+            flags: TcpFlags(TcpFlags::ACK),
+            payload: &[],
+        }
+    }
+
+    #[test]
+    fn forged_segments_do_not_carry_a_stream_around_the_circle() {
+        let mut session = Session::default();
+        assert!(session.follow_client(&tcp(1000, 5000)));
+        assert!(session.follow_server(&tcp(5000, 1000)));
+        for jump in 1..=4u32 {
+            let far = 1000u32.wrapping_add(jump.wrapping_mul(0x3fff_ffff));
+            session.follow_client(&tcp(far, 5000));
+        }
+        assert!(
+            session.follow_server(&tcp(5000, 1010)),
+            "the server's own go on"
+        );
+        let ahead = session.client_end.map(|end| end.wrapping_sub(1000));
+        assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
+    }
 }

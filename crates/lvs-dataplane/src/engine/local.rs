@@ -175,14 +175,15 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that leads what comes from a server to that table.
+/// The rule that leads what a server on this host sends to that table. It is about nothing else: without `iif lo`, the look at
+/// where a packet to the server's address has come from (`rp_filter`) would follow it, too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;
     Entry::Rule(Rule {
         ipv6: node.address.is_ipv6(),
         priority: steering::FROM_SERVERS,
-        interface: None,
+        interface: Some("lo".to_owned()),
         from: Some(node.address),
         protocol: Some(node.protocol.0),
         ports: (first..=last).contains(&port).then_some((port, port)),
