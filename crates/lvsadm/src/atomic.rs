@@ -39,12 +39,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
         let command = match run.parse(&words) {
             Ok(command) => command,
             Err(refusal) => {
-                return refuse(
-                    run,
-                    number,
-                    &String::from_utf8_lossy(refusal.text()),
-                    NOTHING,
-                );
+                return refuse(run, number, &refusal.of_line(&words), NOTHING);
             }
         };
         if let Some(call) = command.call() {

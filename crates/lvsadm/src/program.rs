@@ -270,6 +270,10 @@ const OWN_VERSION: &str = concat!(
 const OWN_HELP: &str = "\
 Forwarding of lvsadm alone:
   --fullnat                           translation of both ends (full NAT); see `lvsadm local --help`
+Schedulers beside those above:
+  twos                                the less loaded of two drawn by weight, as the kernel's
+  ewma                                by how soon servers answer (NAT only)
+  none                                no new connections
 Options before the command:
   --socket        address             control socket of the engine: a path, or @NAME for an abstract one
                                       (default: LVS_SOCKET, or else @lvs-dataplane)

@@ -56,6 +56,21 @@ impl Refusal {
         }
     }
 
+    /// What is wrong with a line of a file that has these words: the line, and why it is refused.
+    pub fn of_line<W: AsRef<[u8]>>(&self, words: &[W]) -> String {
+        let words: Vec<_> = words
+            .iter()
+            .map(|word| String::from_utf8_lossy(word.as_ref()))
+            .collect();
+        let line = words.join(" ");
+        let reason = String::from_utf8_lossy(&self.text);
+        let reason = match self.kind {
+            Kind::Try => "expected a command such as -A or -a",
+            Kind::Fail | Kind::Option => reason.trim_end(),
+        };
+        format!("{line:?}: {reason}")
+    }
+
     /// Whether `-R` stops at such a line. It goes on after an unknown option.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
@@ -804,6 +819,22 @@ mod tests {
         assert_eq!(
             text(&["-n"]),
             "Try `ipvsadm -h' or 'ipvsadm --help' for more information.\n"
+        );
+    }
+
+    #[test]
+    fn a_refused_line_is_told_with_its_words() {
+        let told = |words: &[&str]| {
+            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
+            refusal.of_line(words)
+        };
+        assert_eq!(
+            told(&["garbage", "x"]),
+            "\"garbage x\": expected a command such as -A or -a"
+        );
+        assert_eq!(
+            told(&["-A", "--nonsense"]),
+            "\"-A --nonsense\": --nonsense: unknown option"
         );
     }
 

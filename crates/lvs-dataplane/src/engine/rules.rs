@@ -40,7 +40,7 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
             continue;
         };
         let command = parse_own("lvs-dataplane", &words, &names)
-            .map_err(|refusal| fail(String::from_utf8_lossy(refusal.text()).into_owned()))?;
+            .map_err(|refusal| fail(refusal.of_line(&words)))?;
         let call = match &command {
             Command::List(_) | Command::Save { .. } => None,
             command => command.call(),

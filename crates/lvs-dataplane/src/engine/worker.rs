@@ -137,6 +137,8 @@ pub(super) struct Worker {
     ignore_tunneled: bool,
     /// Asked for by `vips.own`.
     wanted_vips: HashSet<IpAddr>,
+    /// Addresses of services that were said to be nobody's.
+    unclaimed: HashSet<IpAddr>,
     /// The local addresses of full NAT that were asked for.
     wanted_pool: LocalPool,
     /// Where packets come as copies; a host that routes them knows the way.
@@ -214,6 +216,7 @@ impl Worker {
             pmtu_disc: true,
             ignore_tunneled: false,
             wanted_vips: HashSet::new(),
+            unclaimed: HashSet::new(),
             wanted_pool: LocalPool::default(),
             local_nodes,
             announcing: HashMap::new(),
@@ -691,7 +694,7 @@ impl Worker {
 
     /// Brings shard, shield, own addresses and neighbours in line with the control half.
     fn follow_control(&mut self) -> Result<(), Failure> {
-        let (mut hidden, next_hops);
+        let (mut hidden, next_hops, by_hand);
         {
             let mut control = self.shared.control();
             control.sweep(&mut self.decider.shard);
@@ -704,6 +707,16 @@ impl Worker {
                 .local_addresses()
                 .filter(|&addr| is_local(addr))
                 .collect();
+            // A program that owns services, as lvsd does, says itself which addresses the engine shall have.
+            let unowned = control
+                .services()
+                .filter(|service| service.owner().is_none());
+            by_hand = unowned
+                .filter_map(|service| match service.key() {
+                    ServiceKey::Address { addr, .. } => Some(addr.ip()),
+                    ServiceKey::Mark { .. } => None,
+                })
+                .collect::<HashSet<IpAddr>>();
             let any = control.services().next().is_some();
             let servers = control.endpoints().filter(|_| any);
             next_hops = servers
@@ -730,6 +743,7 @@ impl Worker {
         let state = &self.network.state;
         self.access.complain_of(vips.iter().copied(), state);
         let own = self.choose_own(&vips);
+        self.tell_unclaimed(by_hand, &own);
         reached.extend(&vips);
         hidden.own_vips.clone_from(&own);
         hidden.everything = self.hidden.everything;
@@ -834,6 +848,19 @@ impl Worker {
             .chain(self.local_addresses())
             .filter(|&addr| !self.network.state.is_local(addr))
             .collect()
+    }
+
+    /// Says once which addresses of services nobody here answers ARP for.
+    fn tell_unclaimed(&mut self, mut vips: HashSet<IpAddr>, own: &HashSet<IpAddr>) {
+        let state = &self.network.state;
+        vips.retain(|addr| !state.is_local(*addr) && !own.contains(addr));
+        for addr in vips.difference(&self.unclaimed) {
+            info!(
+                "{addr} is neither on this host nor the engine's own: packets for it have to be routed here \
+                 (--own-vips answers ARP for it)"
+            );
+        }
+        self.unclaimed = vips;
     }
 
     /// Leads this host's own packets for own addresses into the engine, and has new ones announced.

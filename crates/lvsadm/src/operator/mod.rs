@@ -368,12 +368,22 @@ fn capital(text: &str) -> String {
         .unwrap_or_default()
 }
 
+/// Where the summaries begin, behind the indentation.
+const OVERVIEW_COLUMN: usize = 44;
+
 /// The part of the help that lists the commands.
 pub(crate) fn overview() -> String {
     let mut text = "Commands of lvsadm alone (lvsadm COMMAND --help):\n".to_owned();
     for operator in OPERATORS {
         let left = format!("{} {}", operator.name, operator.arguments);
-        text.push_str(&format!("  {left:<44}{}\n", operator.summary));
+        if left.len() < OVERVIEW_COLUMN {
+            text.push_str(&format!("  {left:<OVERVIEW_COLUMN$}{}\n", operator.summary));
+        } else {
+            text.push_str(&format!(
+                "  {left}\n  {:OVERVIEW_COLUMN$}{}\n",
+                "", operator.summary
+            ));
+        }
     }
     text
 }
@@ -484,6 +494,7 @@ mod tests {
                     .all(|other| other.name != operator.name)
             );
             assert!(overview().contains(operator.name));
+            assert!(overview().contains(&format!(" {}\n", operator.summary)));
             assert!(operator.help().contains(operator.summary.split_at(1).1));
         }
     }

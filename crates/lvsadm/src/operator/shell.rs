@@ -7,7 +7,7 @@ use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS};
 use super::{OPERATORS, Outcome, Trouble, Words};
 use crate::program::Invocation;
 
-const SCHEDULERS: &str = "rr wrr lc wlc lblc lblcr dh sh sed nq fo ovf mh twos ewma";
+const SCHEDULERS: &str = "rr wrr lc wlc lblc lblcr dh sh sed nq fo ovf mh twos ewma none";
 /// Options of `lvsadm` itself.
 const OWN: [(&str, &str, &str); 2] = [
     (
@@ -263,6 +263,10 @@ fn page() -> String {
     text.push_str(
         ".TP\n.B \\-\\-atomic\nwith \\-R: carry out all lines, or none if one is wrong\n",
     );
+    text.push_str(&format!(
+        ".SH SCHEDULERS\n{}; ewma is the director's own, and none takes no new connections.\n",
+        SCHEDULERS.replace(' ', ", ")
+    ));
     text.push_str(".SH ENVIRONMENT\n.TP\n.B LVS_SOCKET\nas \\-\\-socket\n.TP\n.B LVS_AUTOSTART=1\nstart lvs\\-dataplane if no engine answers\n.SH EXIT STATUS\n0; 1 if a listing or one of the words failed; 2 for a wrong command line or without an engine; 255 if the engine refuses a change,\nas ipvsadm.\n.SH SEE ALSO\n.BR lvs\\-dataplane (8),\n.BR lvsd (8),\n.BR ipvsadm (8)\n");
     text
 }
