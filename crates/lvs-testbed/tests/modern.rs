@@ -162,7 +162,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2 && open(&site.client) == 3 && established(&site.servers[1]) == 0
     });
-    ensure!(slow.iter_mut().any(|c| c.is_running()), "one goes on");
+    ensure!(slow.iter_mut().any(Proc::is_running), "one goes on");
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
     told.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
