@@ -1,0 +1,299 @@
+//! The engine: its options, its rules for marks, its sysctls.
+
+use std::net::IpAddr;
+use std::ops::Range;
+
+use lvs_core::api::LocalPool;
+use lvs_core::mark::MarkRule;
+use lvs_core::{Sysctls, helper_ports};
+use toml::Spanned;
+
+use super::Checker;
+use crate::config::Dataplane;
+use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::ports::{self, is_generated};
+use crate::config::raw::{RawConfig, RawDataplane, Whole};
+
+impl Checker<'_> {
+    pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
+        let same = |words: &[&'static str]| -> Vec<(&'static str, &'static str)> {
+            words.iter().map(|w| (*w, *w)).collect()
+        };
+        let mut owned = |value: Option<&Spanned<String>>, words: &[&'static str]| {
+            self.word(value, &same(words)).map(str::to_owned)
+        };
+        let backend = owned(
+            raw.backend.as_ref(),
+            &["auto", "af_packet", "af_xdp", "tun"],
+        );
+        let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
+        let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
+        self.not_built(raw.backend.as_ref(), "backend", "af_xdp", "af_packet");
+        self.not_built(raw.when_full.as_ref(), "when_full", "evict", "drop");
+        if backend.as_deref() == Some("tun") {
+            self.routed = raw.backend.as_ref().map(Spanned::span);
+        }
+        if let Some(helpers) = &raw.helper {
+            for helper in &helpers.get_ref().0 {
+                if let Err(error) = helper_ports(helper) {
+                    self.report(
+                        Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
+                            .help("write \"ftp\", or \"ftp=21,2121\" with ports of its own"),
+                    );
+                }
+            }
+        }
+        if let Some(interfaces) = &raw.interface {
+            for interface in &interfaces.get_ref().0 {
+                let (name, addresses) = match interface.split_once('=') {
+                    Some((name, addresses)) => (name, Some(addresses)),
+                    None => (interface.as_str(), None),
+                };
+                if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
+                    self.report(
+                        Diagnostic::error(
+                            interfaces.span(),
+                            format!("`{interface}` is no VLAN with addresses"),
+                        )
+                        .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
+                    );
+                }
+                // IFNAMSIZ is 16 with the NUL.
+                if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
+                    self.report(
+                        Diagnostic::error(
+                            interfaces.span(),
+                            format!("`{name}` cannot be an interface"),
+                        )
+                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                    );
+                }
+            }
+            if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        "`interface` and `no_interfaces` contradict each other",
+                    )
+                    .help("remove one of them"),
+                );
+            }
+        }
+        let echo = self.word(raw.echo.as_ref(), &[("answer", "answer"), ("drop", "drop")]);
+        let mut count = |value: Option<&Spanned<Whole>>, what: &str, least: i64| {
+            let number = self.number(value, what, least..=i64::from(u32::MAX));
+            number.and_then(|n| u32::try_from(n).ok())
+        };
+        let echo_limit = count(raw.echo_limit.as_ref(), "number of echo requests", 0);
+        let icmp_msgs_per_sec = count(
+            raw.icmp_msgs_per_sec.as_ref(),
+            "number of ICMP errors in a second",
+            0,
+        );
+        let icmp_msgs_burst = count(
+            raw.icmp_msgs_burst.as_ref(),
+            "number of ICMP errors at once",
+            1,
+        );
+        if let Some(size) = &raw.clamp_mss {
+            // What every IPv4 host takes.
+            const LEAST: u16 = 536;
+            let text = size.get_ref().0.as_str();
+            let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
+            if text != "auto" && number.is_none() {
+                self.report(
+                    Diagnostic::error(size.span(), format!("`{text}` is no segment size")).help(
+                        format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                    ),
+                );
+            }
+        }
+        let workers = raw.workers.as_ref().filter(|n| n.get_ref().0 != 1);
+        if let Some(value) = workers {
+            let title = match value.get_ref().0 {
+                ..1 => format!("number of workers {} is out of range", self.written(value)),
+                _ => "more than one worker is not built yet".to_owned(),
+            };
+            self.report(
+                Diagnostic::error(value.span(), title).help("write workers = 1, or leave it out"),
+            );
+        }
+        let max_connections = self.number(
+            raw.max_connections.as_ref(),
+            "number of connections",
+            1..=i64::from(u32::MAX),
+        );
+        if let Some(socket) = &raw.socket {
+            let path = socket.get_ref();
+            // sun_path has 108 bytes.
+            if path.is_empty() || path == "@" || path.len() > 107 {
+                self.report(
+                    Diagnostic::error(socket.span(), "not the name of a socket").help(
+                        "give `@name` for an abstract socket, or a path of at most 107 bytes",
+                    ),
+                );
+            }
+        }
+        let local = self.local_pool(raw);
+        let list = |v: &Option<Spanned<crate::config::raw::OneOrMore>>| {
+            v.as_ref().map(|v| v.get_ref().0.clone())
+        };
+        Dataplane {
+            interfaces: list(&raw.interface).unwrap_or_default(),
+            no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
+            backend,
+            workers: raw.workers.is_some().then_some(1),
+            socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
+            profile,
+            own_vips: raw.own_vips.unwrap_or(false),
+            local,
+            helpers: list(&raw.helper).unwrap_or_default(),
+            echo: echo.map(str::to_owned),
+            echo_limit,
+            clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
+            icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
+            icmp_msgs_per_sec,
+            icmp_msgs_burst,
+            max_connections: max_connections.and_then(|n| u32::try_from(n).ok()),
+            when_full,
+            program: raw.program.as_ref().map(|p| p.get_ref().clone()),
+        }
+    }
+
+    /// The addresses that stand for clients with full NAT.
+    fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
+        let mut addresses = Vec::new();
+        if let Some(list) = &raw.local_addresses {
+            for word in &list.get_ref().0 {
+                match word.parse::<IpAddr>() {
+                    Ok(addr) if addresses.contains(&addr) => self.report(
+                        Diagnostic::error(list.span(), format!("{addr} is named twice"))
+                            .help("name each local address once"),
+                    ),
+                    Ok(addr) => {
+                        if self.usable(list.span(), addr, "local address").is_some() {
+                            addresses.push(addr);
+                        }
+                    }
+                    Err(_) => self.report(
+                        Diagnostic::error(list.span(), format!("`{word}` is not an address")).help(
+                            "write addresses without ports: local_addresses = [\"10.0.0.2\"]",
+                        ),
+                    ),
+                }
+            }
+        }
+        let hairpin = raw.hairpin.as_ref().is_some_and(|on| *on.get_ref());
+        if let Some(on) = &raw.hairpin
+            && hairpin
+            && addresses.is_empty()
+        {
+            self.report(
+                Diagnostic::error(on.span(), "`hairpin` needs an address that stands for clients")
+                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the engine will answer for"),
+            );
+        }
+        let given = raw.local_addresses.is_some() || raw.hairpin.is_some();
+        given.then_some(LocalPool { addresses, hairpin })
+    }
+
+    pub(super) fn marks(&mut self, raw: &RawConfig) -> Vec<String> {
+        let mut all = Vec::new();
+        for spanned in &raw.mark {
+            let rule = spanned.get_ref();
+            let mark = rule.mark.as_ref();
+            if mark.is_some() && self.number(mark, "mark", 1..=i64::from(u32::MAX)).is_none() {
+                continue;
+            }
+            let mut words = Vec::new();
+            let mut option = |name: &str, value: Option<String>| {
+                if let Some(value) = value {
+                    words.extend([name.to_owned(), value]);
+                }
+            };
+            option("--interface", rule.interface.clone());
+            option("--source", rule.source.clone());
+            option("--destination", rule.destination.clone());
+            option("--protocol", rule.protocol.clone());
+            option("--ports", rule.ports.as_ref().map(|ports| ports.0.clone()));
+            option("--mark", mark.map(|mark| mark.get_ref().0.to_string()));
+            for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
+                if set == Some(true) {
+                    words.push(name.to_owned());
+                }
+            }
+            match MarkRule::parse(&words) {
+                Ok(rule) => {
+                    let rule = rule.to_string();
+                    if is_generated(&rule) {
+                        self.reserved_mark(self.first_line(&spanned.span()));
+                    }
+                    all.push(rule);
+                }
+                // The rule's words are the keys of the table with dashes in front.
+                Err(reason) => self.report(
+                    Diagnostic::error(
+                        self.first_line(&spanned.span()),
+                        format!("this rule for marks does not work: {}", reason.replace("--", "")),
+                    )
+                    .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
+                ),
+            }
+        }
+        all
+    }
+
+    pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
+        let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
+        self.report(
+            Diagnostic::error(span, "this mark is kept for services of many ports")
+                .help(format!("give one below {first} or above {last}")),
+        );
+    }
+
+    pub(super) fn sysctls(&mut self, raw: &RawConfig) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (name, value) in &raw.sysctl {
+            let key = name.get_ref().as_str();
+            if !Sysctls::NAMES.contains(&key) {
+                let finding = Diagnostic::error(name.span(), format!("unknown sysctl `{key}`"));
+                self.report(match did_you_mean(key, Sysctls::NAMES.iter().copied()) {
+                    Some(word) => finding.help(format!("did you mean `{word}`?")),
+                    None => finding.help("the names are those in /proc/sys/net/ipv4/vs/"),
+                });
+                continue;
+            }
+            let text = value.get_ref().0.trim();
+            let numbers = text
+                .split_ascii_whitespace()
+                .all(|w| w.parse::<i32>().is_ok());
+            if key != "est_cpulist" && (text.is_empty() || !numbers) {
+                self.report(
+                    Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
+                        .help(
+                            "sysctls of IPVS are whole numbers; sync_threshold takes two: \"3 50\"",
+                        ),
+                );
+                continue;
+            }
+            all.push((key.to_owned(), text.to_owned()));
+        }
+        all
+    }
+}
+
+/// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
+fn are_vlan_addresses(name: &str, all: &str) -> bool {
+    let vlan = name.rsplit_once('.').is_some_and(|(trunk, number)| {
+        let number = number.parse::<u16>();
+        !trunk.is_empty() && number.is_ok_and(|number| (1..=4094).contains(&number))
+    });
+    vlan && all.split(',').all(|address| {
+        address.split_once('/').is_some_and(|(ip, len)| {
+            let width = ip
+                .parse::<IpAddr>()
+                .map(|ip| if ip.is_ipv4() { 32 } else { 128 });
+            matches!((width, len.parse::<u8>()), (Ok(width), Ok(len)) if len <= width)
+        })
+    })
+}

@@ -1,0 +1,222 @@
+//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
+
+mod engine;
+mod health;
+mod server;
+mod service;
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use lvs_core::api::ServiceId;
+use lvs_core::{Family, Protocol};
+use toml::Spanned;
+
+use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::ports::ManyPorts;
+use crate::config::raw::{RawConfig, Whole};
+use crate::config::{Config, Daemon, Service};
+
+/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
+const SCHEDULERS: [&str; 16] = [
+    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
+    "ewma", "none",
+];
+
+/// The longest slow start: a day.
+const SLOW_START_MAX: u64 = 86_400;
+
+/// The kernel's bound of a weight, and ipvsadm's.
+const WEIGHT_MAX: i64 = i32::MAX as i64;
+
+/// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
+/// missing is then not complained about.
+pub(in crate::config) fn check(
+    raw: &RawConfig,
+    text: &str,
+    complete: bool,
+    findings: &mut Vec<Diagnostic>,
+) -> Config {
+    let mut checker = Checker {
+        text,
+        complete,
+        findings,
+        routed: None,
+        local: None,
+    };
+    let dataplane = checker.dataplane(&raw.dataplane);
+    checker.local = dataplane
+        .local
+        .as_ref()
+        .map(|local| local.addresses.clone());
+    let sysctls = checker.sysctls(raw);
+    let marks = checker.marks(raw);
+    let reuse_templates = sysctls
+        .iter()
+        .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
+    let services = checker.services(&raw.service, !reuse_templates);
+    let port_marks = port_marks(&services);
+    Config {
+        daemon: Daemon {
+            adopt: raw.lvsd.adopt.unwrap_or(false),
+            log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
+        },
+        dataplane,
+        sysctls,
+        marks,
+        port_marks,
+        services,
+    }
+}
+
+/// The rules for services of many ports.
+fn port_marks(services: &[Service]) -> Vec<String> {
+    let apart = |many: &ManyPorts| -> Vec<u16> {
+        services
+            .iter()
+            .filter_map(|service| endpoint(&service.id))
+            .filter(|(protocol, addr)| *protocol == many.protocol && addr.ip() == many.ip)
+            .map(|(_, addr)| addr.port())
+            .collect()
+    };
+    let many = services.iter().filter_map(|service| service.ports.as_ref());
+    many.filter_map(|many| many.rule(&apart(many)))
+        .map(|rule| rule.to_string())
+        .collect()
+}
+
+/// Protocol, virtual address and port of a service that has them.
+const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
+    match *id {
+        ServiceId::Tcp { address } => Some((Protocol::TCP, address)),
+        ServiceId::Udp { address } => Some((Protocol::UDP, address)),
+        ServiceId::Sctp { address } => Some((Protocol::SCTP, address)),
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+struct Checker<'a> {
+    text: &'a str,
+    complete: bool,
+    findings: &'a mut Vec<Diagnostic>,
+    /// Where the file says that the host routes packets to the engine.
+    routed: Option<Range<usize>>,
+    /// Addresses for full NAT, where the file names them.
+    local: Option<Vec<IpAddr>>,
+}
+
+impl Checker<'_> {
+    fn report(&mut self, finding: Diagnostic) {
+        self.findings.push(finding);
+    }
+
+    /// The first line of a table, which is where something missing is shown.
+    fn first_line(&self, span: &Range<usize>) -> Range<usize> {
+        let length = self
+            .text
+            .get(span.clone())
+            .and_then(|t| t.find('\n'))
+            .unwrap_or(span.len());
+        span.start..span.start + length
+    }
+
+    fn missing(&mut self, span: &Range<usize>, what: &str, help: &str) {
+        if self.complete {
+            let span = self.first_line(span);
+            self.report(Diagnostic::error(span, format!("{what} is missing")).help(help));
+        }
+    }
+
+    /// One of a few words.
+    fn word<T: Copy>(&mut self, value: Option<&Spanned<String>>, known: &[(&str, T)]) -> Option<T> {
+        let value = value?;
+        let word = value.get_ref().as_str();
+        if let Some((_, t)) = known.iter().find(|(k, _)| *k == word) {
+            return Some(*t);
+        }
+        let names: Vec<&str> = known.iter().map(|(k, _)| *k).collect();
+        let lower = word.to_ascii_lowercase();
+        let finding = Diagnostic::error(value.span(), format!("unknown word `{word}`"));
+        self.report(match did_you_mean(&lower, names.iter().copied()) {
+            Some(k) => finding.help(format!("did you mean \"{k}\"?")),
+            None => finding.help(format!("one of: {}", names.join(", "))),
+        });
+        None
+    }
+
+    /// A value in the words of the file.
+    fn written<T>(&self, value: &Spanned<T>) -> String {
+        let words = self.text.get(value.span()).unwrap_or_default();
+        words.to_owned()
+    }
+
+    /// A whole number within a range.
+    fn number(
+        &mut self,
+        value: Option<&Spanned<Whole>>,
+        what: &str,
+        range: std::ops::RangeInclusive<i64>,
+    ) -> Option<i64> {
+        let value = value?;
+        let n = value.get_ref().0;
+        if range.contains(&n) {
+            return Some(n);
+        }
+        let n = self.written(value);
+        self.report(
+            Diagnostic::error(value.span(), format!("{what} {n} is out of range")).help(format!(
+                "give a number from {} to {}",
+                range.start(),
+                range.end()
+            )),
+        );
+        None
+    }
+
+    /// Refuses a word that the engine knows and cannot do.
+    fn not_built(&mut self, value: Option<&Spanned<String>>, key: &str, word: &str, instead: &str) {
+        if let Some(value) = value.filter(|value| value.get_ref() == word) {
+            self.report(
+                Diagnostic::error(value.span(), format!("{key} = \"{word}\" is not built yet"))
+                    .help(format!("write {key} = \"{instead}\", or leave it out")),
+            );
+        }
+    }
+
+    /// Reports a finding about a check of the service, which every server would repeat.
+    fn once(&mut self, finding: Diagnostic) {
+        let known = self
+            .findings
+            .iter()
+            .any(|d| d.primary.0 == finding.primary.0 && d.title == finding.title);
+        if !known {
+            self.report(finding);
+        }
+    }
+}
+
+fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {
+    match *id {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address)
+        }
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+fn port(id: &ServiceId) -> u16 {
+    virtual_address(id).map_or(0, |a| a.port())
+}
+
+/// A service in words: `tcp 192.0.2.10:80`, `mark 7`.
+pub(crate) fn label(id: &ServiceId) -> String {
+    match id {
+        ServiceId::Tcp { address } => format!("tcp {address}"),
+        ServiceId::Udp { address } => format!("udp {address}"),
+        ServiceId::Sctp { address } => format!("sctp {address}"),
+        ServiceId::Fwmark { mark, family } => match family {
+            Family::V4 => format!("mark {mark}"),
+            Family::V6 => format!("mark {mark} ipv6"),
+        },
+    }
+}

@@ -1,0 +1,277 @@
+//! A service's real servers: whether they fit it, and each other.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use lvs_core::api::ServiceId;
+use lvs_core::{Family, Forwarding, ServerConfig};
+use toml::Spanned;
+
+use super::service::many_ports;
+use super::{Checker, WEIGHT_MAX, port, virtual_address};
+use crate::config::Server;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{RawCheck, RawServer, RawService};
+
+impl Checker<'_> {
+    pub(super) fn server(
+        &mut self,
+        server: &Spanned<RawServer>,
+        service: &RawService,
+        id: &ServiceId,
+        forward: Option<Forwarding>,
+        check: Option<&Spanned<RawCheck>>,
+    ) -> Option<Server> {
+        let span = server.span();
+        let raw = server.get_ref();
+        let weight = self.number(raw.weight.as_ref(), "weight", 0..=WEIGHT_MAX);
+        let bound = 0..=i64::from(i32::MAX);
+        let upper = self.number(raw.upper.as_ref(), "upper threshold", bound.clone());
+        let lower = self.number(raw.lower.as_ref(), "lower threshold", bound);
+        if let (Some(at), Some(lower)) = (&raw.lower, lower)
+            && lower > upper.unwrap_or(0)
+        {
+            let finding = Diagnostic::error(
+                at.span(),
+                format!(
+                    "`lower` ({lower}) is above `upper` ({})",
+                    upper.unwrap_or(0)
+                ),
+            );
+            self.report(match &raw.upper {
+                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
+                    "a server takes connections again below `lower`, which is at most `upper`",
+                ),
+                None => {
+                    finding.help("set `upper` too: the number of connections at which it stops")
+                }
+            });
+        }
+        let method = match &raw.forward {
+            Some(own) => self.forward(Some(own)),
+            None => forward,
+        };
+        if method.is_none() && raw.forward.is_none() && service.forward.is_none() {
+            self.missing(
+                &span,
+                "`forward` of the server and of its service",
+                "add forward = \"nat\", \"dr\", \"tun\" or \"fullnat\" to the service",
+            );
+        }
+        let Some(text) = &raw.address else {
+            self.missing(
+                &span,
+                "`address` of the server",
+                "add its address and port: address = \"10.0.0.11:80\"",
+            );
+            return None;
+        };
+        let address = self.socket_address(text, Some(port(id)))?;
+        self.usable(text.span(), address.ip(), "server")?;
+        let method = method?;
+        let forward = raw.forward.as_ref().or(service.forward.as_ref());
+        let place = forward.map_or_else(|| text.span(), Spanned::span);
+        self.sees_answers(service, method, &place)?;
+        self.fits(text, address, service, id, method)?;
+        self.fits_full_nat(text, address, service, method)?;
+        let check = match &raw.check {
+            Some(own) => self.check(own, id, address, &own.span()),
+            None => check.and_then(|c| self.check(c, id, address, &text.span())),
+        };
+        let mut config = ServerConfig::new(1, method);
+        config.weight = i32::try_from(weight.unwrap_or(1)).unwrap_or(1);
+        config.upper = u32::try_from(upper.unwrap_or(0)).unwrap_or(0);
+        config.lower = u32::try_from(lower.unwrap_or(0)).unwrap_or(0);
+        Some(Server {
+            address,
+            config,
+            check,
+        })
+    }
+
+    /// Whether a server of full NAT can have what that needs.
+    fn fits_full_nat(
+        &mut self,
+        text: &Spanned<String>,
+        address: SocketAddr,
+        service: &RawService,
+        method: Forwarding,
+    ) -> Option<()> {
+        if method != Forwarding::FullNat {
+            return Some(());
+        }
+        let family = Family::of(&address.ip());
+        let local = self.local.as_ref();
+        if local.is_some_and(|local| !local.iter().any(|addr| Family::of(addr) == family))
+            || local.is_none()
+        {
+            let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
+            self.report(
+                Diagnostic::error(text.span(), format!("full NAT needs an {kind} address that stands for clients")).help(
+                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the engine will answer for",
+                ),
+            );
+            return None;
+        }
+        if let Some(one) = service.one_packet.as_ref().filter(|one| *one.get_ref()) {
+            self.report(
+                Diagnostic::error(
+                    one.span(),
+                    "full NAT keeps connections, which one-packet scheduling does not",
+                )
+                .context(text.span(), "a server with full NAT")
+                .help("remove `one_packet`, or set forward = \"nat\""),
+            );
+            return None;
+        }
+        Some(())
+    }
+
+    /// Whether a server can serve its service at all.
+    fn fits(
+        &mut self,
+        text: &Spanned<String>,
+        address: SocketAddr,
+        service: &RawService,
+        id: &ServiceId,
+        method: Forwarding,
+    ) -> Option<()> {
+        let vip = virtual_address(id);
+        let vip_span = service.address.as_ref().map(Spanned::span);
+        let family = match id {
+            ServiceId::Fwmark { family, .. } => Some(*family),
+            _ => vip.map(|v| Family::of(&v.ip())),
+        };
+        if family.is_some_and(|f| f != Family::of(&address.ip())) && method != Forwarding::Tunnel {
+            self.report(
+                Diagnostic::error(text.span(), "server and service are of different families")
+                    .help("give a server of the service's family, or set forward = \"tun\""),
+            );
+            return None;
+        }
+        let Some(vip) = vip else {
+            if !method.translates() && address.port() != 0 && many_ports(service).is_some() {
+                self.report(
+                    Diagnostic::error(
+                        text.span(),
+                        "only NAT can send the packets of many ports to one port",
+                    )
+                    .help(format!("write \"{}\" without a port", address.ip())),
+                );
+                return None;
+            }
+            return Some(());
+        };
+        if address.ip() == vip.ip() && (!method.translates() || address.port() == vip.port()) {
+            let mut finding = Diagnostic::error(
+                text.span(),
+                "the server is the virtual service itself: a loop",
+            )
+            .help("give the real server's own address, not the VIP that it has on lo");
+            if let Some(span) = vip_span {
+                finding = finding.context(span, "the VIP");
+            }
+            self.report(finding);
+            return None;
+        }
+        if !method.translates() && address.port() != vip.port() {
+            let name = if method == Forwarding::Route {
+                "direct routing"
+            } else {
+                "tunnelling"
+            };
+            let mut finding = Diagnostic::error(
+                text.span(),
+                format!(
+                    "{name} cannot change the port {} to {}",
+                    vip.port(),
+                    address.port()
+                ),
+            )
+            .label("the server gets the packet as the client sent it")
+            .help(format!(
+                "write \"{}\" and let the server listen on port {}, or set forward = \"nat\"",
+                SocketAddr::new(address.ip(), vip.port()),
+                vip.port()
+            ));
+            if let Some(span) = vip_span {
+                finding = finding.context(span, "the service's port");
+            }
+            self.report(finding);
+            return None;
+        }
+        if vip.port() != 0 && address.port() == 0 {
+            self.report(
+                Diagnostic::error(text.span(), "port 0 is not a server's port").help(format!(
+                    "leave the port out to take the service's, {}",
+                    vip.port()
+                )),
+            );
+            return None;
+        }
+        Some(())
+    }
+
+    /// An address with its port, or with `default_port` if it has none.
+    pub(super) fn socket_address(
+        &mut self,
+        text: &Spanned<String>,
+        default_port: Option<u16>,
+    ) -> Option<SocketAddr> {
+        let word = text.get_ref().trim();
+        if let Ok(address) = word.parse::<SocketAddr>() {
+            return Some(address);
+        }
+        let bare = word.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            if let Some(port) = default_port {
+                return Some(SocketAddr::new(ip, port));
+            }
+            self.report(
+                Diagnostic::error(text.span(), format!("`{word}` has no port")).help(format!(
+                    "write it as \"{}\" (port 0 takes every port and needs persistence)",
+                    SocketAddr::new(ip, 80)
+                )),
+            );
+            return None;
+        }
+        let help = if word
+            .split(':')
+            .next()
+            .is_some_and(|host| host.chars().any(char::is_alphabetic) && !word.contains("::"))
+        {
+            "names are not resolved, so that a reload means the same at any time; write the numbers: \"192.0.2.10:80\""
+        } else {
+            "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
+        };
+        self.report(
+            Diagnostic::error(
+                text.span(),
+                format!("`{word}` is not an address and a port"),
+            )
+            .help(help),
+        );
+        None
+    }
+
+    /// Whether packets can be sent to such an address at all (`ip_vs_new_dest`).
+    pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
+        let bad = match ip {
+            IpAddr::V4(v4) => v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast(),
+            IpAddr::V6(v6) => {
+                v6.is_unspecified()
+                    || v6.is_multicast()
+                    || v6.is_unicast_link_local()
+                    || v6.to_ipv4_mapped().is_some()
+            }
+        };
+        if bad {
+            self.report(
+                Diagnostic::error(span, format!("{ip} cannot be the address of a {what}"))
+                    .help("give a unicast address that is not link-local"),
+            );
+            return None;
+        }
+        Some(())
+    }
+}
