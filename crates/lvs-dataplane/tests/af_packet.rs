@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::Host;
-use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::{
     BATCH, PacketIo,
     af_packet::{AfPacket, OpenError},
     tun::{HostDevice, TunError},
 };
+use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::sys::{self, Poller};
 
 fn frames() -> Vec<Frame> {

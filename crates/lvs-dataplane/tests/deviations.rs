@@ -10,13 +10,13 @@ use lvs_core::{
     Director, Family, Forwarding, IcmpError, Instant, Options, PacketMeta, ServerConfig,
     ServiceConfig, ServiceKey, Verdict,
 };
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::fragment::MEMORY_MAX;
-use lvs_dataplane::frame::Frame;
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::Mac;
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::fragment::MEMORY_MAX;
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::wire::Mac;
 
 struct Real(Director);
 

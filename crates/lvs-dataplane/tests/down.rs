@@ -10,12 +10,12 @@ use lvs_core::{
     Director, Extras, Family, Forwarding, IcmpError, Instant, OnServerDown, Options, PacketMeta,
     ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
-use lvs_dataplane::frame::Frame;
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::{Mac, tcp};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::wire::{Mac, tcp};
 
 struct Real(Director);
 

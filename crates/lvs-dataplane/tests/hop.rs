@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use common::Host;
 use lvs_core::Protocol;
-use lvs_dataplane::frame::Frame;
+use lvs_dataplane::host::steering::{Steering, SteeringError};
 use lvs_dataplane::io::hop::{HopDevice, HopQueue};
 use lvs_dataplane::io::{BATCH, PacketIo};
-use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
-use lvs_dataplane::steering::{Steering, SteeringError};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::intercept::{Endpoint, ShieldSpec};
 use lvs_dataplane::sys::{self, Poller};
 
 const DEVICE: &str = HopDevice::NAME;

@@ -9,11 +9,11 @@ use etherparse::{PacketBuilder, TcpHeader, TcpOptionElement};
 use lab::director::{DirectorLab, only};
 use lab::{CLIENTS, SERVERS};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceKey};
-use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::segment::finish_checksum;
-use lvs_dataplane::wire::checksum::Sum;
-use lvs_dataplane::wire::tcp::checksum_ok;
-use lvs_dataplane::wire::{be16, be32, ip_dst, ip_src, is_ipv6, put16};
+use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_dataplane::packet::segment::finish_checksum;
+use lvs_dataplane::packet::wire::checksum::Sum;
+use lvs_dataplane::packet::wire::tcp::checksum_ok;
+use lvs_dataplane::packet::wire::{be16, be32, ip_dst, ip_src, is_ipv6, put16};
 use proptest::prelude::*;
 
 const CLIENT: &str = "192.0.2.7:40000";

@@ -10,12 +10,12 @@ use lvs_core::{
     Control, Director, Family, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
     Protocol, ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
-use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
-use lvs_dataplane::segment::finish_checksum;
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::{Mac, ip_dst, ip_src, tcp};
+use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::segment::finish_checksum;
+use lvs_dataplane::packet::wire::{Mac, ip_dst, ip_src, tcp};
 use proptest::prelude::*;
 
 const CLIENT: [&str; 2] = ["192.0.2.7:40000", "[2001:db8::7]:40000"];
@@ -362,7 +362,7 @@ proptest! {
             let mut ip = packet(udp, src, dst, if request { "syn" } else { "ack" }, &payload);
             let mut offload = Offload::default();
             if unfinished {
-                use lvs_dataplane::wire::checksum::Sum;
+                use lvs_dataplane::packet::wire::checksum::Sum;
                 let protocol = if udp { 17 } else { 6 };
                 let sum = Sum::ZERO.pseudo(src.ip(), dst.ip(), protocol, ip.len() - l4).fold();
                 ip[l4 + field..l4 + field + 2].copy_from_slice(&sum.to_be_bytes());

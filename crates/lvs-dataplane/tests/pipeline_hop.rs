@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use etherparse::{PacketBuilder, PacketHeaders, TransportHeader};
 use lab::{CL_ADDR, CLIENTS, HOST, Lab, SERVERS, Service};
 use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
-use lvs_dataplane::drop::FrameDrop;
+use lvs_dataplane::packet::drop::FrameDrop;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);

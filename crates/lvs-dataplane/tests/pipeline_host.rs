@@ -8,11 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
 use lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
 use lvs_core::{Forwarding, Instant, Protocol, Tunnel};
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::mld;
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::pipeline::{ClampMss, Echo, Env, Output, Pipeline, Request, Settings};
-use lvs_dataplane::wire::{Mac, be16, ip_dst, ip_src, ipv4, ipv6, tcp};
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::mld;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::wire::{Mac, be16, ip_dst, ip_src, ipv4, ipv6, tcp};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
@@ -122,7 +122,7 @@ fn options_are_filled_in_as_the_kernel_does() {
         let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
         let ip = &sent[0].1[14..];
         assert!(
-            lvs_dataplane::parse::ip(ip, false).is_ok(),
+            lvs_dataplane::packet::parse::ip(ip, false).is_ok(),
             "the header's sum"
         );
         assert_eq!(ip[20..31], [7, 11, 8, 10, 0, 0, 80, 0, 0, 0, 0]);
@@ -451,7 +451,7 @@ fn a_query_for_listeners_is_passed_on_once() {
         mld::Change::Listening,
     );
     query[14 + 48] = 130;
-    lvs_dataplane::wire::icmpv6::finish_checksum(&mut query[14..], 48);
+    lvs_dataplane::packet::wire::icmpv6::finish_checksum(&mut query[14..], 48);
     assert!(lab.send(CLIENTS, &query).is_empty(), "the worker answers");
     let wanted = mld::Query {
         group: Some(group),

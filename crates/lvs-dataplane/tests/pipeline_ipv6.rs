@@ -8,15 +8,15 @@ use std::net::{IpAddr, Ipv6Addr};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lab::{CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
 use lvs_core::{Forwarding, Protocol, Tunnel, TunnelChecksum};
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::fragment::fragment6;
-use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::ndp;
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::Request;
-use lvs_dataplane::wire::checksum::Sum;
-use lvs_dataplane::wire::{Mac, be16, ipv6, put16, tcp::checksum_ok};
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::fragment::fragment6;
+use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_dataplane::packet::ndp;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::pipeline::Request;
+use lvs_dataplane::packet::wire::checksum::Sum;
+use lvs_dataplane::packet::wire::{Mac, be16, ipv6, put16, tcp::checksum_ok};
 use proptest::prelude::*;
 
 const CLIENT: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
@@ -113,7 +113,7 @@ fn own_addresses_are_found_by_neighbour_discovery() {
         ipv6::write_header(&mut header, 58, 255, src, group, 32);
         ip.extend(header);
         ip.extend(message);
-        lvs_dataplane::wire::icmpv6::finish_checksum(&mut ip, 40);
+        lvs_dataplane::packet::wire::icmpv6::finish_checksum(&mut ip, 40);
         ethernet(to, GW_MAC, &ip)
     };
     let group = ndp::group_mac(ndp::solicited_node(VIP));
@@ -205,7 +205,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
     assert_eq!((got.len(), got[0].0), (1, SERVERS));
     let mut frame = got[0].1.clone();
     assert_eq!(frame.offload.segments, offload.segments);
-    lvs_dataplane::segment::finish_checksum(&mut frame).expect("inside");
+    lvs_dataplane::packet::segment::finish_checksum(&mut frame).expect("inside");
     assert!(checksum_ok(&frame.bytes()[14..], 40, 6));
 
     let gue = Tunnel::Gue {
@@ -255,8 +255,8 @@ fn what_does_not_fit_is_answered_and_what_is_learned_counts() {
     let got = lab.send(CLIENTS, &from_client(&big));
     let mut complaint = Frame::new();
     let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
-    let kind = lvs_dataplane::wire::icmp::ErrorKind::FragmentationNeeded(1400);
-    assert!(lvs_dataplane::wire::icmp::error(
+    let kind = lvs_dataplane::packet::wire::icmp::ErrorKind::FragmentationNeeded(1400);
+    assert!(lvs_dataplane::packet::wire::icmp::error(
         &mut complaint,
         kind,
         &got[0].1[14..],

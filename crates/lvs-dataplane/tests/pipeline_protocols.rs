@@ -10,8 +10,8 @@ use lab::{CLIENTS, SERVERS};
 use lvs_core::{
     Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey, Tunnel, TunnelChecksum,
 };
-use lvs_dataplane::frame::Offload;
-use lvs_dataplane::wire::{be16, ip_dst, ip_src, is_ipv6, put16};
+use lvs_dataplane::packet::frame::Offload;
+use lvs_dataplane::packet::wire::{be16, ip_dst, ip_src, is_ipv6, put16};
 
 const CLIENT: &str = "192.0.2.7:36000";
 const VIP: &str = "10.0.0.80:36412";
@@ -331,7 +331,7 @@ fn ipsec_follows_isakmp() {
                 "what it carries is nobody's business"
             );
             assert!(
-                lvs_dataplane::parse::ip(inner, false).is_ok(),
+                lvs_dataplane::packet::parse::ip(inner, false).is_ok(),
                 "the header's checksum"
             );
 

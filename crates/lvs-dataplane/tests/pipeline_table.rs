@@ -9,14 +9,14 @@ use std::time::Duration;
 use etherparse::PacketBuilder;
 use lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac};
 use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::{Env, Output, Request};
-use lvs_dataplane::shield_spec::LocalClient;
-use lvs_dataplane::wire::checksum::Sum;
-use lvs_dataplane::wire::{Mac, be16, ipv4, put16};
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_dataplane::packet::intercept::LocalClient;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::pipeline::{Env, Output, Request};
+use lvs_dataplane::packet::wire::checksum::Sum;
+use lvs_dataplane::packet::wire::{Mac, be16, ipv4, put16};
 use proptest::prelude::*;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
@@ -389,7 +389,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
     let mut whole = got.into_iter().next().expect("one").1;
     assert_eq!(whole.offload, offload);
     assert!(whole.pull_front(14));
-    lvs_dataplane::segment::finish_checksum(&mut whole).expect("in bounds");
+    lvs_dataplane::packet::segment::finish_checksum(&mut whole).expect("in bounds");
     assert!(transport_right(whole.bytes()));
 
     // A port without offload gets segments.
@@ -442,8 +442,8 @@ fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
     let router = Ipv4Addr::new(10, 1, 200, 9);
     let complaint = |mtu: u16| {
         let mut frame = Frame::new();
-        let kind = lvs_dataplane::wire::icmp::ErrorKind::FragmentationNeeded(mtu);
-        assert!(lvs_dataplane::wire::icmp::error(
+        let kind = lvs_dataplane::packet::wire::icmp::ErrorKind::FragmentationNeeded(mtu);
+        assert!(lvs_dataplane::packet::wire::icmp::error(
             &mut frame,
             kind,
             &tunnelled[0].1[14..],
@@ -482,8 +482,10 @@ fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
     let mut lab = web(Forwarding::Nat);
     let mut pieces = Vec::new();
     let whole = Frame::from_bytes(&ip);
-    lvs_dataplane::fragment::fragment(&whole, 900, None, true, Frame::new, |f| pieces.push(f))
-        .expect("it fits");
+    lvs_dataplane::packet::fragment::fragment(&whole, 900, None, true, Frame::new, |f| {
+        pieces.push(f)
+    })
+    .expect("it fits");
     let mut got = Vec::new();
     for piece in &pieces {
         let frame = ethernet(SV_MAC, server_mac(SERVER), piece.bytes());
@@ -503,7 +505,7 @@ fn fragments_in_fragments_out() {
     put16(&mut ip, 6, 0);
     ipv4::finish_header(&mut ip);
     let mut pieces = Vec::new();
-    lvs_dataplane::fragment::fragment(
+    lvs_dataplane::packet::fragment::fragment(
         &Frame::from_bytes(&ip),
         1000,
         None,
@@ -572,7 +574,7 @@ fn an_unknown_neighbour_is_asked_for() {
 #[test]
 fn arp_for_own_addresses() {
     let mut lab = web(Forwarding::Nat);
-    let mut ask = lvs_dataplane::arp::gratuitous(GW_MAC, lab::GW_ADDR).to_vec();
+    let mut ask = lvs_dataplane::packet::arp::gratuitous(GW_MAC, lab::GW_ADDR).to_vec();
     ask[38..42].copy_from_slice(&VIP.octets());
     assert!(
         lab.send(CLIENTS, &ask).is_empty(),
@@ -581,13 +583,16 @@ fn arp_for_own_addresses() {
     lab.own_vips();
     let got = lab.send(CLIENTS, &ask);
     assert_eq!(got.len(), 1);
-    let answer = lvs_dataplane::arp::parse(&got[0].1).expect("ARP");
+    let answer = lvs_dataplane::packet::arp::parse(&got[0].1).expect("ARP");
     assert_eq!(
         (answer.request, answer.sender, answer.sender_mac),
         (false, VIP, CL_MAC)
     );
     // Somebody else has it.
-    lab.send(CLIENTS, &lvs_dataplane::arp::gratuitous(GW_MAC, VIP));
+    lab.send(
+        CLIENTS,
+        &lvs_dataplane::packet::arp::gratuitous(GW_MAC, VIP),
+    );
     assert_eq!(
         lab.requests,
         [Request::AddressConflict {

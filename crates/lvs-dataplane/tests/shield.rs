@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use common::{Host, sh, try_sh};
 use lvs_core::Protocol;
-use lvs_dataplane::frame::Frame;
+use lvs_dataplane::host::shield::{Shield, ShieldError};
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket, tun::HostDevice};
 use lvs_dataplane::netlink::Netlink;
-use lvs_dataplane::shield::{Shield, ShieldError};
-use lvs_dataplane::shield_spec::{Endpoint, LocalClient, ShieldSpec};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::intercept::{Endpoint, LocalClient, ShieldSpec};
 use lvs_dataplane::sys;
 
 const TCP: Protocol = Protocol::TCP;
@@ -656,7 +656,7 @@ fn packets_without_room_for_ports_are_hidden() {
         let mut ip = vec![0x45, 0, 0, 20 + len, 0, 7, 0, 0, 64, 132, 0, 0];
         ip.extend([10, 1, 0, 2, 10, 1, 0, 1]);
         ip.resize(20 + usize::from(len), 0);
-        lvs_dataplane::wire::ipv4::finish_header(&mut ip);
+        lvs_dataplane::packet::wire::ipv4::finish_header(&mut ip);
         let _ = wire.send(&mut [frame_to_director(&net, &[], &ip)]);
         // An ICMP error of the host's.
         saw(&mut wire, |frame| frame.len() > 24 && frame[23] == 1)

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::BATCH;
 use lvs_dataplane::io::vlan::{Trunk, VlanDevice, Wanted};
 use lvs_dataplane::netlink::Netlink;
+use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::sys::Poller;
 
 use crate::netns::{Host, Proc, wait_until};

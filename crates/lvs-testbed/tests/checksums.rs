@@ -4,11 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::{Protocol, Tunnel, TunnelChecksum};
-use lvs_dataplane::frame::{Frame, PartialChecksum};
-use lvs_dataplane::parse;
-use lvs_dataplane::rewrite::nat::{self, End};
-use lvs_dataplane::rewrite::tunnel::{self, Outer};
-use lvs_dataplane::wire;
+use lvs_dataplane::packet::frame::{Frame, PartialChecksum};
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::rewrite::nat::{self, End};
+use lvs_dataplane::packet::rewrite::tunnel::{self, Outer};
+use lvs_dataplane::packet::wire;
 use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
 

@@ -11,15 +11,15 @@ use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
 use super::{Backend, StartError};
-use crate::frame::Frame;
+use crate::host::shield::{Shield, ShieldError};
+use crate::host::steering::{Steering, SteeringError};
 use crate::io::PacketIo;
 use crate::io::hop::HopDevice;
 use crate::io::tun::HostDevice;
-use crate::net::PortId;
 use crate::netlink::NetState;
-use crate::shield::{Shield, ShieldError};
-use crate::shield_spec::{LocalClient, ShieldSpec};
-use crate::steering::{Steering, SteeringError};
+use crate::packet::frame::Frame;
+use crate::packet::intercept::{LocalClient, ShieldSpec};
+use crate::packet::net::PortId;
 use crate::sys::PacketSocket;
 
 /// The port that leads to the host.

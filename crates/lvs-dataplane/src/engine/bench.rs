@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::decider::Decider;
-use crate::net::{Net, NextHop, PortId, PortInfo};
-use crate::pipeline::Decide;
-use crate::wire::Mac;
+use crate::packet::net::{Net, NextHop, PortId, PortInfo};
+use crate::packet::pipeline::Decide;
+use crate::packet::wire::Mac;
 
 /// The port of the host's own stack; what goes there is counted and gone.
 pub(super) const HOST_PORT: PortId = PortId(0);

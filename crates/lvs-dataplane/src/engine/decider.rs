@@ -14,7 +14,7 @@ use super::remedies;
 use super::shared::{Question, Shared};
 use super::{HookAction, PacketHook};
 use crate::netlink::NetState;
-use crate::pipeline::Decide;
+use crate::packet::pipeline::Decide;
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
 pub(super) struct Decider {

@@ -14,10 +14,10 @@ use lvs_core::api::{Failure, FailureCode, LocalAddressInfo, LocalInfo};
 use lvs_core::{Control, LocalAddress, Shard};
 use tracing::warn;
 
+use crate::host::steering;
 use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, Route, Rule};
-use crate::shield_spec::{Endpoint, Endpoints};
-use crate::steering;
+use crate::packet::intercept::{Endpoint, Endpoints};
 
 /// Local addresses at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;

@@ -31,12 +31,12 @@ pub use self::shared::Shared;
 use self::worker::{Setup, Worker};
 use crate::control::Address;
 use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
+use crate::host::shield::ShieldError;
+use crate::host::steering::SteeringError;
 use crate::io::af_packet::OpenError;
 use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
-use crate::pipeline::Settings;
-use crate::shield::ShieldError;
-use crate::steering::SteeringError;
+use crate::packet::pipeline::Settings;
 use crate::sys::EventFd;
 
 /// How an engine is to run.

@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::netlink::{Link, NetState, RouteKind};
-use crate::wire::Mac;
+use crate::packet::net::{Net, NextHop, PortId, PortInfo};
+use crate::packet::wire::Mac;
 
 /// All that the packet path asks about one address.
 #[derive(Clone, Copy, Debug)]

@@ -12,11 +12,11 @@ use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::decider::Decider;
 use super::local;
 use super::shared::{Command, Shared};
-use crate::frame::Frame;
-use crate::net::PortId;
 use crate::netlink::Netlink;
-use crate::pipeline::{Env, Output, Pipeline, Settings};
-use crate::shield_spec::ShieldSpec;
+use crate::packet::frame::Frame;
+use crate::packet::intercept::ShieldSpec;
+use crate::packet::net::PortId;
+use crate::packet::pipeline::{Env, Output, Pipeline, Settings};
 use crate::sys::Poller;
 
 /// Between two looks at the timers.

@@ -2,7 +2,7 @@
 
 use lvs_core::{AcceptReason, DropReason};
 
-use crate::drop::FrameDrop;
+use crate::packet::drop::FrameDrop;
 
 /// Nothing is wrong with the director, but perhaps with who sent it.
 const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows who sends them; look at that host, \

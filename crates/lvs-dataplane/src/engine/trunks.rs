@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 use tracing::{info, warn};
 
 use super::StartError;
-use crate::frame::Frame;
 use crate::io::vlan::{Trunk, VlanDevice, Wanted};
 use crate::netlink::{NetState, Netlink};
+use crate::packet::frame::Frame;
 
 /// Trunks with their VLANs.
 #[derive(Debug, Default)]

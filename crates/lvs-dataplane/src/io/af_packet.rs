@@ -6,7 +6,7 @@
 //! cannot segment refuses aggregates (`ENOBUFS`) that the ordinary path cuts in software.
 //!
 //! The socket sees a *copy* of what the host receives, before the host's own filters; what the host must not see is the
-//! business of the [shield](crate::shield). Frames for other stations are delivered too (a promiscuous device, a
+//! business of the [shield](crate::host::shield). Frames for other stations are delivered too (a promiscuous device, a
 //! macvlan child of the same interface): the caller compares the destination with the interface's own address.
 
 use std::io;
@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::{BATCH, Capabilities, PacketIo, vnet};
-use crate::frame::Frame;
+use crate::packet::frame::Frame;
+use crate::packet::wire::{Mac, vlan};
 use crate::sys::{self, MessageBatch, PacketSocket};
-use crate::wire::{Mac, vlan};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;

@@ -17,10 +17,10 @@ use std::path::Path;
 
 use super::tun::{HostDevice, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
-use crate::frame::Frame;
 use crate::netlink::Requests;
+use crate::packet::frame::Frame;
+use crate::packet::wire::{decrement_ttl, increment_ttl};
 use crate::sys::TunOptions;
-use crate::wire::{decrement_ttl, increment_ttl};
 
 /// Packets that may wait for the director; the kernel's 500 are few for a burst of small ones.
 const QUEUE: u32 = 8192;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::{Capabilities, PacketIo};
-use crate::frame::Frame;
+use crate::packet::frame::Frame;
 
 /// A port whose frames lie in two queues.
 #[derive(Debug, Default)]

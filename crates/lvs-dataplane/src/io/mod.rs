@@ -10,7 +10,7 @@ mod vnet;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::frame::Frame;
+use crate::packet::frame::Frame;
 
 /// Frames that a backend receives in one call at most.
 pub const BATCH: usize = 64;

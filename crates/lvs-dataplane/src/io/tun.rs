@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use super::{Capabilities, PacketIo, vnet};
-use crate::frame::Frame;
+use crate::packet::frame::Frame;
 use crate::sys::{self, TunDevice, TunOptions};
 
 /// What keeps a TUN device from being made ready.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! To the host and to the rest of the engine the device is an interface as any other: addresses, routes, neighbour discovery,
-//! the [shield](crate::shield), health checks. It costs each frame a second way through the kernel, which a device of the
+//! the [shield](crate::host::shield), health checks. It costs each frame a second way through the kernel, which a device of the
 //! kernel's own (`ip link add link eth0 name eth0.100 type vlan id 100`) does not; where there is one of the name, that is used.
 
 use std::io;
@@ -18,10 +18,10 @@ use std::os::fd::BorrowedFd;
 use super::PacketIo;
 use super::af_packet::{AfPacket, OpenError};
 use super::tun::{Tun, TunError};
-use crate::frame::Frame;
 use crate::netlink::Link;
+use crate::packet::frame::Frame;
+use crate::packet::wire::vlan::{self, Tag};
 use crate::sys::{self, TunOptions};
-use crate::wire::vlan::{self, Tag};
 
 /// VLAN numbers that a tag can name; 0 is none, 4095 is reserved.
 const NUMBERS: std::ops::RangeInclusive<u16> = 1..=4094;

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use lvs_core::{Connection, Control, Director, IcmpError, Instant, Options, PacketMeta, Verdict};
-use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::net::PortId;
-use lvs_dataplane::parse;
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
+use lvs_dataplane::packet::frame::{Frame, Offload};
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 
 use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
 

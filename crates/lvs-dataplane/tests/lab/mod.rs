@@ -16,11 +16,11 @@ use lvs_core::{
     AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
     Verdict,
 };
-use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
-use lvs_dataplane::shield_spec::{Endpoint, ShieldSpec};
-use lvs_dataplane::wire::Mac;
+use lvs_dataplane::packet::frame::{Frame, Offload};
+use lvs_dataplane::packet::intercept::{Endpoint, ShieldSpec};
+use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::wire::Mac;
 
 pub const CLIENTS: PortId = PortId(0);
 pub const SERVERS: PortId = PortId(1);

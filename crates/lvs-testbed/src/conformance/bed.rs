@@ -10,15 +10,15 @@ use lvs_core::{
     Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
     ServiceKey, Verdict,
 };
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
-use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::parse::{self, Icmp};
-use lvs_dataplane::pipeline::{Decide, Env, Output, Pipeline, Settings};
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::packet::parse::{self, Icmp};
+use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::case::{

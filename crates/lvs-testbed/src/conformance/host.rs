@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 
 use lvs_core::{Instant, Protocol};
-use lvs_dataplane::fragment::{History, Reassembler, fragment, fragment6};
-use lvs_dataplane::frame::Frame;
-use lvs_dataplane::net::Net;
-use lvs_dataplane::parse::{self, Packet};
-use lvs_dataplane::wire::icmp::{self, ErrorKind};
-use lvs_dataplane::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp};
+use lvs_dataplane::packet::fragment::{History, Reassembler, fragment, fragment6};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::net::Net;
+use lvs_dataplane::packet::parse::{self, Packet};
+use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
+use lvs_dataplane::packet::wire::{
+    be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp,
+};
 
 use super::bed::Table;
 
@@ -82,7 +84,7 @@ fn sum_ok(ip: &[u8], packet: &Packet) -> bool {
 }
 
 fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec<u8>> {
-    if !lvs_dataplane::icmp::may_be_answered(packet, ip) {
+    if !lvs_dataplane::packet::icmp_limit::may_be_answered(packet, ip) {
         return None;
     }
     let mut frame = Frame::new();

@@ -1,7 +1,7 @@
 //! Replays recordings of the real kernel through the whole packet path and compares.
 //!
 //! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
-//! [`lvs_dataplane::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only the case moves.
+//! [`lvs_dataplane::packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only the case moves.
 //! Cases without bytes (a connection here, a packet with these flags there) become frames first. What the recordings
 //! show of the director's own IP stack is done by a small stand-in.
 

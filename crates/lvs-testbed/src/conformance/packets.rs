@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use lvs_core::api::{Counts, Stats};
 use lvs_core::{Protocol, ServiceKey, proc};
-use lvs_dataplane::wire::checksum::Sum;
-use lvs_dataplane::wire::{ETHERNET_LEN, be16};
+use lvs_dataplane::packet::wire::checksum::Sum;
+use lvs_dataplane::packet::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
 
 use super::bed::{Bed, Emitted, port_name, port_named};

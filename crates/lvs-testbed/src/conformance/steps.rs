@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, bail};
 use lvs_core::{Protocol, ServiceKey};
-use lvs_dataplane::wire::{ETHERNET_LEN, Mac};
+use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS, server_mac};

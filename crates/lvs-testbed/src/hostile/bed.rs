@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use lvs_core::{Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Tunnel, Verdict};
-use lvs_dataplane::drop::FrameDrop;
-use lvs_dataplane::fragment;
-use lvs_dataplane::frame::{Frame, Offload};
-use lvs_dataplane::neighbour;
-use lvs_dataplane::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
-use lvs_dataplane::shield_spec::ShieldSpec;
-use lvs_dataplane::wire::Mac;
+use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::fragment;
+use lvs_dataplane::packet::frame::{Frame, Offload};
+use lvs_dataplane::packet::held;
+use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::wire::Mac;
 
 use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
@@ -442,7 +442,7 @@ impl Bed {
             "{memory} bytes of fragments"
         );
         let waiting = self.pipeline.waiting.len();
-        assert!(waiting <= neighbour::TOTAL, "{waiting} frames wait");
+        assert!(waiting <= held::TOTAL, "{waiting} frames wait");
         let connections = self.director.shard.len();
         assert!(connections <= self.director.shard.capacity());
         summary.fragments = summary.fragments.max(memory);
@@ -464,7 +464,7 @@ impl Bed {
             Side::Host => HOST,
         };
         // Whatever an earlier frame has left in it.
-        if self.slot.tailroom() + self.slot.len() < lvs_dataplane::frame::MAX_FRAME {
+        if self.slot.tailroom() + self.slot.len() < lvs_dataplane::packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
         self.slot.clear();

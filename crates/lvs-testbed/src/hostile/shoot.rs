@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use lvs_dataplane::frame::Frame;
 use lvs_dataplane::io::af_packet::AfPacket;
 use lvs_dataplane::io::{BATCH, PacketIo};
+use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::sys;
 
 use super::generator::{Act, Generator, MACS, Shot, Side};

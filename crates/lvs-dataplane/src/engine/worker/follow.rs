@@ -13,10 +13,10 @@ use crate::engine::access::Wish;
 use crate::engine::capture::Capture;
 use crate::engine::local;
 use crate::engine::shared::{self, Command};
-use crate::mld::Change;
-use crate::net::{Net, PortId};
 use crate::netlink::RouteKind;
-use crate::shield_spec::ShieldSpec;
+use crate::packet::intercept::ShieldSpec;
+use crate::packet::mld::Change;
+use crate::packet::net::{Net, PortId};
 
 /// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
 const FEW: usize = 100;

@@ -12,10 +12,10 @@ use crate::engine::StartError;
 use crate::engine::network::is_usable;
 use crate::io::PacketIo;
 use crate::io::af_packet::AfPacket;
-use crate::ndp;
-use crate::net::{PortId, PortInfo};
-use crate::pipeline::Env;
-use crate::wire::Mac;
+use crate::packet::ndp;
+use crate::packet::net::{PortId, PortInfo};
+use crate::packet::pipeline::Env;
+use crate::packet::wire::Mac;
 
 /// An interface in use.
 pub(super) struct Attached {

@@ -18,7 +18,6 @@ use lvs_core::api::LocalPool;
 use lvs_core::{Instant, Shard};
 use tracing::{debug, error, info, warn};
 
-use crate::drop::FrameDrop;
 use crate::engine::access::{Access, HOP_PORT, HOST_PORT};
 use crate::engine::capture::{self, Capture, Shown};
 use crate::engine::decider::Decider;
@@ -27,17 +26,18 @@ use crate::engine::network::Network;
 use crate::engine::shared::{Command, Shared};
 use crate::engine::trunks::Trunks;
 use crate::engine::{Backend, PacketHook, StartError};
-use crate::frame::Frame;
 use crate::io::vlan::Wanted;
 use crate::io::{BATCH, PacketIo};
-use crate::mld::{self, Change};
-use crate::ndp;
-use crate::net::{Net, PortId, PortInfo};
 use crate::netlink::Netlink;
-use crate::pipeline::{Env, Output, Pipeline, Request, Settings};
-use crate::shield_spec::{LocalClient, ShieldSpec};
+use crate::packet::drop::FrameDrop;
+use crate::packet::frame::Frame;
+use crate::packet::intercept::{LocalClient, ShieldSpec};
+use crate::packet::mld::{self, Change};
+use crate::packet::ndp;
+use crate::packet::net::{Net, PortId, PortInfo};
+use crate::packet::pipeline::{Env, Output, Pipeline, Request, Settings};
+use crate::packet::wire::Mac;
 use crate::sys::Poller;
-use crate::wire::Mac;
 
 use self::links::Attached;
 

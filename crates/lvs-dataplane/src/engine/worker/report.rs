@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use lvs_core::api::{Conflict, Info, InterfaceInfo, ReasonCount};
 
 use super::Worker;
-use crate::drop::FrameDrop;
 use crate::engine::decider::reason;
 use crate::engine::remedies;
 use crate::io::PacketIo;
-use crate::net::{Net, PortId};
+use crate::packet::drop::FrameDrop;
+use crate::packet::net::{Net, PortId};
 
 impl Worker {
     /// What the engine answers for as virtual addresses; those that stand for clients are not.
@@ -49,7 +49,7 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            too_big: self.pipeline.misfits.all(),
+            too_big: self.pipeline.oversize.all(),
             own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts

@@ -1,0 +1,4 @@
+//! Everything that concerns the host.
+
+pub mod shield;
+pub mod steering;

@@ -1,0 +1,119 @@
+//! Packets that wait for the link-layer address of their next hop.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lvs_core::Instant;
+
+use crate::packet::frame::Frame;
+use crate::packet::net::PortId;
+
+/// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
+pub const PER_NEIGHBOUR: usize = 101;
+/// Packets that wait at most.
+pub const TOTAL: usize = 4096;
+/// Bytes that wait at most.
+pub const BYTES: usize = 16 << 20;
+/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
+/// is for those of which it never speaks again.
+pub const TIMEOUT: Duration = Duration::from_millis(3500);
+/// How long until the kernel is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Queue {
+    frames: VecDeque<(Instant, Frame)>,
+    asked: Instant,
+}
+
+/// The queues of packets that wait.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    queues: HashMap<(PortId, IpAddr), Queue>,
+    frames: usize,
+    bytes: usize,
+    /// Packets that waited in vain, or gave way to others.
+    pub dropped: u64,
+}
+
+impl Waiting {
+    /// Lets `frame` wait; whether the kernel should be asked for the address now.
+    pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
+        if self.frames >= TOTAL || self.bytes + frame.len() > BYTES {
+            // All queues are bounded together: the newcomer loses, whoever has waited is served first.
+            self.dropped += 1;
+            return false;
+        }
+        let mut ask = false;
+        let queue = self.queues.entry((port, addr)).or_insert_with(|| {
+            ask = true;
+            Queue {
+                frames: VecDeque::new(),
+                asked: now,
+            }
+        });
+        if now.saturating_since(queue.asked) >= ASK_AGAIN {
+            queue.asked = now;
+            ask = true;
+        }
+        if queue.frames.len() >= PER_NEIGHBOUR
+            && let Some((_, old)) = queue.frames.pop_front()
+        {
+            self.frames -= 1;
+            self.bytes -= old.len();
+            self.dropped += 1;
+        }
+        self.frames += 1;
+        self.bytes += frame.len();
+        queue.frames.push_back((now, frame));
+        ask
+    }
+
+    /// Takes out what waits for a neighbour, in order.
+    pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
+        let queue = self.queues.remove(&(port, addr));
+        let frames = queue.map(|queue| queue.frames).unwrap_or_default();
+        self.frames -= frames.len();
+        self.bytes -= frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
+        frames.into_iter().map(|(_, frame)| frame)
+    }
+
+    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count as dropped.
+    pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
+        let lost: Vec<Frame> = self.take(port, addr).collect();
+        self.dropped += lost.len() as u64;
+        lost
+    }
+
+    /// Drops what has waited for [`TIMEOUT`].
+    pub fn expire(&mut self, now: Instant) {
+        let Self {
+            queues,
+            frames,
+            bytes,
+            dropped,
+        } = self;
+        queues.retain(|_, queue| {
+            while let Some((since, _)) = queue.frames.front()
+                && now.saturating_since(*since) >= TIMEOUT
+                && let Some((_, frame)) = queue.frames.pop_front()
+            {
+                *frames -= 1;
+                *bytes -= frame.len();
+                *dropped += 1;
+            }
+            !queue.frames.is_empty()
+        });
+    }
+
+    /// Packets that wait.
+    pub const fn len(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether none waits.
+    pub const fn is_empty(&self) -> bool {
+        self.frames == 0
+    }
+}

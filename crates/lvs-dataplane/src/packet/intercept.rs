@@ -1,0 +1,539 @@
+//! What the shield hides from the host's own stack.
+//!
+//! A packet socket gets a *copy*: the host handles the original, unless the shield drops it there. So whoever leaves a
+//! packet to the host has to know whether the host has seen it. This is the specification that both sides use: the
+//! shield's rules are built from it, and the pipeline asks it whether to give a packet back. A director without packet
+//! sockets is led to its packets by the same specification ([`steering`](crate::host::steering)).
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::mark::MarkRule;
+use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
+
+use crate::packet::parse::Packet;
+
+/// Port of FTP's control connections.
+const FTP: u16 = 21;
+
+/// An address, a protocol and a port; port 0 is every port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The port, 0 for all.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// The endpoint at `addr`.
+    pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
+        Self {
+            address: addr.ip(),
+            protocol,
+            port: addr.port(),
+        }
+    }
+}
+
+/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
+fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a [Protocol], u16) {
+    match key {
+        // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
+        ServiceKey::Address { protocol, addr }
+            if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
+        {
+            (std::slice::from_ref(protocol), 0)
+        }
+        ServiceKey::Address { protocol, .. } => {
+            (std::slice::from_ref(protocol), server.addr().port())
+        }
+        ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
+    }
+}
+
+/// What a service takes, if it is one of an address.
+fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
+        ServiceKey::Mark { .. } => None,
+    }
+}
+
+/// Every port of an FTP service's address: while it is persistent, it takes data connections to ports that have no
+/// service of their own; the helper for the ports `helped` knows which will come.
+fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address {
+            protocol: Protocol::TCP,
+            addr,
+        } if addr.port() == FTP || helped.contains(&addr.port()) => {
+            Some(Endpoint::new(Protocol::TCP, SocketAddr::new(addr.ip(), 0)))
+        }
+        _ => None,
+    }
+}
+
+/// A connection that the director's own host has made to a service, as its real server's answers look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalClient {
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The real server: where replies come from.
+    pub server: SocketAddr,
+    /// The client's address and port on the director.
+    pub local: SocketAddr,
+}
+
+/// IPsec, which follows ISAKMP connections and has no ports of its own.
+const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
+/// ISAKMP's port (RFC 2408 section 2.5.1).
+const ISAKMP: u16 = 500;
+
+/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
+    let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
+    let followers = IPSEC.map(|protocol| Endpoint {
+        protocol,
+        port: 0,
+        ..endpoint
+    });
+    let followers = followers.into_iter().filter(move |_| isakmp);
+    std::iter::once(endpoint).chain(followers)
+}
+
+/// Ports of a rule for marks that are hidden one by one.
+const PORTS_MAX: usize = 16;
+
+/// What a firewall mark stands for where no protocol is named.
+const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
+
+/// A set of endpoints that knows its addresses too.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints {
+    all: HashSet<Endpoint>,
+    /// How many there are of each address, and of each protocol of it.
+    addresses: HashMap<IpAddr, usize>,
+    protocols: HashMap<(IpAddr, Protocol), usize>,
+}
+
+impl Endpoints {
+    /// Adds an endpoint; whether it is new.
+    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
+        let new = self.all.insert(endpoint);
+        if new {
+            *self.addresses.entry(endpoint.address).or_default() += 1;
+            let key = (endpoint.address, endpoint.protocol);
+            *self.protocols.entry(key).or_default() += 1;
+        }
+        new
+    }
+
+    /// Takes an endpoint out; whether it was there.
+    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
+        let there = self.all.remove(endpoint);
+        if there {
+            decrement(&mut self.addresses, endpoint.address);
+            decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
+        }
+        there
+    }
+
+    /// Whether this endpoint is in it.
+    #[inline]
+    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+        self.all.contains(endpoint)
+    }
+
+    /// Whether an endpoint has this address.
+    #[inline]
+    pub fn has_address(&self, addr: IpAddr) -> bool {
+        self.addresses.contains_key(&addr)
+    }
+
+    /// Whether an endpoint has this address and protocol.
+    pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
+        self.protocols.contains_key(&(addr, protocol))
+    }
+
+    /// All endpoints, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.all.iter()
+    }
+
+    /// Their addresses, each once, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.addresses.keys().copied()
+    }
+
+    /// Their addresses and protocols, each pair once, in no order.
+    pub fn protocols(&self) -> impl Iterator<Item = (IpAddr, Protocol)> + '_ {
+        self.protocols.keys().copied()
+    }
+}
+
+fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut entry) = counts.entry(key) {
+        *entry.get_mut() -= 1;
+        if *entry.get() == 0 {
+            entry.remove();
+        }
+    }
+}
+
+impl PartialEq for Endpoints {
+    /// The rest follows from the endpoints.
+    fn eq(&self, other: &Self) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for Endpoints {}
+
+impl Extend<Endpoint> for Endpoints {
+    fn extend<T: IntoIterator<Item = Endpoint>>(&mut self, endpoints: T) {
+        for endpoint in endpoints {
+            self.insert(endpoint);
+        }
+    }
+}
+
+impl FromIterator<Endpoint> for Endpoints {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        let mut all = Self::default();
+        all.extend(endpoints);
+        all
+    }
+}
+
+impl<const N: usize> From<[Endpoint; N]> for Endpoints {
+    fn from(endpoints: [Endpoint; N]) -> Self {
+        endpoints.into_iter().collect()
+    }
+}
+
+impl IntoIterator for Endpoints {
+    type Item = Endpoint;
+    type IntoIter = std::collections::hash_set::IntoIter<Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Endpoints {
+    type Item = &'a Endpoint;
+    type IntoIter = std::collections::hash_set::Iter<'a, Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.iter()
+    }
+}
+
+/// What the shield hides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShieldSpec {
+    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
+    /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
+    /// there is hidden, too, except to the host itself: the host would take it for forged where it has the address.
+    pub services: Endpoints,
+    /// Virtual addresses that the engine answers for itself: everything to them is hidden.
+    pub own_vips: HashSet<IpAddr>,
+    /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
+    /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
+    pub nat_servers: Endpoints,
+    /// Addresses of the host that stand for clients towards servers: what those servers send to them is hidden although
+    /// it is addressed to the host.
+    pub local_addresses: HashSet<IpAddr>,
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is hidden for them: what is no
+    /// answer of a service's leaves as it is.
+    pub local_nodes: Endpoints,
+    /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
+    /// come and go one by one, not with the rest.
+    pub local_clients: HashSet<LocalClient>,
+    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
+    pub everything: bool,
+}
+
+impl ShieldSpec {
+    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients. `before`
+    /// is what was hidden until now.
+    pub fn of(control: &Control, before: &Self) -> Self {
+        let mut hidden = Self::default();
+        for service in control.services() {
+            hidden.hide_service(service, control.ftp_ports());
+        }
+        // Connections that come from a master may be for any port of a virtual address.
+        if control.backup().is_some() {
+            for addr in hidden.vips() {
+                for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+                    let any = SocketAddr::new(addr, 0);
+                    let any = Endpoint::new(protocol, any);
+                    hidden.services.extend(with_followers(any));
+                }
+            }
+        }
+        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        let any = control.services().next().is_some();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            let helped = control.ftp_ports();
+            hidden.hide_key(key, helped, false);
+            // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
+            hidden.services.extend(any_port(key, helped).filter(|any| {
+                let kept = before.services.contains(any);
+                kept && server.total() > 0
+            }));
+            let (protocols, port) = reply_ports(&key, server, helped);
+            for &protocol in protocols {
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                let endpoint = Endpoint::new(protocol, addr);
+                // A server that was taken from NAT to another method still has connections that are translated.
+                let nat = server.forwarding().translates()
+                    || (server.total() > 0 && before.nat_servers.contains(&endpoint));
+                if nat {
+                    hidden.nat_servers.extend(with_followers(endpoint));
+                }
+            }
+        }
+        hidden
+    }
+
+    /// What is to be hidden for one service and its servers, without what comes from others; `helped` are the ports of FTP's
+    /// helper.
+    pub fn of_service(service: &Service, helped: &[u16]) -> Self {
+        let mut hidden = Self::default();
+        hidden.hide_service(service, helped);
+        for server in service.servers() {
+            if server.forwarding().translates() {
+                let key = service.key();
+                let (protocols, port) = reply_ports(&key, server, helped);
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                let endpoints = protocols
+                    .iter()
+                    .map(|&protocol| Endpoint::new(protocol, addr));
+                hidden
+                    .nat_servers
+                    .extend(endpoints.flat_map(with_followers));
+            }
+        }
+        hidden
+    }
+
+    /// The servers of `control` that are this host itself, as `is_local` tells, and whose answers are translated.
+    pub fn local_nodes_of(control: &Control, is_local: impl Fn(IpAddr) -> bool) -> Endpoints {
+        let any = control.services().next().is_some();
+        let mut nodes = Endpoints::default();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            if server.forwarding().translates() && is_local(server.addr().ip()) {
+                let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
+                let addr = SocketAddr::new(server.addr().ip(), port);
+                nodes.extend(
+                    protocols
+                        .iter()
+                        .map(|&protocol| Endpoint::new(protocol, addr)),
+                );
+            }
+        }
+        nodes
+    }
+
+    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
+        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+        self.hide_key(service.key(), helped, persistent);
+    }
+
+    /// Hides what a service takes, data connections of FTP included.
+    fn hide_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+        let endpoint = service_endpoint(key);
+        self.services
+            .extend(endpoint.into_iter().flat_map(with_followers));
+        let data = persistent || helped.contains(&key.port());
+        self.services.extend(any_port(key, helped).filter(|_| data));
+    }
+
+    /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
+    /// name are given back.
+    pub fn hide_marked(&mut self, rule: &MarkRule) {
+        let named: Vec<u16> = rule
+            .ports
+            .iter()
+            .flat_map(|range| range.0..=range.1)
+            .take(PORTS_MAX + 1)
+            .collect();
+        let ports = if named.is_empty() || named.len() > PORTS_MAX {
+            vec![0]
+        } else {
+            named
+        };
+        let protocols = match &rule.protocol {
+            Some(protocol) => std::slice::from_ref(protocol),
+            None => &MARKED_PROTOCOLS[..],
+        };
+        for address in rule.destination.addresses().into_iter().flatten() {
+            for &protocol in protocols {
+                let endpoint = |&port: &u16| Endpoint {
+                    address,
+                    protocol,
+                    port,
+                };
+                let endpoints = ports.iter().map(endpoint);
+                self.services.extend(endpoints.flat_map(with_followers));
+            }
+        }
+    }
+
+    /// Whether a packet of this host's own comes from a server on it.
+    pub fn is_of_local_node(&self, packet: &Packet) -> bool {
+        let from = |port| Endpoint {
+            address: packet.src,
+            protocol: packet.protocol,
+            port,
+        };
+        let (sport, _) = packet.ports.unwrap_or_default();
+        self.local_nodes.has_address(packet.src)
+            // No rule can name the port 65535: its rule is for all.
+            && [sport, 0, u16::MAX]
+                .iter()
+                .any(|&port| self.local_nodes.contains(&from(port)))
+    }
+
+    /// The addresses of the services.
+    pub fn vips(&self) -> HashSet<IpAddr> {
+        self.services.addresses().collect()
+    }
+
+    /// Whether some service has this address.
+    pub fn is_vip(&self, addr: IpAddr) -> bool {
+        self.services.has_address(addr)
+    }
+
+    fn is_nat_server(&self, addr: IpAddr) -> bool {
+        self.nat_servers.has_address(addr)
+    }
+
+    /// Whether the shield hides `packet`, received on an interface. `inner` is the destination of the packet inside an
+    /// ICMP error, `to_host` whether it is addressed to the host itself.
+    pub fn hides(
+        &self,
+        packet: &Packet,
+        inner: Option<(Protocol, SocketAddr)>,
+        to_host: bool,
+    ) -> bool {
+        let (src, dst) = (packet.src, packet.dst);
+        if self.everything || self.own_vips.contains(&dst) {
+            return true;
+        }
+        if let Some((_, about)) = inner {
+            let about = about.ip();
+            if self.is_vip(dst) {
+                return true;
+            }
+            return if to_host {
+                self.local_addresses.contains(&dst) && self.is_nat_server(about)
+            } else {
+                self.is_nat_server(about) || self.is_vip(about)
+            };
+        }
+        if packet.fragment.is_some() {
+            return self.is_vip(dst)
+                || (!to_host && self.is_vip(src))
+                || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
+        }
+        let (sport, dport) = packet.ports.unwrap_or_default();
+        let protocol = packet.protocol;
+        let short = packet.ports.is_none() && MARKED_PROTOCOLS.contains(&protocol);
+        if short && self.services.has_protocol(dst, protocol) {
+            return true;
+        }
+        let one_of = |set: &Endpoints, address, port| {
+            [port, 0].iter().any(|&port| {
+                set.contains(&Endpoint {
+                    address,
+                    protocol,
+                    port,
+                })
+            })
+        };
+        if one_of(&self.services, dst, dport) {
+            return true;
+        }
+        if !to_host {
+            return one_of(&self.nat_servers, src, sport) || one_of(&self.services, src, sport);
+        }
+        if self.local_addresses.contains(&dst) && one_of(&self.nat_servers, src, sport) {
+            return true;
+        }
+        !self.local_clients.is_empty()
+            && self.local_clients.contains(&LocalClient {
+                protocol,
+                server: SocketAddr::new(src, sport),
+                local: SocketAddr::new(dst, dport),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::{
+        Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+        ServiceConfig, TcpFlags, Transport, Tuple, Verdict,
+    };
+
+    use super::*;
+
+    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on any port.
+    #[test]
+    fn connections_outlive_the_persistence_of_their_ftp_service() {
+        let now = Instant::ZERO;
+        let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
+        let server = SocketAddr::from(([10, 1, 42, 209], FTP));
+        let key = ServiceKey::tcp(virt);
+        let mut config = ServiceConfig::new(Family::V4, "rr");
+        config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+        let mut director = Director::new(Options::default());
+        director.advance(now);
+        let control = &mut director.control;
+        control
+            .add_service(key, config.clone(), None)
+            .expect("a new service");
+        let direct = ServerConfig::new(1, Forwarding::Route);
+        control
+            .add_server(&key, server, &direct, now)
+            .expect("a new server");
+        let persistent = ShieldSpec::of(control, &ShieldSpec::default());
+        let any = any_port(key, &[]).expect("an FTP service");
+        assert!(persistent.services.contains(&any));
+
+        let verdict = director.handle_packet(
+            &PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: SocketAddr::from(([192, 0, 2, 7], 59667)),
+                    dst: SocketAddr::new(virt.ip(), 5000),
+                },
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                mark: 0,
+                len: 40,
+                segment: lvs_core::Segment::NONE,
+            },
+            now,
+        );
+        assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+        config.flags = ServiceFlags::default();
+        let control = &mut director.control;
+        control
+            .edit_service(&key, config, None)
+            .expect("a known service");
+        let plain = ShieldSpec::of(control, &persistent);
+        assert!(plain.services.contains(&any), "with its connection");
+
+        director.advance(now + std::time::Duration::from_secs(100));
+        let after = ShieldSpec::of(&director.control, &plain);
+        assert!(!after.services.contains(&any), "without connections");
+    }
+}

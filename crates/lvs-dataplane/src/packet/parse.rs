@@ -1,0 +1,342 @@
+//! From bytes to what the director decides by. The one place that checks the bounds of what came from the network.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::{
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+};
+
+use crate::packet::drop::FrameDrop;
+use crate::packet::wire::checksum::Sum;
+use crate::packet::wire::{be16, ipv4, ipv6};
+
+/// What an IP header says, and where the transport header is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// The protocol of the payload.
+    pub protocol: Protocol,
+    /// Length of the IP header, options or extension headers included: where the payload begins.
+    pub l4: usize,
+    /// Length of the datagram, header included.
+    pub len: usize,
+    /// Time to live, or hop limit.
+    pub ttl: u8,
+    /// Type of service, or traffic class.
+    pub tos: u8,
+    /// "Don't fragment"; routers never fragment IPv6.
+    pub df: bool,
+    /// It is a fragment of a datagram.
+    pub fragment: Option<Fragment>,
+    /// Source and destination port of TCP, UDP and SCTP, where they could be read.
+    pub ports: Option<(u16, u16)>,
+}
+
+/// Which part of a datagram a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// Identification of the datagram.
+    pub id: u32,
+    /// Where its payload belongs, in bytes.
+    pub offset: usize,
+    /// More follow.
+    pub more: bool,
+    /// IPv6: where the byte is that announces the fragment header, which the datagram does not have.
+    pub named_at: usize,
+}
+
+/// What an ICMP message is to the director.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Icmp {
+    /// An error about a packet that can be read.
+    Error(IcmpError),
+    /// Not an error, or one about a packet that cannot be read: the host's.
+    Host,
+    /// Cut short.
+    Short,
+}
+
+/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is an aggregate of segments,
+/// whose total length may be missing.
+///
+/// # Errors
+/// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).
+#[inline]
+pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
+    if bytes.len() < ipv4::HEADER_LEN {
+        return Err(FrameDrop::Truncated);
+    }
+    if bytes[0] >> 4 != 4 {
+        return Err(FrameDrop::IpVersion);
+    }
+    let l4 = ipv4::header_len(bytes);
+    if l4 < ipv4::HEADER_LEN {
+        return Err(FrameDrop::IpHeaderLength);
+    }
+    if bytes.len() < l4 {
+        return Err(FrameDrop::Truncated);
+    }
+    if Sum::ZERO.bytes(&bytes[..l4]).finish() != 0 {
+        return Err(FrameDrop::IpChecksum);
+    }
+    let mut len = usize::from(be16(bytes, 2));
+    if len == 0 && aggregate {
+        len = bytes.len();
+    }
+    if len > bytes.len() {
+        return Err(FrameDrop::Truncated);
+    }
+    if len < l4 {
+        return Err(FrameDrop::IpLength);
+    }
+    let flags = be16(bytes, 6);
+    let fragment = (flags & (ipv4::MF | ipv4::OFFSET) != 0).then(|| Fragment {
+        id: be16(bytes, 4).into(),
+        offset: usize::from(flags & ipv4::OFFSET) * 8,
+        more: flags & ipv4::MF != 0,
+        named_at: 0,
+    });
+    let protocol = Protocol(bytes[9]);
+    let readable = fragment.is_none_or(|f| f.offset == 0);
+    Ok(Packet {
+        src: IpAddr::V4(ipv4::src(bytes)),
+        dst: IpAddr::V4(ipv4::dst(bytes)),
+        protocol,
+        l4,
+        len,
+        ttl: bytes[8],
+        tos: bytes[1],
+        df: flags & ipv4::DF != 0,
+        fragment,
+        ports: if readable {
+            ports(protocol, &bytes[l4..len])
+        } else {
+            None
+        },
+    })
+}
+
+/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as [`ipv4()`].
+///
+/// # Errors
+/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does not end is
+/// [`FrameDrop::IpHeaderLength`].
+pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
+    if bytes.len() < ipv6::HEADER_LEN {
+        return Err(FrameDrop::Truncated);
+    }
+    if bytes[0] >> 4 != 6 {
+        return Err(FrameDrop::IpVersion);
+    }
+    let mut len = ipv6::HEADER_LEN + usize::from(be16(bytes, 4));
+    if len == ipv6::HEADER_LEN && aggregate {
+        len = bytes.len();
+    }
+    if len > bytes.len() {
+        return Err(FrameDrop::Truncated);
+    }
+    let (src, dst) = (ipv6::src(bytes), ipv6::dst(bytes));
+    if src.is_multicast() {
+        return Err(FrameDrop::Martian);
+    }
+    let bytes = &bytes[..len];
+    let chain = ipv6::walk(bytes).ok_or(FrameDrop::IpHeaderLength)?;
+    let (mut protocol, mut l4) = (Protocol(chain.protocol), chain.l4);
+    let fragment = chain.fragment.map(|(header, named_at)| {
+        // What a fragment carries begins behind its fragment header, whatever that is.
+        protocol = Protocol(bytes[header.at]);
+        l4 = header.at + ipv6::FRAGMENT_LEN;
+        Fragment {
+            id: header.id,
+            offset: header.offset,
+            more: header.more,
+            named_at,
+        }
+    });
+    Ok(Packet {
+        src: IpAddr::V6(src),
+        dst: IpAddr::V6(dst),
+        protocol,
+        l4,
+        len,
+        ttl: bytes[7],
+        tos: ipv6::traffic_class(bytes),
+        df: true,
+        fragment,
+        ports: if fragment.is_none() {
+            ports(protocol, &bytes[l4..])
+        } else {
+            None
+        },
+    })
+}
+
+/// Reads the IP header at the start of `bytes`, of either version.
+///
+/// # Errors
+/// As [`ipv4()`] and [`ipv6()`].
+#[inline]
+pub fn ip(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
+    if crate::packet::wire::is_ipv6(bytes) {
+        ipv6(bytes, aggregate)
+    } else {
+        ipv4(bytes, aggregate)
+    }
+}
+
+#[inline]
+fn ports(protocol: Protocol, l4: &[u8]) -> Option<(u16, u16)> {
+    let has_ports = matches!(protocol, Protocol::TCP | Protocol::UDP | Protocol::SCTP);
+    (has_ports && l4.len() >= 4).then(|| (be16(l4, 0), be16(l4, 2)))
+}
+
+impl Packet {
+    /// Whether it is IPv6.
+    #[inline]
+    pub const fn is_ipv6(&self) -> bool {
+        self.dst.is_ipv6()
+    }
+
+    /// Whether it is an ICMP message of its IP version.
+    #[inline]
+    pub fn is_icmp(&self) -> bool {
+        self.protocol
+            == if self.is_ipv6() {
+                Protocol::ICMPV6
+            } else {
+                Protocol::ICMP
+            }
+    }
+
+    /// What the core is to see of this packet, whose bytes are `ip`.
+    #[inline]
+    pub fn meta<'a>(&self, ip: &'a [u8], hook: Hook, mark: u32) -> PacketMeta<'a> {
+        let (sport, dport) = self.ports.unwrap_or_default();
+        PacketMeta {
+            hook,
+            tuple: Tuple {
+                protocol: self.protocol,
+                src: SocketAddr::new(self.src, sport),
+                dst: SocketAddr::new(self.dst, dport),
+            },
+            transport: self.transport(ip),
+            segment: Segment {
+                bytes: ip.get(self.l4..self.len).unwrap_or_default(),
+                trusted: false,
+            },
+            mark,
+            len: u32::try_from(self.len).unwrap_or(u32::MAX),
+        }
+    }
+
+    #[inline]
+    fn transport<'a>(&self, ip: &'a [u8]) -> Transport<'a> {
+        let l4 = ip.get(self.l4..self.len).unwrap_or_default();
+        let short = Transport::Short {
+            ports: self.ports.is_some(),
+        };
+        match self.protocol {
+            Protocol::TCP if l4.len() >= 20 => Transport::Tcp(TcpFlags(l4[13])),
+            Protocol::UDP if l4.len() >= 8 => Transport::Udp(&l4[8..]),
+            Protocol::SCTP if l4.len() >= 16 => Transport::Sctp(sctp_chunk(&l4[12..])),
+            Protocol::TCP | Protocol::UDP | Protocol::SCTP => short,
+            _ => Transport::Other,
+        }
+    }
+
+    /// Reads this packet, whose bytes are `ip`, as an ICMP message.
+    pub fn icmp(&self, ip: &[u8], hook: Hook, mark: u32) -> Icmp {
+        let message = ip.get(self.l4..self.len).unwrap_or_default();
+        let Some(kind) = message.get(..8).map(|header| header[0]) else {
+            return Icmp::Short;
+        };
+        // What IPVS relates to a connection: destination unreachable, source quench, time exceeded; ICMPv6: every error.
+        let (related, pseudo) = if self.is_ipv6() {
+            let pseudo = Sum::ZERO.pseudo(self.src, self.dst, Protocol::ICMPV6.0, message.len());
+            (kind < 128, pseudo)
+        } else {
+            (matches!(kind, 3 | 4 | 11), Sum::ZERO)
+        };
+        if !related {
+            return Icmp::Host;
+        }
+        match inner(&message[8..], self.is_ipv6()) {
+            Some((inner, inner_ports)) => Icmp::Error(IcmpError {
+                hook,
+                src: self.src,
+                dst: self.dst,
+                inner,
+                inner_ports,
+                checksum_ok: pseudo.bytes(message).finish() == 0,
+                mark,
+                len: u32::try_from(self.len).unwrap_or(u32::MAX),
+            }),
+            None => Icmp::Host,
+        }
+    }
+}
+
+/// The packet inside an ICMP error: its header must be whole, and it must not be a later fragment.
+fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
+    if six {
+        return inner6(bytes);
+    }
+    let l4 = ipv4::header_len(bytes);
+    if bytes.len() < ipv4::HEADER_LEN
+        || bytes[0] >> 4 != 4
+        || l4 < ipv4::HEADER_LEN
+        || bytes.len() < l4
+    {
+        return None;
+    }
+    if be16(bytes, 6) & ipv4::OFFSET != 0 {
+        return None;
+    }
+    let protocol = Protocol(bytes[9]);
+    let ports = ports(protocol, &bytes[l4..]);
+    let (sport, dport) = ports.unwrap_or_default();
+    let tuple = Tuple {
+        protocol,
+        src: SocketAddr::new(IpAddr::V4(ipv4::src(bytes)), sport),
+        dst: SocketAddr::new(IpAddr::V4(ipv4::dst(bytes)), dport),
+    };
+    Some((tuple, ports.is_some()))
+}
+
+fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
+    if !crate::packet::wire::is_ipv6(bytes) || bytes.len() < ipv6::HEADER_LEN {
+        return None;
+    }
+    let chain = ipv6::walk(bytes)?;
+    if chain.fragment.is_some_and(|(header, _)| header.offset > 0) {
+        return None;
+    }
+    let protocol = Protocol(chain.protocol);
+    let ports = ports(protocol, &bytes[chain.l4..]);
+    let (sport, dport) = ports.unwrap_or_default();
+    let tuple = Tuple {
+        protocol,
+        src: SocketAddr::new(IpAddr::V6(ipv6::src(bytes)), sport),
+        dst: SocketAddr::new(IpAddr::V6(ipv6::dst(bytes)), dport),
+    };
+    Some((tuple, ports.is_some()))
+}
+
+/// The first chunk, and whether the one behind a cookie is an ABORT (`set_sctp_state` looks at both).
+fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
+    const COOKIE_ECHO: u8 = 10;
+    const COOKIE_ACK: u8 = 11;
+    const ABORT: u8 = 6;
+    let first = chunks[0];
+    let len = usize::from(be16(chunks, 2));
+    let cookie = matches!(first, COOKIE_ECHO | COOKIE_ACK) && len >= 4;
+    let next = len.next_multiple_of(4);
+    let whole = chunks.len() >= next + 4;
+    SctpChunk {
+        first,
+        abort_follows: cookie && whole && chunks[next] == ABORT,
+    }
+}

@@ -1,0 +1,152 @@
+//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4 options, and may lower the
+//! segment size of TCP.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use lvs_core::{Hook, Instant, Reply};
+
+use super::{ClampMss, Cx, Fate, Job, Pipeline};
+use crate::packet::drop::FrameDrop;
+use crate::packet::frame::Frame;
+use crate::packet::net::{Net, NextHop};
+use crate::packet::parse::Packet;
+use crate::packet::rewrite::mss;
+use crate::packet::wire::icmp::ErrorKind;
+use crate::packet::wire::ip_options::{self, Refused};
+use crate::packet::wire::{ipv4, ipv6};
+
+/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
+/// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
+/// [`Net::forges_vips`] does not say otherwise.
+pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
+    match packet.src {
+        IpAddr::V4(src) => {
+            src.is_loopback()
+                || packet.dst.is_loopback()
+                || src.is_multicast()
+                || src.is_broadcast()
+                || src.octets()[0] == 0
+                || (net.is_forged(packet.src)
+                    && (to_vip || net.forges_vips() || !net.is_vip(packet.src)))
+        }
+        IpAddr::V6(src) => {
+            src.is_loopback() || packet.dst.is_loopback() || src.to_ipv4_mapped().is_some()
+        }
+    }
+}
+
+impl Pipeline {
+    /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.
+    pub(super) fn read_options<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &mut Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        // Where the host routes the packets, it has looked at them already, and fills them in on both ways.
+        if job.from_host || cx.env.shield.everything {
+            return None;
+        }
+        let net = cx.env.net;
+        let own = |addr: Ipv4Addr| net.is_local(addr.into()) || net.is_own_vip(addr.into());
+        match ip_options::read(frame.bytes(), own) {
+            Ok(wanted) => {
+                job.options = wanted;
+                None
+            }
+            Err(_) if !self.hidden(job, cx) => Some(Fate::Left),
+            Err(Refused::Malformed(at)) => {
+                self.icmp_error(ErrorKind::ParameterProblem(at), frame, job, cx);
+                Some(Fate::Dropped(FrameDrop::IpOptions))
+            }
+            Err(Refused::SourceRoute) => Some(Fate::Dropped(FrameDrop::SourceRoute)),
+        }
+    }
+
+    /// Writes what the options of a request ask for: the address that it was sent to.
+    pub(super) fn fill_options_of_request<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &Cx<'_, N>,
+    ) {
+        if job.options.is_nothing() {
+            return;
+        }
+        let addr = match job.hook {
+            Hook::Local => Some(job.packet.dst),
+            _ => near(job.packet.src, cx.env.net),
+        };
+        if let Some(IpAddr::V4(addr)) = addr {
+            job.options
+                .fill(frame.bytes_mut(), addr, addr, self.time_of_day(cx.now));
+        }
+    }
+
+    /// Writes what the options of an answer ask for: a route records the address that it leaves from, a time stamp the one on
+    /// the side where it came in.
+    pub(super) fn fill_options_of_reply<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        reply: &Reply,
+        hop: &NextHop,
+        cx: &Cx<'_, N>,
+    ) {
+        if job.options.is_nothing() {
+            return;
+        }
+        let route = reply.source.map(|source| source.ip()).or(hop.source);
+        let stamp = near(job.packet.src, cx.env.net);
+        if let (Some(IpAddr::V4(route)), Some(IpAddr::V4(stamp))) = (route, stamp.or(route)) {
+            job.options
+                .fill(frame.bytes_mut(), route, stamp, self.time_of_day(cx.now));
+        }
+    }
+
+    /// Milliseconds since midnight, UTC.
+    fn time_of_day(&self, now: Instant) -> u32 {
+        const DAY_MS: u128 = 86_400_000;
+        let since = self.midnight + now.saturating_since(Instant::ZERO);
+        u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
+    }
+
+    /// Lowers the segment size of a packet that opens a TCP connection, where that is wished. `mtu`: what its way carries.
+    #[inline]
+    pub(super) fn clamp_mss<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        cx: &Cx<'_, N>,
+    ) {
+        let Some(clamp) = self.settings.clamp_mss else {
+            return;
+        };
+        if !mss::opens(frame.bytes(), &job.packet) {
+            return;
+        }
+        let limit = match clamp {
+            ClampMss::To(size) => size,
+            ClampMss::Auto => {
+                const TCP_LEN: usize = 20;
+                let headers = if job.packet.is_ipv6() {
+                    ipv6::HEADER_LEN
+                } else {
+                    ipv4::HEADER_LEN
+                };
+                // What the packet asks for comes by the way back.
+                let back = cx.env.net.route(job.packet.src);
+                let mtu = back.map_or(mtu, |hop| mtu.min(hop.mtu as usize));
+                let size = mtu.saturating_sub(headers + TCP_LEN);
+                u16::try_from(size).unwrap_or(u16::MAX).max(ClampMss::LEAST)
+            }
+        };
+        mss::clamp(frame, &job.packet, limit);
+    }
+}
+
+/// The address that this host has towards `addr`.
+fn near<N: Net>(addr: IpAddr, net: &N) -> Option<IpAddr> {
+    net.route(addr)?.source
+}

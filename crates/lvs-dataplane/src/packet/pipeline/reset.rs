@@ -1,0 +1,67 @@
+//! TCP resets for connections whose servers went down.
+
+use lvs_core::{Hook, Instant, Protocol, Reset};
+
+use super::{Cx, Env, Fate, Job, Output, Pipeline};
+use crate::packet::frame::Frame;
+use crate::packet::net::Net;
+use crate::packet::parse::{self, Packet};
+use crate::packet::wire::ip_options::Wanted;
+use crate::packet::wire::tcp;
+
+impl Pipeline {
+    /// Sends a reset that the director asks for.
+    pub fn send_reset<N: Net>(
+        &mut self,
+        reset: &Reset,
+        env: &Env<'_, N>,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let mut cx = Cx { env, now, out };
+        let mut frame = cx.out.spare();
+        let (src, dst) = (reset.tuple.src, reset.tuple.dst);
+        if tcp::own_reset(&mut frame, src, dst, reset.seq, reset.ack) {
+            let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {
+                (Some(forward), Ok(packet)) => {
+                    // As if the client had sent it.
+                    let job = Job {
+                        packet,
+                        hook: Hook::Local,
+                        from_host: env.net.is_local(packet.src),
+                        to_host: env.net.is_local(packet.dst),
+                        inner: None,
+                        history: None,
+                        options: Wanted::default(),
+                    };
+                    self.forward(&mut frame, &job, forward, true, &mut cx)
+                }
+                _ => self.send_own(&mut frame, &mut cx),
+            };
+            self.counters.resets_sent += u64::from(!matches!(fate, Fate::Dropped(_)));
+        }
+        cx.out.keep(frame);
+    }
+
+    /// Answers a segment as a host without the connection would.
+    pub(super) fn answer_with_reset<N: Net>(
+        &mut self,
+        frame: &Frame,
+        packet: &Packet,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
+        if !trusted && !tcp::checksum_ok(frame.bytes(), packet.l4, Protocol::TCP.0) {
+            return None;
+        }
+        let mut answer = cx.out.spare();
+        let mut fate = None;
+        if tcp::reset(&mut answer, frame.bytes(), packet.l4) {
+            let sent = self.send_own(&mut answer, cx);
+            self.counters.resets_sent += u64::from(sent == Fate::Answered);
+            fate = Some(sent);
+        }
+        cx.out.keep(answer);
+        fate
+    }
+}

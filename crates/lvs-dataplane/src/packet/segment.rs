@@ -1,0 +1,230 @@
+//! What a network device does for others, in software: finishing checksums and cutting aggregates into segments.
+
+use crate::packet::drop::FrameDrop;
+use crate::packet::frame::{Frame, Offload, SegmentKind};
+use crate::packet::parse::Packet;
+use crate::packet::wire::checksum::Sum;
+use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32};
+
+const FIN_PSH: u8 = 0x09;
+const CWR: u8 = 0x80;
+
+/// Finishes the checksum of `frame`, if it is unfinished.
+///
+/// # Errors
+/// [`FrameDrop::BadOffload`] if the checksum lies outside the frame.
+pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
+    let Some(partial) = frame.offload.checksum else {
+        return Ok(());
+    };
+    let start = usize::from(partial.start);
+    let at = start + usize::from(partial.offset);
+    let bytes = frame.bytes_mut();
+    if start > bytes.len() || at + 2 > bytes.len() {
+        return Err(FrameDrop::BadOffload);
+    }
+    // The field holds the pseudo-header's sum, so the sum over all is the checksum.
+    let sum = Sum::ZERO.bytes(&bytes[start..]).finish();
+    // An all-zero UDP checksum means none. Other protocols can store either zero.
+    put16(bytes, at, if sum == 0 { 0xffff } else { sum });
+    frame.offload.checksum = None;
+    Ok(())
+}
+
+/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the packet, an aggregate of
+/// the packet's own protocol. A guest on a virtual link can say anything.
+///
+/// # Errors
+/// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
+#[inline]
+pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
+    if let Some(partial) = frame.offload.checksum {
+        let start = usize::from(partial.start);
+        if start < packet.l4 || start + usize::from(partial.offset) + 2 > packet.len {
+            return Err(FrameDrop::BadOffload);
+        }
+    }
+    match frame.offload.segments {
+        Some(_) if packet.fragment.is_some() => Err(FrameDrop::BadAggregate),
+        Some(_) => Cut::new(frame, packet).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// Where an aggregate is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    kind: SegmentKind,
+    /// Length of IP and transport header.
+    headers: usize,
+    size: usize,
+}
+
+impl Cut {
+    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be fragmented (UFO).
+    ///
+    /// # Errors
+    /// [`FrameDrop::BadAggregate`] if it contradicts its headers.
+    #[inline]
+    pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
+        let Some(segments) = frame.offload.segments else {
+            return Ok(None);
+        };
+        let ip = frame.bytes();
+        let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
+            (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
+                .get(packet.l4 + 12)
+                .map_or(0, |b| usize::from(b >> 4) * 4),
+            (SegmentKind::Udp, 17, _) => 8,
+            (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
+            _ => return Err(FrameDrop::BadAggregate),
+        };
+        let headers = packet.l4 + header;
+        let least = if segments.kind == SegmentKind::Udp {
+            8
+        } else {
+            20
+        };
+        if header < least || ip.len() < headers || segments.size == 0 {
+            return Err(FrameDrop::BadAggregate);
+        }
+        Ok(Some(Self {
+            kind: segments.kind,
+            headers,
+            size: usize::from(segments.size),
+        }))
+    }
+
+    /// Length of the longest segment, IP header included.
+    #[inline]
+    pub const fn longest(&self, len: usize) -> usize {
+        let segment = self.headers + self.size;
+        if segment < len { segment } else { len }
+    }
+
+    /// The number of segments of an aggregate of `len` bytes.
+    #[inline]
+    pub const fn count(&self, len: usize) -> usize {
+        let data = len.saturating_sub(self.headers);
+        if data == 0 {
+            1
+        } else {
+            data.div_ceil(self.size)
+        }
+    }
+
+    /// Cuts the aggregate in `frame` and gives each segment, finished, to `emit`. `spare` makes empty frames.
+    pub fn segments(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        mut spare: impl FnMut() -> Frame,
+        mut emit: impl FnMut(Frame),
+    ) {
+        let ip = frame.bytes();
+        let (headers, data) = ip.split_at(self.headers.min(ip.len()));
+        let count = self.count(ip.len());
+        let id = be16(ip, 4);
+        let sequence = be32(ip, packet.l4 + 4);
+        let mut sent = 0u32;
+        for index in 0..count {
+            let from = (index * self.size).min(data.len());
+            let part = &data[from..(from + self.size).min(data.len())];
+            let mut segment = spare();
+            segment.clear();
+            if !segment.extend(headers) || !segment.extend(part) {
+                continue; // Unreachable: a spare frame takes what the aggregate took.
+            }
+            segment.offload = Offload::default();
+            let len = segment.len();
+            let out = segment.bytes_mut();
+            if packet.is_ipv6() {
+                ipv6::finish_len(out);
+            } else {
+                put16(out, 2, u16::try_from(len).unwrap_or(u16::MAX));
+                // The segments of one aggregate count up, as a sender's would.
+                put16(out, 4, id.wrapping_add(u16::try_from(index).unwrap_or(0)));
+                ipv4::finish_header(out);
+            }
+            let (src, dst) = (ip_src(out), ip_dst(out));
+            let l4 = &mut out[packet.l4..];
+            let field = if self.kind == SegmentKind::Udp {
+                put16(l4, 4, u16::try_from(len - packet.l4).unwrap_or(u16::MAX));
+                6
+            } else {
+                put32(l4, 4, sequence.wrapping_add(sent));
+                if index + 1 < count {
+                    l4[13] &= !FIN_PSH;
+                }
+                if index > 0 {
+                    l4[13] &= !CWR;
+                }
+                16
+            };
+            sent = sent.wrapping_add(u32::try_from(part.len()).unwrap_or(0));
+            put16(l4, field, 0);
+            let sum = Sum::ZERO
+                .pseudo(src, dst, packet.protocol.0, l4.len())
+                .bytes(l4)
+                .finish();
+            put16(l4, field, if sum == 0 { 0xffff } else { sum });
+            emit(segment);
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+mod tests {
+    use super::*;
+    use crate::packet::frame::Segments;
+    use crate::packet::parse;
+    use crate::packet::wire::tcp::checksum_ok;
+    use etherparse::PacketBuilder;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 1u16..1500, udp: bool, six: bool) {
+            let mut ip = Vec::new();
+            let builder = if six {
+                PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            } else {
+                PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            };
+            let l4 = if six { 40 } else { 20 };
+            if udp {
+                builder.udp(1, 2).write(&mut ip, &data).expect("a vector takes all");
+            } else {
+                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("a vector takes all");
+            }
+            let mut frame = Frame::from_bytes(&ip);
+            let kind = match (udp, six) {
+                (true, _) => SegmentKind::Udp,
+                (false, false) => SegmentKind::Tcp4,
+                (false, true) => SegmentKind::Tcp6,
+            };
+            frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
+            let mut parts = Vec::new();
+            cut.segments(&frame, &packet, Frame::new, |segment| parts.push(segment));
+            prop_assert_eq!(parts.len(), cut.count(ip.len()));
+            let mut joined = Vec::new();
+            for (i, part) in parts.iter().enumerate() {
+                let p = parse::ip(part.bytes(), false).expect("valid");
+                prop_assert!(checksum_ok(part.bytes(), p.l4, p.protocol.0));
+                prop_assert!(p.len <= cut.longest(ip.len()));
+                if !udp {
+                    let want = (u32::MAX - 10).wrapping_add(joined.len() as u32);
+                    prop_assert_eq!(be32(part.bytes(), l4 + 4), want);
+                    let last = i + 1 == parts.len();
+                    prop_assert_eq!(part.bytes()[l4 + 13] & FIN_PSH, if last { FIN_PSH } else { 0 });
+                    prop_assert_eq!(part.bytes()[l4 + 13] & CWR, if i == 0 { CWR } else { 0 });
+                }
+                joined.extend_from_slice(&part.bytes()[cut.headers..]);
+            }
+            prop_assert_eq!(joined, data);
+        }
+    }
+}
