@@ -483,7 +483,7 @@ fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
     let mut pieces = Vec::new();
     let whole = Frame::from_bytes(&ip);
     lvs_dataplane::packet::fragment::fragment(&whole, 900, None, true, Frame::new, |f| {
-        pieces.push(f)
+        pieces.push(f);
     })
     .expect("it fits");
     let mut got = Vec::new();
