@@ -14,5 +14,6 @@ pub mod parse;
 pub mod pipeline;
 pub mod rewrite;
 pub mod segment;
+pub mod shared_map;
 pub mod tunnel_path;
 pub mod wire;
