@@ -404,10 +404,7 @@ fn serve_connection(stream: &UnixStream, writable: bool, engine: &dyn Engine) ->
         line.clear();
         // A long list leaves no memory behind.
         line.shrink_to(BUFFER);
-        let len = reader
-            .by_ref()
-            .take(max)
-            .read_until(b'\n', &mut line)?;
+        let len = reader.by_ref().take(max).read_until(b'\n', &mut line)?;
         if len == 0 {
             return Ok(());
         }
