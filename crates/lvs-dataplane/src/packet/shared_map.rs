@@ -133,6 +133,15 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         self.part(place).entry(key).or_insert_with(make)
     }
 
+    /// The value of a key, to be changed.
+    pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        if !self.contains_key(key) {
+            return None;
+        }
+        let place = self.place(key);
+        self.part(place).get_mut(key)
+    }
+
     /// Removes the entries that `keep` does not want.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
         let gone: Vec<K> = self

@@ -77,6 +77,11 @@ impl Endpoints {
         self.protocols.contains_key(&(addr, protocol))
     }
 
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// All endpoints, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.all.iter()
