@@ -51,7 +51,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             hidden: Intercept::default(),
             output: Output::new(),
         };
@@ -195,7 +195,7 @@ impl Offline {
             self.shared.daemons().clear();
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Settings::UNLIMITED);
+        self.pipeline = Pipeline::alone(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();
