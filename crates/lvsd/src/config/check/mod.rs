@@ -1,7 +1,9 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
 
 mod engine;
+mod forward;
 mod health;
+mod scheduling;
 mod server;
 mod service;
 
