@@ -99,7 +99,7 @@ pub struct Dataplane {
     pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
-    /// `drop` or `evict`.
+    /// `drop`.
     pub when_full: Option<String>,
     /// Path of the engine.
     pub program: Option<String>,

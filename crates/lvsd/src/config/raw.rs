@@ -44,9 +44,9 @@ pub(super) struct RawDataplane {
     pub(super) interface: Option<Spanned<OneOrMore>>,
     /// Use no interface at all. Default: false.
     pub(super) no_interfaces: Option<Spanned<bool>>,
-    /// `auto`, `af_packet`, `tun` or, not built yet, `af_xdp`. Default: `auto`.
+    /// `auto`, `af_packet` or `tun`. Default: `auto`.
     pub(super) backend: Option<Spanned<String>>,
-    /// Worker threads; more than one is not built yet. Default: the engine's.
+    /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
     pub(super) socket: Option<Spanned<String>>,
@@ -76,7 +76,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// What a full table does with a new connection: `drop` or, not built yet, `evict`. Default: `drop`.
+    /// What a full table does with a new connection: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,

@@ -7,32 +7,24 @@
 //! timer ──(look again, backoff)───────────┘
 //! ```
 
+mod changes;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use lvs_core::OnServerDown;
-
-use crate::config::{Config, LoadError, OnCheckFailure, Report};
-use crate::engine::{Goal, Host, Link, Step, Stopped};
-use crate::health::{Change, Checks, Key, Prober};
+use crate::config::{Config, LoadError, Report, Severity};
+use crate::engine::{Goal, Host, Link, Step};
+use crate::health::{Checks, Prober};
 use crate::notify::Notify;
-use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
-use crate::words::counted;
-
-/// How long a stopping engine is waited for.
-const STOP_LIMIT: Duration = Duration::from_secs(10);
-
-/// An engine that has taken a request answers within this time, or it hangs.
-const HANG_LIMIT: Duration = Duration::from_secs(30);
-
-/// What to do about an engine that does not answer.
-const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
+use crate::reconcile::{Desired, DesiredServer, DesiredService};
+use waiting::Signals;
 
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,14 +47,25 @@ pub struct Options {
 }
 
 struct Daemon<P> {
+    options: Options,
     config: Config,
-    /// The VIPs that the engine shall own, decided when the file was loaded.
-    vips: Vec<std::net::IpAddr>,
+    /// The VIPs that the engine is to own, decided when the file was loaded.
+    vips: Vec<IpAddr>,
     /// This file, or one before it, had rules for marks.
     had_marks: bool,
     checks: Checks<P>,
     /// When VIPs are owned even if a first check is still out.
     announce_at: Instant,
+    /// VIPs were to be owned at the last step.
+    announced: bool,
+    /// The goal is another one than the engine was last given.
+    changed: bool,
+    /// When the next step is due.
+    next: Instant,
+    /// The service manager has been told that we are ready.
+    ready: bool,
+    /// What it was last told about our state.
+    status: String,
 }
 
 /// Runs until it is told to stop.
@@ -74,173 +77,113 @@ pub async fn run<P: Prober>(
     config: Config,
     host: impl Host,
     prober: P,
-    mut signals: mpsc::Receiver<Signal>,
+    signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
     let (checks, mut reports) = Checks::new(prober);
+    let mut signals = Signals::new(signals);
     let mut link = Box::new(Link::new(Box::new(host), Instant::now()));
-    let mut daemon = Daemon {
-        config: Config::default(),
-        vips: Vec::new(),
-        had_marks: false,
-        checks,
-        announce_at: Instant::now(),
-    };
+    let mut daemon = Daemon::new(options, checks);
     daemon.load(config, &link);
-    let notify = &options.notify;
-    let mut ready = false;
-    let mut status = String::new();
-    // Whether the goal is another one than the engine was last given.
-    let mut changed = true;
-    let mut announced = false;
-    let mut next = Instant::now();
-    // A signal that came while the engine was at a request.
-    let mut early = None;
     loop {
         tokio::select! {
             biased;
-            signal = next_signal(&mut signals, &mut early) => match signal {
-                Some(Signal::Reload) => {
-                    notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
-                    daemon.reload(&options.path, &link);
-                    if ready {
-                        notify.send("READY=1");
-                    }
-                    changed = true;
-                    next = Instant::now();
-                }
-                Some(Signal::Stop) | None => break,
+            signal = signals.next() => match signal {
+                Signal::Reload => daemon.reload(&link),
+                Signal::Stop => break,
             },
             Some(report) = reports.recv() => {
-                // What one moment brings goes into one round.
+                // What arrives at one moment goes into one step.
                 let mut report = Some(report);
                 while let Some(one) = report {
                     daemon.take(one);
                     report = reports.try_recv().ok();
                 }
-                changed = true;
-                next = Instant::now();
+                daemon.goal_changed();
             }
-            () = tokio::time::sleep_until(next) => {
-                let announce = daemon.announce();
-                changed |= announce != announced;
-                announced = announce;
-                let goal = daemon.goal(announce);
-                let engine = link.engine();
-                let step = blocking(link, move |link, now| link.step(&goal, changed, now));
-                let (back, step) = tokio::select! {
-                    biased;
-                    done = step => done?,
-                    // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
-                    hang = hangs(&engine, &mut signals, &mut early) => return Err(hang),
-                };
-                link = back;
-                match step {
-                    Step::InStep { refused, again } => {
-                        changed = false;
-                        next = Instant::now() + again;
-                        if !announce {
-                            next = next.min(daemon.announce_at);
-                        }
-                        if announce && !ready {
-                            ready = true;
-                            notify.send("READY=1");
-                            tracing::info!("ready: {}", daemon.status(refused));
-                        }
-                        let now = daemon.status(refused);
-                        if now != status {
-                            notify.send(&format!("STATUS={now}"));
-                            status = now;
-                        }
-                    }
-                    Step::Waiting(time) => next = Instant::now() + time,
-                    Step::Fatal(why) => return Err(why),
-                }
+            () = tokio::time::sleep_until(daemon.next) => {
+                link = daemon.step(link, &mut signals).await?;
             }
         }
     }
-    notify.send("STOPPING=1");
-    if options.leave {
-        tracing::info!("stopping; the engine goes on forwarding");
+    daemon.options.notify.send("STOPPING=1");
+    if daemon.options.leave {
+        tracing::info!("stopping; the engine keeps forwarding");
         return Ok(());
     }
-    let engine = link.engine();
-    tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
-    match tokio::time::timeout(STOP_LIMIT, stop(link)).await {
-        Ok(done) => done,
-        Err(_) => Err(format!(
-            "{engine} still runs after {STOP_LIMIT:?}; {UNSTICK}"
-        )),
-    }
-}
-
-/// Stops the engine and waits until it is gone.
-async fn stop(link: Box<Link>) -> Result<(), String> {
-    let (mut link, stopped) = blocking(link, |link, _| link.stop()).await?;
-    match stopped {
-        Stopped::Asked => {}
-        Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
-        Stopped::Not(why) => tracing::warn!("{why}"),
-    }
-    loop {
-        let (back, running) = blocking(link, |link, _| link.still_running()).await?;
-        link = back;
-        if !running {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// The next signal, one that came early first.
-async fn next_signal(
-    signals: &mut mpsc::Receiver<Signal>,
-    early: &mut Option<Signal>,
-) -> Option<Signal> {
-    match early.take() {
-        Some(signal) => Some(signal),
-        None => signals.recv().await,
-    }
-}
-
-/// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says at once what is waited for,
-/// and waits no longer than a stop may take; the signal is kept in `early`.
-async fn hangs(
-    engine: &str,
-    signals: &mut mpsc::Receiver<Signal>,
-    early: &mut Option<Signal>,
-) -> String {
-    let mut limit = Instant::now() + HANG_LIMIT;
-    while *early != Some(Signal::Stop) {
-        tokio::select! {
-            signal = signals.recv() => *early = Some(signal.unwrap_or(Signal::Stop)),
-            () = tokio::time::sleep_until(limit) => {
-                return format!("{engine} took a request and does not answer it within {HANG_LIMIT:?}; {UNSTICK}, and start lvsd again");
-            }
-        }
-    }
-    let now = Instant::now();
-    limit = limit.min(now + STOP_LIMIT);
-    let left = Duration::from_secs(limit.duration_since(now).as_secs());
-    tracing::info!("told to stop; waiting up to {left:?} for {engine}, which is at a request");
-    tokio::time::sleep_until(limit).await;
-    format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
-}
-
-/// Does something that blocks, away from the loop.
-async fn blocking<T: Send + 'static>(
-    mut link: Box<Link>,
-    work: impl FnOnce(&mut Link, Instant) -> T + Send + 'static,
-) -> Result<(Box<Link>, T), String> {
-    let now = Instant::now();
-    tokio::task::spawn_blocking(move || {
-        let result = work(&mut link, now);
-        (link, result)
-    })
-    .await
-    .map_err(|e| format!("a fault of lvsd itself: {e}"))
+    waiting::stop(link).await
 }
 
 impl<P: Prober> Daemon<P> {
+    fn new(options: Options, checks: Checks<P>) -> Self {
+        let now = Instant::now();
+        Self {
+            options,
+            config: Config::default(),
+            vips: Vec::new(),
+            had_marks: false,
+            checks,
+            announce_at: now,
+            announced: false,
+            changed: true,
+            next: now,
+            ready: false,
+            status: String::new(),
+        }
+    }
+
+    /// The engine is to be given another goal, at once.
+    fn goal_changed(&mut self) {
+        self.changed = true;
+        self.next = Instant::now();
+    }
+
+    /// Brings the engine one step nearer to the goal.
+    async fn step(&mut self, link: Box<Link>, signals: &mut Signals) -> Result<Box<Link>, String> {
+        let announce = self.announce();
+        let changed = self.changed || announce != self.announced;
+        self.announced = announce;
+        let goal = self.goal(announce);
+        let engine = link.engine();
+        let work = waiting::blocking(link, move |link, now| link.step(&goal, changed, now));
+        let (link, step) = tokio::select! {
+            biased;
+            done = work => done?,
+            // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+            hang = signals.hangs(&engine) => return Err(hang),
+        };
+        match step {
+            Step::InStep { refused, again } => {
+                self.changed = false;
+                self.next = Instant::now() + again;
+                if !announce {
+                    self.next = self.next.min(self.announce_at);
+                }
+                self.tell(announce, refused);
+            }
+            Step::Waiting(time) => {
+                self.changed = changed;
+                self.next = Instant::now() + time;
+            }
+            Step::Fatal(why) => return Err(why),
+        }
+        Ok(link)
+    }
+
+    /// Tells the service manager what is new: that we are ready, and how we are.
+    fn tell(&mut self, announce: bool, refused: usize) {
+        let notify = &self.options.notify;
+        let now = self.summary(refused);
+        if announce && !self.ready {
+            self.ready = true;
+            notify.send("READY=1");
+            tracing::info!("ready: {now}");
+        }
+        if now != self.status {
+            notify.send(&format!("STATUS={now}"));
+            self.status = now;
+        }
+    }
+
     fn load(&mut self, config: Config, link: &Link) {
         let addresses = link.addresses();
         self.had_marks |= !config.marks.is_empty();
@@ -257,7 +200,19 @@ impl<P: Prober> Daemon<P> {
         self.config = config;
     }
 
-    fn reload(&mut self, path: &std::path::Path, link: &Link) {
+    /// Reads the file again, and tells the service manager.
+    fn reload(&mut self, link: &Link) {
+        let notify = &self.options.notify;
+        notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
+        self.reload_file(link);
+        if self.ready {
+            self.options.notify.send("READY=1");
+        }
+        self.goal_changed();
+    }
+
+    fn reload_file(&mut self, link: &Link) {
+        let path = &self.options.path;
         match Config::load(path) {
             // As likely half of a write as a wish, and an outage.
             Ok((config, _)) if config.services.is_empty() && !self.config.services.is_empty() => {
@@ -315,7 +270,7 @@ impl<P: Prober> Daemon<P> {
                     .map(|server| DesiredServer {
                         address: server.address,
                         config: server.config,
-                        health: self.checks.health(&(service.id, server.address)),
+                        health: self.health(&(service.id, server.address)),
                     })
                     .collect(),
             })
@@ -335,102 +290,13 @@ impl<P: Prober> Daemon<P> {
             dataplane: self.config.dataplane.clone(),
         }
     }
-
-    /// Takes a report and logs it: once for a change, with the reason and how long it had lasted.
-    fn take(&mut self, report: crate::health::Report) {
-        let Some(Change {
-            key,
-            up,
-            reason,
-            lasted,
-        }) = self.checks.take(report)
-        else {
-            return;
-        };
-        let Some(service) = self.config.services.iter().find(|s| s.id == key.0) else {
-            return;
-        };
-        let (name, server) = (&service.name, key.1);
-        // Seconds are enough where there are any.
-        let lasted = lasted.map(|d| match d.as_secs() {
-            0 => Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(0)),
-            whole => Duration::from_secs(whole),
-        });
-        match (up, lasted) {
-            (true, Some(time)) => {
-                tracing::info!(service = %name, %server, "server is up again, after {time:?} down");
-            }
-            (true, None) => tracing::info!(service = %name, %server, "server is up"),
-            (false, lasted) => {
-                let before = match lasted {
-                    Some(time) => format!("after {time:?} up"),
-                    None => "at its first check".to_owned(),
-                };
-                let what = match (
-                    service.on_check_failure,
-                    service.config.extras.on_server_down,
-                ) {
-                    (OnCheckFailure::Quiesce, _) => "it gets no new connections (weight 0)",
-                    (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is taken out",
-                    (OnCheckFailure::Remove, OnServerDown::Reset) => {
-                        "it is taken out, and its connections are reset"
-                    }
-                    (OnCheckFailure::Remove, OnServerDown::Reschedule) => {
-                        "it is taken out, and its connections move or are reset"
-                    }
-                    (OnCheckFailure::Remove, OnServerDown::Drop) => {
-                        "it is taken out, and its connections end"
-                    }
-                };
-                tracing::warn!(service = %name, %server, "server is down, {before}: {reason}; {what}");
-            }
-        }
-        let states: Vec<Health> = service
-            .servers
-            .iter()
-            .map(|s| self.health(&(service.id, s.address)))
-            .collect();
-        let good = states.iter().filter(|s| **s == Health::Up).count();
-        if !up && states.iter().all(|s| *s == Health::Down) {
-            let all = match states.len() {
-                1 => "the only server is".to_owned(),
-                n => format!("ALL {n} servers are"),
-            };
-            tracing::error!(service = %name, "{all} down: the service refuses new connections");
-        } else if up && good == 1 && lasted.is_some() {
-            tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
-        }
-    }
-
-    fn health(&self, key: &Key) -> Health {
-        self.checks.health(key)
-    }
-
-    /// One line about everything.
-    fn status(&self, refused: usize) -> String {
-        let mut up = 0;
-        let mut all = 0;
-        for service in &self.config.services {
-            for server in &service.servers {
-                all += 1;
-                up += usize::from(self.health(&(service.id, server.address)) == Health::Up);
-            }
-        }
-        let services = counted(self.config.services.len(), "service");
-        let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
-        if refused > 0 {
-            let changes = counted(refused, "change");
-            line.push_str(&format!(", {changes} refused by the engine"));
-        }
-        line
-    }
 }
 
 fn summary(report: &Report) -> String {
     let first = report
         .findings
         .iter()
-        .find(|d| d.severity == crate::config::Severity::Error);
+        .find(|d| d.severity == Severity::Error);
     match first {
         Some(d) if report.errors() > 1 => {
             format!("{} (and {} more)", d.title, report.errors() - 1)
