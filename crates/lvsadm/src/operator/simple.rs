@@ -10,9 +10,7 @@ use crate::program::Invocation;
 use crate::session::json_list;
 
 pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
-    if let Some(word) = words.free.first() {
-        return Err(Trouble::Usage(format!("unexpected argument {word}")));
-    }
+    words.no_arguments()?;
     let mut client = connect(run)?;
     let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
     if !words.has("--all") {
