@@ -1,6 +1,6 @@
-//! What only `lvsadm` has: commands that are words, for the people who run a director.
+//! The additional commands of `lvsadm`, for the people who run a director.
 //!
-//! ipvsadm's command lines begin with an option, so no script of its can mean one of these.
+//! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
 
 mod capture;
 mod doctor;
@@ -50,13 +50,13 @@ pub(crate) struct Operator {
     /// Its arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// More, for the manual page.
+    /// The rest, for its help and the manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// A wrong command line.
@@ -111,7 +111,7 @@ impl Operator {
             Err(Trouble::Usage(text)) => (
                 2,
                 format!(
-                    "lvsadm {}: {text}\nusage: lvsadm {} {}; lvsadm {} --help tells more\n",
+                    "lvsadm {}: {text}\nusage: lvsadm {} {}\nTry `lvsadm {} --help' for more information.\n",
                     self.name,
                     self.name,
                     self.synopsis(),
@@ -150,7 +150,7 @@ impl Operator {
     }
 }
 
-fn capital(text: &str) -> String {
+pub(crate) fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters
         .next()
@@ -158,12 +158,12 @@ fn capital(text: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Where the summaries begin, behind the indentation.
+/// The column in which the summaries begin.
 const OVERVIEW_COLUMN: usize = 44;
 
 /// The part of the help that lists the commands.
 pub(crate) fn overview() -> String {
-    let mut text = "Commands of lvsadm alone (lvsadm COMMAND --help):\n".to_owned();
+    let mut text = "Additional commands (lvsadm COMMAND --help):\n".to_owned();
     for operator in OPERATORS {
         let left = format!("{} {}", operator.name, operator.arguments);
         if left.len() < OVERVIEW_COLUMN {

@@ -61,13 +61,12 @@ impl Words {
         self.value(name).is_some()
     }
 
-    /// An option's number.
+    /// The value of an option as a number.
     pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Trouble> {
         self.value(name)
             .map(|text| {
-                text.parse().map_err(|_| {
-                    Trouble::Usage(format!("{name}: {text:?} is not a number it can take"))
-                })
+                text.parse()
+                    .map_err(|_| Trouble::Usage(format!("{name}: {text:?} is not a valid number")))
             })
             .transpose()
     }

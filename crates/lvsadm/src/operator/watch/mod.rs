@@ -18,13 +18,20 @@ use crate::program::Invocation;
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let interval = match words.number::<f64>("--interval")?.unwrap_or(1.0) {
         seconds if (0.1..=3600.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-        _ => return Err(Trouble::Usage("--interval: 0.1 to 3600 seconds".into())),
+        _ => {
+            return Err(Trouble::Usage(
+                "--interval: expected 0.1 to 3600 seconds".into(),
+            ));
+        }
     };
     let count: Option<u64> = words.number("--count")?;
     let sort = match words.value("--sort") {
         None => Sort::Rate,
-        Some(text) => Sort::of(text)
-            .ok_or_else(|| Trouble::Usage(format!("--sort {text}: rate, bytes, active or name")))?,
+        Some(text) => Sort::of(text).ok_or_else(|| {
+            Trouble::Usage(format!(
+                "--sort {text}: expected rate, bytes, active or name"
+            ))
+        })?,
     };
     let mut client = connect(run)?;
     let terminal = Terminal::take();

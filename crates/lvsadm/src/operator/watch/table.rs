@@ -7,7 +7,7 @@ use lvs_core::api::{Counts, ServiceId, ServiceInfo};
 
 use crate::operator::service_text;
 
-/// By what rows are sorted.
+/// The sort order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Rate,
@@ -60,10 +60,10 @@ pub(super) struct Row {
 /// A service and its servers.
 pub(super) type Block = (Row, Vec<Row>);
 
-/// The counters of the last look.
+/// The counters at the previous refresh.
 pub(super) type Before = HashMap<(ServiceId, Option<SocketAddr>), Counts>;
 
-#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+#[expect(clippy::cast_precision_loss, reason = "a rate to be read")]
 fn rates(before: Option<&Counts>, now: &Counts, seconds: f64) -> [f64; 5] {
     let Some(before) = before else {
         return [0.0; 5];
@@ -129,7 +129,7 @@ fn order(a: &Row, b: &Row, sort: Sort) -> std::cmp::Ordering {
     first.then_with(|| a.name.cmp(&b.name))
 }
 
-/// A number in at most six places.
+/// A number in at most six characters.
 fn short(number: f64) -> String {
     for (unit, size) in [("G", 1e9), ("M", 1e6), ("K", 1e3)] {
         if number >= size * 10.0 {
@@ -180,7 +180,7 @@ fn line(row: &Row, width: usize, colors: bool) -> String {
     }
 }
 
-/// Names are of ASCII.
+/// Names are ASCII.
 fn cut(text: &mut String, width: usize) {
     if let Some((at, _)) = text.char_indices().nth(width) {
         text.truncate(at);

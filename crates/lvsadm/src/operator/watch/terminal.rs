@@ -11,12 +11,12 @@ use nix::sys::termios::{
 
 use crate::program::Invocation;
 
-/// The terminal as it was; dropped, it is so again.
+/// The settings that the terminal had; dropping this restores them.
 pub(super) struct Terminal(Termios);
 
 impl Terminal {
-    /// Keys come at once and are not shown; a read waits a tenth of a second at most. None where nothing can be drawn:
-    /// not a terminal, or one that says it is dumb.
+    /// Keys come at once and are not echoed; a read waits for at most a tenth of a second. None where nothing can be
+    /// drawn: not a terminal, or a dumb one.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -33,7 +33,7 @@ impl Terminal {
         Some(Self(before))
     }
 
-    /// Lines and columns of the screen. They are asked for again each time, so that a changed window is noticed.
+    /// Lines and columns of the window, read each time because the window may have changed.
     pub(super) fn size() -> (usize, usize) {
         let size = Command::new("stty")
             .arg("size")
@@ -51,7 +51,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Lines and columns as `stty size` prints them; the usual ones where that is of no use.
+/// Lines and columns from the output of `stty size`; 24 and 80 where it is no use.
 fn screen_size(text: &str) -> (usize, usize) {
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -66,7 +66,7 @@ pub(super) enum Key {
     Sort,
 }
 
-/// Waits, or less long if a key that means something is pressed.
+/// Waits; a key that means something ends the wait.
 pub(super) fn wait(
     run: &mut Invocation<'_>,
     terminal: Option<&Terminal>,
