@@ -13,7 +13,7 @@ use lvs_core::{
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment::MEMORY_MAX;
 use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::wire::Mac;
@@ -55,7 +55,7 @@ fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
             Instant::ZERO,
         )
         .unwrap();
-    let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
+    let intercept = Intercept::of(&director.control, &Intercept::default());
     let mut net = Table::default();
     net.vips.insert(vip.ip());
     net.local.insert(vip.ip());
@@ -65,7 +65,7 @@ fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
         let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
         let env = Env {
             net: &net,
-            shield: &shield,
+            intercept: &intercept,
             pmtu_disc: true,
         };
         let (mut out, mut frames) = (Output::new(), [Frame::from_bytes(&frame)]);

@@ -11,7 +11,7 @@ use lvs_core::{
     ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
 use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::parse;
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
@@ -34,7 +34,7 @@ struct Bench {
     decide: Real,
     pipeline: Pipeline,
     net: Table,
-    shield: ShieldSpec,
+    intercept: Intercept,
     client: SocketAddr,
     virt: SocketAddr,
     server: SocketAddr,
@@ -117,12 +117,12 @@ impl Bench {
         let mut net = Table::default();
         net.vips.insert(virt.ip());
         net.local.insert(virt.ip());
-        let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
+        let intercept = Intercept::of(&director.control, &Intercept::default());
         Self {
             decide: Real(director),
             pipeline: Pipeline::new(Settings::UNLIMITED),
             net,
-            shield,
+            intercept,
             client: addr("203.0.113.9:40000", "[2001:db8:2::9]:40000"),
             virt,
             server,
@@ -161,7 +161,7 @@ impl Bench {
         self.sent(|bench, out| {
             let env = Env {
                 net: &bench.net,
-                shield: &bench.shield,
+                intercept: &bench.intercept,
                 pmtu_disc: true,
             };
             let mut frames = [Frame::from_bytes(&frame)];
@@ -240,7 +240,7 @@ impl Bench {
         self.sent(|bench, out| {
             let env = Env {
                 net: &bench.net,
-                shield: &bench.shield,
+                intercept: &bench.intercept,
                 pmtu_disc: true,
             };
             for reset in &resets {
@@ -346,7 +346,7 @@ fn a_segment_with_a_wrong_checksum_is_not_answered() {
     let sent = bench.sent(|bench, out| {
         let env = Env {
             net: &bench.net,
-            shield: &bench.shield,
+            intercept: &bench.intercept,
             pmtu_disc: true,
         };
         let mut frames = [Frame::from_bytes(&frame)];

@@ -13,7 +13,7 @@ use lvs_dataplane::host::steering::{Steering, SteeringError};
 use lvs_dataplane::io::hop::{HopDevice, HopQueue};
 use lvs_dataplane::io::{BATCH, PacketIo};
 use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::{Endpoint, ShieldSpec};
+use lvs_dataplane::packet::intercept::{Endpoint, Intercept};
 use lvs_dataplane::sys::{self, Poller};
 
 const DEVICE: &str = HopDevice::NAME;
@@ -81,14 +81,14 @@ fn queues_share_the_flows_and_lost_hops_are_given_back() {
 }
 
 /// What a NAT service of an address steers.
-fn spec(vip: &str, server: &str, port: u16) -> ShieldSpec {
+fn spec(vip: &str, server: &str, port: u16) -> Intercept {
     let endpoint =
         |address: &str, port| Endpoint::new(Protocol::UDP, SocketAddr::new(addr(address), port));
-    ShieldSpec {
+    Intercept {
         services: [endpoint(vip, 53)].into(),
         own_vips: [addr(vip)].into(),
         nat_servers: [endpoint(server, port)].into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     }
 }
 

@@ -11,7 +11,7 @@ use lvs_core::{
     Protocol, ServerConfig, ServiceConfig, ServiceKey, Verdict,
 };
 use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::segment::finish_checksum;
@@ -37,7 +37,7 @@ impl Decide for Real {
 
 struct Bed {
     net: Table,
-    shield: ShieldSpec,
+    intercept: Intercept,
     decide: Real,
     pipeline: Pipeline,
     now: Instant,
@@ -75,7 +75,7 @@ impl Bed {
             .expect("a pool");
         services(&mut director.control, 0);
         services(&mut director.control, 1);
-        let mut shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
+        let mut intercept = Intercept::of(&director.control, &Intercept::default());
         let mut net = Table::default();
         for ip in VIP {
             let ip: IpAddr = ip.parse().expect("an address");
@@ -85,15 +85,15 @@ impl Bed {
         for local in pool {
             if own {
                 net.own.insert(local.addr);
-                shield.own_vips.insert(local.addr);
+                intercept.own_vips.insert(local.addr);
             } else {
                 net.local.insert(local.addr);
-                shield.local_addresses.insert(local.addr);
+                intercept.local_addresses.insert(local.addr);
             }
         }
         Self {
             net,
-            shield,
+            intercept,
             decide: Real(director),
             pipeline: Pipeline::new(Settings::UNLIMITED),
             now: Instant::from_secs(1),
@@ -116,7 +116,7 @@ impl Bed {
         frames[0].offload = offload;
         let env = Env {
             net: &self.net,
-            shield: &self.shield,
+            intercept: &self.intercept,
             pmtu_disc: true,
         };
         let mut out = Output::new();

@@ -24,7 +24,7 @@ fn hop(method: Forwarding) -> Lab {
     }]);
     lab.own_vips();
     lab.net.bare = true;
-    lab.shield.everything = true;
+    lab.intercept.everything = true;
     lab
 }
 

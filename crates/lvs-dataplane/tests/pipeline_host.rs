@@ -208,7 +208,7 @@ fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
     let mut out = Output::new();
     let env = Env {
         net: &lab.net,
-        shield: &lab.shield,
+        intercept: &lab.intercept,
         pmtu_disc: true,
     };
     lab.pipeline
@@ -239,7 +239,7 @@ fn a_client_is_told_of_a_server_that_does_not_answer() {
         let mut expected = ip.clone();
         ipv4::decrement_ttl(&mut expected);
         assert_eq!(quoted[..36], expected[..36], "{method:?}");
-        assert_eq!(lab.pipeline.waiting.dropped, 1);
+        assert_eq!(lab.pipeline.held.dropped, 1);
         assert_eq!(lab.pipeline.counters.icmp_sent, 1);
     }
 }

@@ -287,10 +287,10 @@ fn left_or_given_back() {
     );
     let mut lab = web(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoConnection));
-    // Hidden by the shield: back through the host's TUN device, without the link header.
+    // Intercepted: back through the host's TUN device, without the link header.
     assert_eq!(lab.send(CLIENTS, &stray), [(HOST, stray[14..].to_vec())]);
     assert_eq!(lab.send(SERVERS, &direct), [(HOST, direct[14..].to_vec())]);
-    // Not hidden: the host has them.
+    // Not intercepted: the host has them.
     assert!(lab.send(CLIENTS, &other).is_empty());
     assert!(lab.send(SERVERS, &download).is_empty());
     assert_eq!(
@@ -321,8 +321,8 @@ fn a_client_on_the_director() {
         server: SocketAddr::from((SERVER, 8080)),
         local: SocketAddr::from(local),
     };
-    assert_eq!(lab.requests, [Request::ShieldLocalClient(client)]);
-    lab.shield.local_clients.insert(client);
+    assert_eq!(lab.requests, [Request::InterceptLocalClient(client)]);
+    lab.intercept.local_clients.insert(client);
     lab.requests.clear();
     lab.send(HOST, &tcp(local, (VIP, 80), b"again"));
     assert!(lab.requests.is_empty());
@@ -550,7 +550,7 @@ fn an_unknown_neighbour_is_asked_for() {
     let mut out = Output::new();
     let env = Env {
         net: &lab.net,
-        shield: &lab.shield,
+        intercept: &lab.intercept,
         pmtu_disc: true,
     };
     lab.pipeline
@@ -565,10 +565,7 @@ fn an_unknown_neighbour_is_asked_for() {
     // Nobody answers.
     lab.send(CLIENTS, &request);
     lab.pipeline.expire(lab.now + Duration::from_secs(4));
-    assert_eq!(
-        (lab.pipeline.waiting.len(), lab.pipeline.waiting.dropped),
-        (0, 1)
-    );
+    assert_eq!((lab.pipeline.held.len(), lab.pipeline.held.dropped), (0, 1));
 }
 
 #[test]

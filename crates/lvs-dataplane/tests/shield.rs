@@ -15,7 +15,7 @@ use lvs_dataplane::host::shield::{Shield, ShieldError};
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket, tun::HostDevice};
 use lvs_dataplane::netlink::Netlink;
 use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::{Endpoint, LocalClient, ShieldSpec};
+use lvs_dataplane::packet::intercept::{Endpoint, Intercept, LocalClient};
 use lvs_dataplane::sys;
 
 const TCP: Protocol = Protocol::TCP;
@@ -126,14 +126,14 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
     // Nothing is hidden yet: the host answers with a RST.
     let rst = io::ErrorKind::ConnectionRefused;
     assert_eq!(net.client.run(|| connect("10.1.0.1:80")), rst);
-    let spec = ShieldSpec {
+    let spec = Intercept {
         services: [
             endpoint("10.1.0.1", TCP, 80),
             endpoint("fd01::1", TCP, 80),
             endpoint("10.9.9.9", TCP, 0),
         ]
         .into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     };
     shield.add_interface("dc").unwrap();
     shield.update(&spec).unwrap();
@@ -183,7 +183,7 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
     assert_eq!(errors(), before);
 
     // Again, and nothing is left of it.
-    assert!(shield.update(&ShieldSpec::default()).unwrap() > 0);
+    assert!(shield.update(&Intercept::default()).unwrap() > 0);
     assert_eq!(net.client.run(|| connect("10.1.0.1:80")), rst);
     assert!(echoes(&net.client, "10.1.0.1:7", 4000));
     send("10.1.0.2:9");
@@ -203,13 +203,13 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     assert_eq!(net.client.run(|| connect("10.2.0.2:8080")), CONNECTED);
     assert_eq!(net.director.run(|| connect("[fd02::2]:8080")), CONNECTED);
     assert_eq!(net.client.run(|| connect("[fd02::2]:8080")), CONNECTED);
-    let spec = ShieldSpec {
+    let spec = Intercept {
         nat_servers: [
             endpoint("10.2.0.2", TCP, 8080),
             endpoint("fd02::2", TCP, 8080),
         ]
         .into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     };
     shield.update(&spec).unwrap();
     let silence = io::ErrorKind::TimedOut;
@@ -250,9 +250,9 @@ fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
         })
     };
     let hide = |shield: &mut Shield, server| {
-        let spec = ShieldSpec {
+        let spec = Intercept {
             nat_servers: [endpoint(server, UDP, 53)].into(),
-            ..ShieldSpec::default()
+            ..Intercept::default()
         };
         shield.update(&spec).unwrap();
     };
@@ -323,9 +323,9 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
     }
     assert!(echoes(&net.client, "10.1.0.9:7", 100));
     let vip: IpAddr = "10.1.0.9".parse().unwrap();
-    let spec = ShieldSpec {
+    let spec = Intercept {
         own_vips: [vip].into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     };
     shield.update(&spec).unwrap();
     assert!(!echoes(&net.client, "10.1.0.9:7", 100));
@@ -382,7 +382,7 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
 fn an_update_sends_the_difference_and_all_or_nothing() {
     let host = Host::new();
     let mut shield = host.run(|| Shield::open().unwrap());
-    let mut spec = ShieldSpec::default();
+    let mut spec = Intercept::default();
     for port in 1..=3000 {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
         spec.services.insert(endpoint("2001:db8::1", UDP, port));
@@ -451,9 +451,9 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
 fn interfaces_come_and_go() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open().unwrap());
-    let spec = ShieldSpec {
+    let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80)].into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     };
     shield.update(&spec).unwrap();
     // Since Linux 6.16 a chain waits for its device to appear; before, there had to be one.
@@ -496,10 +496,10 @@ fn what_is_given_back_is_received_by_the_host() {
         .run(|| TcpListener::bind("10.1.0.1:80").unwrap());
     let mut shield = net.director.run(|| Shield::open().unwrap());
     shield.add_interface("dc").unwrap();
-    let spec = ShieldSpec {
+    let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80), endpoint("10.1.0.1", TCP, 81)].into(),
         nat_servers: [endpoint("10.2.0.2", TCP, 80)].into(),
-        ..ShieldSpec::default()
+        ..Intercept::default()
     };
     shield.update(&spec).unwrap();
     assert_eq!(
@@ -630,9 +630,9 @@ fn a_priority_tag_uncovers_nothing() {
     let shield = net.director.run(|| {
         let mut shield = Shield::open().unwrap();
         shield.add_interface("dc").unwrap();
-        let spec = ShieldSpec {
+        let spec = Intercept {
             services: [endpoint("10.1.0.1", UDP, 53)].into(),
-            ..ShieldSpec::default()
+            ..Intercept::default()
         };
         shield.update(&spec).unwrap();
         shield
@@ -665,9 +665,9 @@ fn packets_without_room_for_ports_are_hidden() {
     let shield = net.director.run(|| {
         let mut shield = Shield::open().unwrap();
         shield.add_interface("dc").unwrap();
-        let spec = ShieldSpec {
+        let spec = Intercept {
             services: [endpoint("10.1.0.1", SCTP, 9)].into(),
-            ..ShieldSpec::default()
+            ..Intercept::default()
         };
         shield.update(&spec).unwrap();
         shield

@@ -18,7 +18,7 @@ use crate::io::hop::HopDevice;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
 use crate::packet::frame::Frame;
-use crate::packet::intercept::{LocalClient, ShieldSpec};
+use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::net::PortId;
 use crate::sys::PacketSocket;
 
@@ -135,7 +135,7 @@ impl Access {
     }
 
     /// Takes what `spec` says from the host.
-    pub(super) fn update(&mut self, spec: &ShieldSpec) -> Result<(), Failure> {
+    pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), Failure> {
         match self {
             Self::Copies { shield, .. } => {
                 let done = shield.update(spec).map(drop);
@@ -171,7 +171,7 @@ impl Access {
     }
 
     /// Takes what `more` says as well.
-    pub(super) fn extend(&mut self, more: &ShieldSpec) -> Result<(), Failure> {
+    pub(super) fn extend(&mut self, more: &Intercept) -> Result<(), Failure> {
         match self {
             Self::Copies { shield, .. } => {
                 let done = shield.extend(more).map(drop);

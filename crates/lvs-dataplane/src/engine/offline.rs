@@ -14,7 +14,7 @@ use super::local;
 use super::shared::{Command, Shared};
 use crate::netlink::Netlink;
 use crate::packet::frame::Frame;
-use crate::packet::intercept::ShieldSpec;
+use crate::packet::intercept::Intercept;
 use crate::packet::net::PortId;
 use crate::packet::pipeline::{Env, Output, Pipeline, Settings};
 use crate::sys::Poller;
@@ -34,7 +34,7 @@ pub(super) struct Offline {
     options: Options,
     net: BenchNet,
     pipeline: Pipeline,
-    hidden: ShieldSpec,
+    hidden: Intercept,
     output: Output,
 }
 
@@ -52,7 +52,7 @@ impl Offline {
             options,
             net: BenchNet::default(),
             pipeline: Pipeline::new(Settings::UNLIMITED),
-            hidden: ShieldSpec::default(),
+            hidden: Intercept::default(),
             output: Output::new(),
         };
         worker.advance();
@@ -175,7 +175,7 @@ impl Offline {
     fn follow(&mut self) {
         let mut control = self.shared.control();
         control.sweep(&mut self.decider.shard);
-        self.hidden = ShieldSpec::of(&control, &self.hidden);
+        self.hidden = Intercept::of(&control, &self.hidden);
         self.net.vips = self.hidden.vips();
     }
 
@@ -212,7 +212,7 @@ impl Offline {
             for (port, bytes) in frames {
                 let env = Env {
                     net: &self.net,
-                    shield: &self.hidden,
+                    intercept: &self.hidden,
                     pmtu_disc,
                 };
                 let mut decide = Marking {
@@ -236,7 +236,7 @@ impl Offline {
             for reset in self.decider.shard.end_down(now, DOWN_BUDGET) {
                 let env = Env {
                     net: &self.net,
-                    shield: &self.hidden,
+                    intercept: &self.hidden,
                     pmtu_disc,
                 };
                 self.pipeline

@@ -29,7 +29,7 @@ use tracing::{info, warn};
 use crate::io::tun::{read_setting, write_setting};
 use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PROTOCOL, Proxy, Route, Rule, host_bits};
-use crate::packet::intercept::ShieldSpec;
+use crate::packet::intercept::Intercept;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
 const VIPS: u32 = 7676;
@@ -185,7 +185,7 @@ impl Steering {
     ///
     /// # Errors
     /// If the kernel refuses something; what it took is there.
-    pub fn update(&mut self, spec: &ShieldSpec) -> Result<(), SteeringError> {
+    pub fn update(&mut self, spec: &Intercept) -> Result<(), SteeringError> {
         if self.stale {
             self.read()?;
         }
@@ -199,7 +199,7 @@ impl Steering {
     ///
     /// # Errors
     /// As [`Self::update`].
-    pub fn extend(&mut self, more: &ShieldSpec) -> Result<(), SteeringError> {
+    pub fn extend(&mut self, more: &Intercept) -> Result<(), SteeringError> {
         let wanted = self.wanted(more);
         let added = self.add(&wanted);
         failed(added)
@@ -262,7 +262,7 @@ impl Steering {
         failure
     }
 
-    fn wanted(&self, spec: &ShieldSpec) -> BTreeSet<Entry> {
+    fn wanted(&self, spec: &Intercept) -> BTreeSet<Entry> {
         let mut vips: BTreeSet<IpAddr> = spec.vips().into_iter().collect();
         vips.extend(&spec.own_vips);
         let mut wanted = BTreeSet::new();

@@ -29,7 +29,7 @@ struct Queue {
 
 /// The queues of packets that wait.
 #[derive(Debug, Default)]
-pub struct Waiting {
+pub struct Held {
     queues: HashMap<(PortId, IpAddr), Queue>,
     frames: usize,
     bytes: usize,
@@ -37,7 +37,7 @@ pub struct Waiting {
     pub dropped: u64,
 }
 
-impl Waiting {
+impl Held {
     /// Lets `frame` wait; whether the kernel should be asked for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
         if self.frames >= TOTAL || self.bytes + frame.len() > BYTES {

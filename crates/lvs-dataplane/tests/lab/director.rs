@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lvs_core::{Connection, Control, Director, IcmpError, Instant, Options, PacketMeta, Verdict};
 use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::parse;
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
@@ -14,7 +14,7 @@ use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
 
 pub struct DirectorLab {
     pub net: Table,
-    pub shield: ShieldSpec,
+    pub intercept: Intercept,
     pub director: Director,
     pub pipeline: Pipeline,
     pub now: Instant,
@@ -41,15 +41,15 @@ impl DirectorLab {
         let now = Instant::from_secs(10);
         director.advance(now);
         set_up(&mut director.control);
-        let shield = ShieldSpec::of(&director.control, &ShieldSpec::default());
+        let intercept = Intercept::of(&director.control, &Intercept::default());
         let mut net = Table {
-            vips: shield.vips(),
+            vips: intercept.vips(),
             ..Table::default()
         };
-        net.local.extend(shield.vips());
+        net.local.extend(intercept.vips());
         Self {
             net,
-            shield,
+            intercept,
             director,
             pipeline: Pipeline::new(Settings::UNLIMITED),
             now,
@@ -86,7 +86,7 @@ impl DirectorLab {
         });
         let env = Env {
             net: &self.net,
-            shield: &self.shield,
+            intercept: &self.intercept,
             pmtu_disc: true,
         };
         let mut out = Output::new();
@@ -113,10 +113,10 @@ impl DirectorLab {
     }
 
     /// Whether the host does not get its copy of a packet.
-    pub fn hides(&self, ip: &[u8]) -> bool {
+    pub fn covers(&self, ip: &[u8]) -> bool {
         let packet = parse::ip(ip, false).expect("a packet");
         let to_host = self.net.local.contains(&packet.dst);
-        self.shield.hides(&packet, None, to_host)
+        self.intercept.covers(&packet, None, to_host)
     }
 
     pub fn connections(&self) -> Vec<Connection> {

@@ -17,7 +17,7 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::intercept::{Endpoint, ShieldSpec};
+use lvs_dataplane::packet::intercept::{Endpoint, Intercept};
 use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::packet::wire::Mac;
@@ -283,7 +283,7 @@ impl Decide for OneServer {
 
 pub struct Lab {
     pub net: Table,
-    pub shield: ShieldSpec,
+    pub intercept: Intercept,
     pub decide: OneServer,
     pub pipeline: Pipeline,
     pub pmtu_disc: bool,
@@ -295,7 +295,7 @@ impl Lab {
     pub fn new(services: &[Service]) -> Self {
         let mut lab = Self {
             net: Table::default(),
-            shield: ShieldSpec::default(),
+            intercept: Intercept::default(),
             decide: OneServer {
                 services: services.to_vec(),
                 ..OneServer::default()
@@ -313,9 +313,9 @@ impl Lab {
                 protocol: s.protocol,
                 port: addr.port(),
             };
-            lab.shield.services.insert(endpoint(s.virt));
+            lab.intercept.services.insert(endpoint(s.virt));
             if let Some(server) = s.server.filter(|_| s.method == Forwarding::Nat) {
-                lab.shield.nat_servers.insert(endpoint(server));
+                lab.intercept.nat_servers.insert(endpoint(server));
             }
         }
         lab
@@ -324,7 +324,7 @@ impl Lab {
     /// The engine owns the VIPs, the host does not know them.
     pub fn own_vips(&mut self) {
         self.net.own = self.net.vips.clone();
-        self.shield.own_vips = self.net.vips.clone();
+        self.intercept.own_vips = self.net.vips.clone();
         for vip in &self.net.own {
             self.net.local.remove(vip);
         }
@@ -351,7 +351,7 @@ impl Lab {
     pub fn send_frame(&mut self, port: PortId, frame: Frame) -> Vec<(PortId, Frame)> {
         let env = Env {
             net: &self.net,
-            shield: &self.shield,
+            intercept: &self.intercept,
             pmtu_disc: self.pmtu_disc,
         };
         let mut out = Output::new();

@@ -14,7 +14,7 @@ use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::packet::parse::{self, Icmp};
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
@@ -240,7 +240,7 @@ pub(super) struct Bed {
     pub(super) now: Instant,
     pub(super) net: Table,
     pipeline: Pipeline,
-    shield: ShieldSpec,
+    intercept: Intercept,
     marks: Vec<MarkRule>,
     ports: [MemoryIo; 3],
     batch: Vec<Frame>,
@@ -285,7 +285,7 @@ impl Bed {
                 ]),
             },
             pipeline: Pipeline::new(Settings::UNLIMITED),
-            shield: ShieldSpec::default(),
+            intercept: Intercept::default(),
             marks: Vec::new(),
             ports,
             batch: vec![Frame::new()],
@@ -404,8 +404,8 @@ impl Bed {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local.clone();
         self.director.control.set_local_addresses(local);
-        self.shield = ShieldSpec::of(&self.director.control, &self.shield);
-        self.net.vips = self.shield.vips();
+        self.intercept = Intercept::of(&self.director.control, &self.intercept);
+        self.net.vips = self.intercept.vips();
     }
 
     /// Lets time pass, from one event to the next.
@@ -453,7 +453,7 @@ impl Bed {
         while matches!(self.ports[port.index()].recv(&mut self.batch), Ok(1..)) {
             let env = Env {
                 net: &self.net,
-                shield: &self.shield,
+                intercept: &self.intercept,
                 pmtu_disc: self.director.control.sysctls().pmtu_disc,
             };
             let mut decide = Marking {
@@ -490,7 +490,7 @@ impl Bed {
             }
         } else {
             let ip = frame.get(ETHERNET_LEN..).unwrap_or_default();
-            if self.pipeline.counters.left != left || !self.is_hidden(ip) {
+            if self.pipeline.counters.left != left || !self.is_intercepted(ip) {
                 self.host_receives(ip, rounds);
             }
         }
@@ -500,11 +500,11 @@ impl Bed {
     }
 
     /// Whether the host does not get its copy of a packet that came on a link.
-    fn is_hidden(&self, ip: &[u8]) -> bool {
+    fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
-        // What has a mark is hidden by the rules that mark it.
+        // What has a mark is intercepted by the rules that mark it.
         let tuple = packet.meta(ip, Hook::Local, 0).tuple;
         if self.marks.iter().any(|rule| rule.matches("", &tuple)) {
             return true;
@@ -515,7 +515,7 @@ impl Bed {
             _ => None,
         };
         let to_host = self.net.is_local(packet.dst);
-        self.shield.hides(&packet, inner, to_host)
+        self.intercept.covers(&packet, inner, to_host)
     }
 
     fn host_receives(&mut self, ip: &[u8], rounds: usize) {

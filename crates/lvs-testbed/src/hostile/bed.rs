@@ -9,7 +9,7 @@ use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment;
 use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::held;
-use lvs_dataplane::packet::intercept::ShieldSpec;
+use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::packet::wire::Mac;
@@ -190,7 +190,7 @@ struct Came {
 pub struct Bed {
     scene: Scene,
     around: Around,
-    shield: ShieldSpec,
+    intercept: Intercept,
     director: Director,
     pipeline: Pipeline,
     output: Output,
@@ -247,7 +247,7 @@ impl Bed {
         let mut bed = Self {
             scene: scene.clone(),
             around,
-            shield: ShieldSpec::default(),
+            intercept: Intercept::default(),
             director,
             pipeline: Pipeline::new(settings),
             output: Output::new(),
@@ -327,7 +327,7 @@ impl Bed {
             }
         }
         assert_eq!(self.pipeline.reassembler.memory(), 0);
-        assert_eq!(self.pipeline.waiting.len(), 0);
+        assert_eq!(self.pipeline.held.len(), 0);
         self.summary.counters = self.pipeline.counters.clone();
         self.summary
     }
@@ -348,7 +348,7 @@ impl Bed {
         for (port, addr) in asked {
             let env = Env {
                 net: &self.around,
-                shield: &self.shield,
+                intercept: &self.intercept,
                 pmtu_disc: true,
             };
             if answer {
@@ -407,16 +407,16 @@ impl Bed {
             }
         }
         self.present[number] = !self.present[number];
-        let own = std::mem::take(&mut self.shield.own_vips);
-        let clients = std::mem::take(&mut self.shield.local_clients);
-        self.shield = ShieldSpec::of(control, &self.shield);
-        self.around.vips = self.shield.vips();
-        self.shield.own_vips = if own.is_empty() {
+        let own = std::mem::take(&mut self.intercept.own_vips);
+        let clients = std::mem::take(&mut self.intercept.local_clients);
+        self.intercept = Intercept::of(control, &self.intercept);
+        self.around.vips = self.intercept.vips();
+        self.intercept.own_vips = if own.is_empty() {
             self.around.own.clone()
         } else {
             own
         };
-        self.shield.local_clients = clients;
+        self.intercept.local_clients = clients;
     }
 
     fn send_last_again(&mut self) {
@@ -441,14 +441,14 @@ impl Bed {
             memory <= fragment::MEMORY_MAX,
             "{memory} bytes of fragments"
         );
-        let waiting = self.pipeline.waiting.len();
+        let waiting = self.pipeline.held.len();
         assert!(waiting <= held::TOTAL, "{waiting} frames wait");
         let connections = self.director.shard.len();
         assert!(connections <= self.director.shard.capacity());
         summary.fragments = summary.fragments.max(memory);
         summary.waiting = summary.waiting.max(waiting);
         summary.connections = summary.connections.max(connections);
-        let local = &mut self.shield.local_clients;
+        let local = &mut self.intercept.local_clients;
         if local.len() > 1000 {
             local.clear();
         }
@@ -473,7 +473,7 @@ impl Bed {
         let before = self.pipeline.counters.clone();
         let env = Env {
             net: &self.around,
-            shield: &self.shield,
+            intercept: &self.intercept,
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
         // The clock moves a little with every frame.
@@ -500,8 +500,8 @@ impl Bed {
         for request in requests {
             match *request {
                 Request::Resolve(port, addr) => self.asked.push((port, addr)),
-                Request::ShieldLocalClient(client) => {
-                    self.shield.local_clients.insert(client);
+                Request::InterceptLocalClient(client) => {
+                    self.intercept.local_clients.insert(client);
                 }
                 Request::AddressConflict { .. }
                 | Request::Confirm(..)

@@ -14,7 +14,7 @@ use crate::engine::capture::Capture;
 use crate::engine::local;
 use crate::engine::shared::{self, Command};
 use crate::netlink::RouteKind;
-use crate::packet::intercept::ShieldSpec;
+use crate::packet::intercept::Intercept;
 use crate::packet::mld::Change;
 use crate::packet::net::{Net, PortId};
 
@@ -109,9 +109,9 @@ impl Worker {
             control.sweep(&mut self.decider.shard);
             self.pmtu_disc = control.sysctls().pmtu_disc;
             self.ignore_tunneled = control.sysctls().ignore_tunneled;
-            hidden = ShieldSpec::of(&control, &self.hidden);
+            hidden = Intercept::of(&control, &self.hidden);
             let is_local = |addr| self.network.state.is_local(addr);
-            hidden.local_nodes = ShieldSpec::local_nodes_of(&control, is_local);
+            hidden.local_nodes = Intercept::local_nodes_of(&control, is_local);
             hidden.local_addresses = self
                 .local_addresses()
                 .filter(|&addr| is_local(addr))
@@ -141,7 +141,7 @@ impl Worker {
             if rule.action == MarkAction::Host {
                 continue;
             }
-            hidden.hide_marked(rule);
+            hidden.add_marked(rule);
             let addresses: Vec<IpAddr> =
                 rule.destination.addresses().into_iter().flatten().collect();
             if let [single] = addresses[..] {
@@ -219,7 +219,7 @@ impl Worker {
             let Some(service) = control.service(key) else {
                 return Ok(());
             };
-            more = ShieldSpec::of_service(service, control.ftp_ports());
+            more = Intercept::of_service(service, control.ftp_ports());
             servers = service
                 .servers()
                 .iter()

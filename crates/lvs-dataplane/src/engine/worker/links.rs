@@ -77,7 +77,7 @@ impl Worker {
         }
         let env = Env {
             net: &self.network,
-            shield: &self.hidden,
+            intercept: &self.hidden,
             pmtu_disc: self.pmtu_disc,
         };
         let mut ask_again = Vec::new();

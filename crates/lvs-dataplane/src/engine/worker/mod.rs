@@ -31,7 +31,7 @@ use crate::io::{BATCH, PacketIo};
 use crate::netlink::Netlink;
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
-use crate::packet::intercept::{LocalClient, ShieldSpec};
+use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::mld::{self, Change};
 use crate::packet::ndp;
 use crate::packet::net::{Net, PortId, PortInfo};
@@ -101,7 +101,7 @@ pub(super) struct Worker {
     network: Network,
     netlink: Netlink,
     trunks: Trunks,
-    hidden: ShieldSpec,
+    hidden: Intercept,
     pmtu_disc: bool,
     ignore_tunneled: bool,
     /// Asked for by `vips.own`.
@@ -181,7 +181,7 @@ impl Worker {
             access,
             netlink,
             trunks,
-            hidden: ShieldSpec::default(),
+            hidden: Intercept::default(),
             pmtu_disc: true,
             ignore_tunneled: false,
             wanted_vips: HashSet::new(),
@@ -311,7 +311,7 @@ impl Worker {
             }
             let env = Env {
                 net: &self.network,
-                shield: &self.hidden,
+                intercept: &self.hidden,
                 pmtu_disc: self.pmtu_disc,
             };
             self.pipeline.process(
@@ -338,7 +338,7 @@ impl Worker {
             let dropped = self.pipeline.counters.dropped;
             let env = Env {
                 net: &self.network,
-                shield: &self.hidden,
+                intercept: &self.hidden,
                 pmtu_disc: self.pmtu_disc,
             };
             self.pipeline.process(
@@ -405,12 +405,12 @@ impl Worker {
                 };
                 if let Err(error) = self.netlink.resolve(&self.network.state, ifindex, addr) {
                     debug!(%addr, "{error}");
-                    self.pipeline.waiting.give_up(port, addr);
+                    self.pipeline.held.give_up(port, addr);
                 }
             }
             Request::Confirm(port, addr) => self.confirm(port, addr),
             Request::ListenerQuery(port, query) => self.answer_query(port, query),
-            Request::ShieldLocalClient(client) => clients.push(client),
+            Request::InterceptLocalClient(client) => clients.push(client),
             Request::AddressConflict { port, addr, mac } => {
                 self.report_conflict(port, addr, mac);
             }
@@ -535,7 +535,7 @@ impl Worker {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
         let env = Env {
             net: &self.network,
-            shield: &self.hidden,
+            intercept: &self.hidden,
             pmtu_disc: self.pmtu_disc,
         };
         for reset in &resets {

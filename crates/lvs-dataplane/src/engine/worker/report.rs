@@ -90,7 +90,7 @@ impl Worker {
         all.push(reason("drop", incomplete, remedies::INCOMPLETE));
         let tagged = self.pipeline.counters.tagged + self.trunks.strangers();
         all.push(reason("host", tagged, remedies::VLAN));
-        let waited = self.pipeline.waiting.dropped;
+        let waited = self.pipeline.held.dropped;
         all.push(reason("drop", waited, remedies::NO_NEIGHBOUR));
         all
     }

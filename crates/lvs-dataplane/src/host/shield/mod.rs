@@ -43,7 +43,7 @@ use self::nft::{
     Base, Batch, REG, Rule, SetSpec, TYPE_ICMP, TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL,
 };
 use crate::netlink::message::messages;
-use crate::packet::intercept::{LocalClient, ShieldSpec};
+use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::wire::vlan;
 use crate::sys;
 
@@ -248,7 +248,7 @@ impl Shield {
     ///
     /// # Errors
     /// If the kernel refuses; what was hidden before is hidden still.
-    pub fn update(&mut self, spec: &ShieldSpec) -> Result<usize, ShieldError> {
+    pub fn update(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let wanted = elements(spec);
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
@@ -280,7 +280,7 @@ impl Shield {
     ///
     /// # Errors
     /// If the kernel refuses; what was hidden before is hidden still.
-    pub fn extend(&mut self, spec: &ShieldSpec) -> Result<usize, ShieldError> {
+    pub fn extend(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let mut added = elements(spec);
         for (set, keys) in &mut added {
             if let Some(there) = self.applied.get(set) {
@@ -670,7 +670,7 @@ impl Family {
 }
 
 /// The elements of each set.
-fn elements(spec: &ShieldSpec) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
+fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     let mut sets: BTreeMap<String, BTreeSet<Vec<u8>>> = BTreeMap::new();
     let mut put = |ip: IpAddr, set: &str, key: Vec<u8>| {
         sets.entry(Family::of(ip).name(set))
@@ -752,14 +752,14 @@ mod tests {
 
     #[test]
     fn a_service_hides_its_port_and_the_fragments_of_its_address() {
-        let spec = ShieldSpec {
+        let spec = Intercept {
             services: [
                 endpoint("192.0.2.1", 6, 80),
                 endpoint("192.0.2.1", 17, 0),
                 endpoint("2001:db8::1", 6, 443),
             ]
             .into(),
-            ..ShieldSpec::default()
+            ..Intercept::default()
         };
         let sets = elements(&spec);
         let keys = |set: &str| sets[set].iter().cloned().collect::<Vec<_>>();
@@ -774,12 +774,12 @@ mod tests {
     #[test]
     fn keys_are_as_long_as_their_sets_say() {
         for (family, ip) in [(V4, "192.0.2.1"), (V6, "2001:db8::1")] {
-            let spec = ShieldSpec {
+            let spec = Intercept {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 nat_servers: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 own_vips: [ip.parse().unwrap()].into(),
                 local_addresses: [ip.parse().unwrap()].into(),
-                ..ShieldSpec::default()
+                ..Intercept::default()
             };
             let mut sets = elements(&spec);
             let client = LocalClient {

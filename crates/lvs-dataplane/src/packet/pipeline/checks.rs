@@ -44,7 +44,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         // Where the host routes the packets, it has looked at them already, and fills them in on both ways.
-        if job.from_host || cx.env.shield.everything {
+        if job.from_host || cx.env.intercept.everything {
             return None;
         }
         let net = cx.env.net;
@@ -54,7 +54,7 @@ impl Pipeline {
                 job.options = wanted;
                 None
             }
-            Err(_) if !self.hidden(job, cx) => Some(Fate::Left),
+            Err(_) if !self.intercepted(job, cx) => Some(Fate::Left),
             Err(Refused::Malformed(at)) => {
                 self.icmp_error(ErrorKind::ParameterProblem(at), frame, job, cx);
                 Some(Fate::Dropped(FrameDrop::IpOptions))

@@ -26,7 +26,7 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let mut cx = Cx { env, now, out };
-        for frame in self.waiting.give_up(port, addr) {
+        for frame in self.held.give_up(port, addr) {
             let aggregate = frame.offload.segments.is_some();
             if let Ok(packet) = parse::ip(frame.bytes(), aggregate) {
                 self.undelivered(&frame, &packet, decide, &mut cx);

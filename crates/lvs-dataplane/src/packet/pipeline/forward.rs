@@ -91,8 +91,8 @@ impl Pipeline {
                             job.packet.ports.unwrap_or_default().0,
                         ),
                     };
-                    let request = Request::ShieldLocalClient(client);
-                    if !cx.env.shield.local_clients.contains(&client)
+                    let request = Request::InterceptLocalClient(client);
+                    if !cx.env.intercept.local_clients.contains(&client)
                         && !cx.out.requests.contains(&request)
                     {
                         cx.out.requests.push(request);
@@ -163,7 +163,7 @@ impl Pipeline {
         if job.from_host {
             return Fate::Dropped(FrameDrop::Loop);
         }
-        if self.hidden(job, cx) {
+        if self.intercepted(job, cx) {
             self.give_back(frame, job, cx)
         } else {
             Fate::Left
@@ -361,7 +361,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         // Not translated: the host forwards (or takes) its own copy, if it has one.
-        if reply.source.is_none() && !self.hidden(job, cx) {
+        if reply.source.is_none() && !self.intercepted(job, cx) {
             return Fate::Left;
         }
         // Full NAT's replies are addressed to the director, whoever the client is.

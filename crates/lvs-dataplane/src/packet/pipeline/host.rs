@@ -174,7 +174,7 @@ impl Pipeline {
         if job.from_host {
             return self.host_sends(frame, job, cx);
         }
-        if !self.hidden(job, cx) {
+        if !self.intercepted(job, cx) {
             return Fate::Left;
         }
         self.give_back(frame, job, cx)
@@ -182,7 +182,7 @@ impl Pipeline {
 
     /// What the host sends through here: nothing, but for what a server on it says to others than the clients of services.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
-        if !cx.env.shield.is_of_local_node(&job.packet) {
+        if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
         }
         let Some(hop) = cx.env.net.route(job.packet.dst) else {

@@ -220,7 +220,7 @@ impl Pipeline {
         if info.ethernet {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
                 // A copy of its own size waits; the buffer of full size goes on receiving.
-                if self.waiting.hold(hop.port, hop.addr, frame.clone(), cx.now) {
+                if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
                     cx.out.requests.push(Request::Resolve(hop.port, hop.addr));
                 }
                 return Fate::Held;

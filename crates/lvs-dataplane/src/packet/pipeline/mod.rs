@@ -28,9 +28,9 @@ use lvs_core::{Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict};
 use crate::packet::drop::FrameDrop;
 use crate::packet::fragment::{History, Reassembler};
 use crate::packet::frame::Frame;
-use crate::packet::held::Waiting;
+use crate::packet::held::Held;
 use crate::packet::icmp_limit::{Bucket, RateLimit};
-use crate::packet::intercept::ShieldSpec;
+use crate::packet::intercept::Intercept;
 use crate::packet::net::{Net, PortId, PortInfo};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::mac;
@@ -65,8 +65,8 @@ pub trait Decide {
 pub struct Env<'a, N> {
     /// The network around.
     pub net: &'a N,
-    /// What the shield hides from the host.
-    pub shield: &'a ShieldSpec,
+    /// What the host's own stack does not see.
+    pub intercept: &'a Intercept,
     /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit (`pmtu_disc`).
     pub pmtu_disc: bool,
 }
@@ -103,7 +103,7 @@ pub struct Pipeline {
     /// Fragments that wait for the rest.
     pub reassembler: Reassembler,
     /// Packets that wait for their neighbours.
-    pub waiting: Waiting,
+    pub held: Held,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
     /// Requests that were too long for the way to their server.
@@ -124,7 +124,7 @@ impl Pipeline {
         Self {
             counters: Counters::default(),
             reassembler: Reassembler::default(),
-            waiting: Waiting::default(),
+            held: Held::default(),
             rate_limit: RateLimit::new(settings.limits),
             midnight: Duration::ZERO,
             settings,
@@ -174,23 +174,23 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let Some(info) = env.net.port(port) else {
-            self.waiting.give_up(port, addr);
+            self.held.give_up(port, addr);
             return;
         };
-        for mut frame in self.waiting.take(port, addr) {
+        for mut frame in self.held.take(port, addr) {
             if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
                 self.counters.released += 1;
                 self.counters.emitted += 1;
                 out.queue(port).push(frame);
             } else {
-                self.waiting.dropped += 1;
+                self.held.dropped += 1;
             }
         }
     }
 
     /// Gives up what has waited for too long. To be called about once a second.
     pub fn expire(&mut self, now: Instant) {
-        self.waiting.expire(now);
+        self.held.expire(now);
         self.reassembler.expire(now);
     }
 
@@ -269,10 +269,10 @@ impl Pipeline {
         let packet = match parse::ip(frame.bytes(), aggregate) {
             Ok(packet) => packet,
             Err(reason) => {
-                // The host drops its own copy, unless the shield has hidden it: count it where it concerns the director.
+                // The host drops its own copy, unless it was intercepted: count it where it concerns the director.
                 let dst = ip_dst(frame.bytes());
-                let hidden = from_host || cx.env.shield.everything;
-                let ours = hidden || net.is_vip(dst) || net.is_own_vip(dst);
+                let taken = from_host || cx.env.intercept.everything;
+                let ours = taken || net.is_vip(dst) || net.is_own_vip(dst);
                 return if ours {
                     Fate::Dropped(reason)
                 } else {
@@ -304,14 +304,14 @@ impl Pipeline {
         };
         // What a virtual link says of a frame is a peer's word.
         if let Err(reason) = segment::check_offload(frame, &packet) {
-            return if self.hidden(&job, cx) {
+            return if self.intercepted(&job, cx) {
                 Fate::Dropped(reason)
             } else {
                 Fate::Left
             };
         }
         if !from_host && checks::is_martian(&packet, virtual_dst, net) {
-            return if virtual_dst || self.hidden(&job, cx) {
+            return if virtual_dst || self.intercepted(&job, cx) {
                 Fate::Dropped(FrameDrop::Martian)
             } else {
                 Fate::Left
@@ -321,7 +321,7 @@ impl Pipeline {
             return self.datagram(frame, job, decide, cx);
         };
         // Fragments that concern nobody here stay with the host.
-        let ours = from_host || virtual_dst || self.hidden(&job, cx);
+        let ours = from_host || virtual_dst || self.intercepted(&job, cx);
         if !ours {
             return Fate::Left;
         }
@@ -365,9 +365,9 @@ impl Pipeline {
         }
     }
 
-    /// Whether the shield has hidden the packet from the host.
-    fn hidden<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // What came in fragments was hidden (or not) as fragments.
+    /// Whether the packet was intercepted: the host does not have it.
+    fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
+        // What came in fragments was intercepted (or not) as fragments.
         let mut packet = job.packet;
         if job.history.is_some() && packet.fragment.is_none() {
             packet.fragment = Some(parse::Fragment {
@@ -377,7 +377,7 @@ impl Pipeline {
                 named_at: 0,
             });
         }
-        job.from_host || cx.env.shield.hides(&packet, job.inner, job.to_host)
+        job.from_host || cx.env.intercept.covers(&packet, job.inner, job.to_host)
     }
 
     /// A whole datagram.
@@ -415,7 +415,7 @@ impl Pipeline {
         let verdict = match &icmp {
             Some(Icmp::Error(error)) => decide.icmp_error(error, cx.now),
             Some(Icmp::Short) => {
-                return if self.hidden(&job, cx) {
+                return if self.intercepted(&job, cx) {
                     Fate::Dropped(FrameDrop::IcmpShort)
                 } else {
                     Fate::Left
@@ -459,7 +459,7 @@ impl Pipeline {
         if job.packet.ttl > 1 {
             return None;
         }
-        if !self.hidden(job, cx) {
+        if !self.intercepted(job, cx) {
             return Some(Fate::Left);
         }
         self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);

@@ -18,8 +18,8 @@ pub enum Request {
     Confirm(PortId, IpAddr),
     /// A router asks on a port who listens to which groups.
     ListenerQuery(PortId, mld::Query),
-    /// A client on the director itself opens a connection: hide the server's replies from the host.
-    ShieldLocalClient(LocalClient),
+    /// A client on the director itself opens a connection: intercept the server's replies.
+    InterceptLocalClient(LocalClient),
     /// Another host claims an address of a service.
     AddressConflict {
         /// Where it was heard.

@@ -1,13 +1,13 @@
-//! What the shield hides from the host's own stack.
+//! What the director intercepts: packets that the host's own stack does not see.
 //!
-//! A packet socket gets a *copy*: the host handles the original, unless the shield drops it there. So whoever leaves a
-//! packet to the host has to know whether the host has seen it. This is the specification that both sides use: the
-//! shield's rules are built from it, and the pipeline asks it whether to give a packet back. A director without packet
-//! sockets is led to its packets by the same specification ([`steering`](crate::host::steering)).
+//! A packet socket receives a *copy*: the host handles the original unless the shield drops it there. Whoever leaves a packet
+//! to the host has to know whether the host has it. [`Intercept`] is the specification that both sides use: the shield's
+//! rules are built from it, and the pipeline asks it whether a packet has to be given back. Where there are no packet
+//! sockets, packets are steered into the engine by the same specification ([`steering`](crate::host::steering)).
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
+mod endpoints;
+
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
@@ -15,30 +15,10 @@ use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
 
 use crate::packet::parse::Packet;
 
+pub use self::endpoints::{Endpoint, Endpoints};
+
 /// Port of FTP's control connections.
 const FTP: u16 = 21;
-
-/// An address, a protocol and a port; port 0 is every port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Endpoint {
-    /// The address.
-    pub address: IpAddr,
-    /// The IP protocol.
-    pub protocol: Protocol,
-    /// The port, 0 for all.
-    pub port: u16,
-}
-
-impl Endpoint {
-    /// The endpoint at `addr`.
-    pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
-        Self {
-            address: addr.ip(),
-            protocol,
-            port: addr.port(),
-        }
-    }
-}
 
 /// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
 fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a [Protocol], u16) {
@@ -106,174 +86,52 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     std::iter::once(endpoint).chain(followers)
 }
 
-/// Ports of a rule for marks that are hidden one by one.
+/// A firewall mark rule with more ports than this intercepts every port.
 const PORTS_MAX: usize = 16;
 
 /// What a firewall mark stands for where no protocol is named.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// A set of endpoints that knows its addresses too.
-#[derive(Clone, Debug, Default)]
-pub struct Endpoints {
-    all: HashSet<Endpoint>,
-    /// How many there are of each address, and of each protocol of it.
-    addresses: HashMap<IpAddr, usize>,
-    protocols: HashMap<(IpAddr, Protocol), usize>,
-}
-
-impl Endpoints {
-    /// Adds an endpoint; whether it is new.
-    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
-        let new = self.all.insert(endpoint);
-        if new {
-            *self.addresses.entry(endpoint.address).or_default() += 1;
-            let key = (endpoint.address, endpoint.protocol);
-            *self.protocols.entry(key).or_default() += 1;
-        }
-        new
-    }
-
-    /// Takes an endpoint out; whether it was there.
-    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
-        let there = self.all.remove(endpoint);
-        if there {
-            decrement(&mut self.addresses, endpoint.address);
-            decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
-        }
-        there
-    }
-
-    /// Whether this endpoint is in it.
-    #[inline]
-    pub fn contains(&self, endpoint: &Endpoint) -> bool {
-        self.all.contains(endpoint)
-    }
-
-    /// Whether an endpoint has this address.
-    #[inline]
-    pub fn has_address(&self, addr: IpAddr) -> bool {
-        self.addresses.contains_key(&addr)
-    }
-
-    /// Whether an endpoint has this address and protocol.
-    pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
-        self.protocols.contains_key(&(addr, protocol))
-    }
-
-    /// All endpoints, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
-        self.all.iter()
-    }
-
-    /// Their addresses, each once, in no order.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.addresses.keys().copied()
-    }
-
-    /// Their addresses and protocols, each pair once, in no order.
-    pub fn protocols(&self) -> impl Iterator<Item = (IpAddr, Protocol)> + '_ {
-        self.protocols.keys().copied()
-    }
-}
-
-fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
-    if let Entry::Occupied(mut entry) = counts.entry(key) {
-        *entry.get_mut() -= 1;
-        if *entry.get() == 0 {
-            entry.remove();
-        }
-    }
-}
-
-impl PartialEq for Endpoints {
-    /// The rest follows from the endpoints.
-    fn eq(&self, other: &Self) -> bool {
-        self.all == other.all
-    }
-}
-
-impl Eq for Endpoints {}
-
-impl Extend<Endpoint> for Endpoints {
-    fn extend<T: IntoIterator<Item = Endpoint>>(&mut self, endpoints: T) {
-        for endpoint in endpoints {
-            self.insert(endpoint);
-        }
-    }
-}
-
-impl FromIterator<Endpoint> for Endpoints {
-    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
-        let mut all = Self::default();
-        all.extend(endpoints);
-        all
-    }
-}
-
-impl<const N: usize> From<[Endpoint; N]> for Endpoints {
-    fn from(endpoints: [Endpoint; N]) -> Self {
-        endpoints.into_iter().collect()
-    }
-}
-
-impl IntoIterator for Endpoints {
-    type Item = Endpoint;
-    type IntoIter = std::collections::hash_set::IntoIter<Endpoint>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.all.into_iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a Endpoints {
-    type Item = &'a Endpoint;
-    type IntoIter = std::collections::hash_set::Iter<'a, Endpoint>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.all.iter()
-    }
-}
-
-/// What the shield hides.
+/// What the host's own stack does not see, because the director takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShieldSpec {
-    /// What the services take. Fragments and ICMP errors to their addresses are hidden with them, ICMP errors about packets to
+pub struct Intercept {
+    /// What the services take. Fragments and ICMP errors to their addresses are intercepted with them, ICMP errors about packets to
     /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
-    /// there is hidden, too, except to the host itself: the host would take it for forged where it has the address.
+    /// there is intercepted too, except to the host itself: the host would take it for forged where it has the address.
     pub services: Endpoints,
-    /// Virtual addresses that the engine answers for itself: everything to them is hidden.
+    /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments are hidden with them, and ICMP errors about packets to them, whoever sends those.
+    /// Their fragments are intercepted with them, and ICMP errors about packets to them, whoever sends those.
     pub nat_servers: Endpoints,
-    /// Addresses of the host that stand for clients towards servers: what those servers send to them is hidden although
+    /// Addresses of the host that stand for clients towards servers: what those servers send to them is intercepted although
     /// it is addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is hidden for them: what is no
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is intercepted for them: what is no
     /// answer of a service's leaves as it is.
     pub local_nodes: Endpoints,
-    /// Connections of the host's own: their servers' answers are hidden although they are addressed to the host. They
+    /// Connections of the host's own: their servers' answers are intercepted although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: HashSet<LocalClient>,
     /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
     pub everything: bool,
 }
 
-impl ShieldSpec {
-    /// What is to be hidden for the services and servers of `control`, without own addresses and local clients. `before`
-    /// is what was hidden until now.
+impl Intercept {
+    /// What the services and servers of `control` need, without own addresses and local clients. `before` is what was
+    /// intercepted until now.
     pub fn of(control: &Control, before: &Self) -> Self {
-        let mut hidden = Self::default();
+        let mut spec = Self::default();
         for service in control.services() {
-            hidden.hide_service(service, control.ftp_ports());
+            spec.add_service(service, control.ftp_ports());
         }
         // Connections that come from a master may be for any port of a virtual address.
         if control.backup().is_some() {
-            for addr in hidden.vips() {
+            for addr in spec.vips() {
                 for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
                     let any = SocketAddr::new(addr, 0);
                     let any = Endpoint::new(protocol, any);
-                    hidden.services.extend(with_followers(any));
+                    spec.services.extend(with_followers(any));
                 }
             }
         }
@@ -281,9 +139,9 @@ impl ShieldSpec {
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             let helped = control.ftp_ports();
-            hidden.hide_key(key, helped, false);
+            spec.add_key(key, helped, false);
             // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
-            hidden.services.extend(any_port(key, helped).filter(|any| {
+            spec.services.extend(any_port(key, helped).filter(|any| {
                 let kept = before.services.contains(any);
                 kept && server.total() > 0
             }));
@@ -295,18 +153,17 @@ impl ShieldSpec {
                 let nat = server.forwarding().translates()
                     || (server.total() > 0 && before.nat_servers.contains(&endpoint));
                 if nat {
-                    hidden.nat_servers.extend(with_followers(endpoint));
+                    spec.nat_servers.extend(with_followers(endpoint));
                 }
             }
         }
-        hidden
+        spec
     }
 
-    /// What is to be hidden for one service and its servers, without what comes from others; `helped` are the ports of FTP's
-    /// helper.
+    /// What one service and its servers need, without what comes from others; `helped` are the ports of FTP's helper.
     pub fn of_service(service: &Service, helped: &[u16]) -> Self {
-        let mut hidden = Self::default();
-        hidden.hide_service(service, helped);
+        let mut spec = Self::default();
+        spec.add_service(service, helped);
         for server in service.servers() {
             if server.forwarding().translates() {
                 let key = service.key();
@@ -315,12 +172,10 @@ impl ShieldSpec {
                 let endpoints = protocols
                     .iter()
                     .map(|&protocol| Endpoint::new(protocol, addr));
-                hidden
-                    .nat_servers
-                    .extend(endpoints.flat_map(with_followers));
+                spec.nat_servers.extend(endpoints.flat_map(with_followers));
             }
         }
-        hidden
+        spec
     }
 
     /// The servers of `control` that are this host itself, as `is_local` tells, and whose answers are translated.
@@ -341,13 +196,13 @@ impl ShieldSpec {
         nodes
     }
 
-    fn hide_service(&mut self, service: &Service, helped: &[u16]) {
+    fn add_service(&mut self, service: &Service, helped: &[u16]) {
         let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
-        self.hide_key(service.key(), helped, persistent);
+        self.add_key(service.key(), helped, persistent);
     }
 
-    /// Hides what a service takes, data connections of FTP included.
-    fn hide_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+    /// Intercepts what a service takes, data connections of FTP included.
+    fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
             .extend(endpoint.into_iter().flat_map(with_followers));
@@ -355,9 +210,9 @@ impl ShieldSpec {
         self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
-    /// Hides what a rule for marks takes. Where it names many ports, all of them are hidden, and those that it does not
-    /// name are given back.
-    pub fn hide_marked(&mut self, rule: &MarkRule) {
+    /// Intercepts what a firewall mark rule takes. Where it names many ports, all ports are intercepted, and those that it
+    /// does not name are given back.
+    pub fn add_marked(&mut self, rule: &MarkRule) {
         let named: Vec<u16> = rule
             .ports
             .iter()
@@ -415,9 +270,9 @@ impl ShieldSpec {
         self.nat_servers.has_address(addr)
     }
 
-    /// Whether the shield hides `packet`, received on an interface. `inner` is the destination of the packet inside an
+    /// Whether `packet`, received on an interface, is intercepted. `inner` is the destination of the packet inside an
     /// ICMP error, `to_host` whether it is addressed to the host itself.
-    pub fn hides(
+    pub fn covers(
         &self,
         packet: &Packet,
         inner: Option<(Protocol, SocketAddr)>,
@@ -504,7 +359,7 @@ mod tests {
         control
             .add_server(&key, server, &direct, now)
             .expect("a new server");
-        let persistent = ShieldSpec::of(control, &ShieldSpec::default());
+        let persistent = Intercept::of(control, &Intercept::default());
         let any = any_port(key, &[]).expect("an FTP service");
         assert!(persistent.services.contains(&any));
 
@@ -529,11 +384,11 @@ mod tests {
         control
             .edit_service(&key, config, None)
             .expect("a known service");
-        let plain = ShieldSpec::of(control, &persistent);
+        let plain = Intercept::of(control, &persistent);
         assert!(plain.services.contains(&any), "with its connection");
 
         director.advance(now + std::time::Duration::from_secs(100));
-        let after = ShieldSpec::of(&director.control, &plain);
+        let after = Intercept::of(&director.control, &plain);
         assert!(!after.services.contains(&any), "without connections");
     }
 }

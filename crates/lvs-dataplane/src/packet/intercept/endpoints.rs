@@ -1,0 +1,152 @@
+//! Addresses, protocols and ports that are intercepted, and sets of them.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::Protocol;
+
+/// An address, a protocol and a port; port 0 is every port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The port, 0 for all.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// The endpoint at `addr`.
+    pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
+        Self {
+            address: addr.ip(),
+            protocol,
+            port: addr.port(),
+        }
+    }
+}
+
+/// A set of endpoints that knows its addresses too.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints {
+    all: HashSet<Endpoint>,
+    /// How many there are of each address, and of each protocol of it.
+    addresses: HashMap<IpAddr, usize>,
+    protocols: HashMap<(IpAddr, Protocol), usize>,
+}
+
+impl Endpoints {
+    /// Adds an endpoint; whether it is new.
+    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
+        let new = self.all.insert(endpoint);
+        if new {
+            *self.addresses.entry(endpoint.address).or_default() += 1;
+            let key = (endpoint.address, endpoint.protocol);
+            *self.protocols.entry(key).or_default() += 1;
+        }
+        new
+    }
+
+    /// Takes an endpoint out; whether it was there.
+    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
+        let there = self.all.remove(endpoint);
+        if there {
+            decrement(&mut self.addresses, endpoint.address);
+            decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
+        }
+        there
+    }
+
+    /// Whether this endpoint is in it.
+    #[inline]
+    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+        self.all.contains(endpoint)
+    }
+
+    /// Whether an endpoint has this address.
+    #[inline]
+    pub fn has_address(&self, addr: IpAddr) -> bool {
+        self.addresses.contains_key(&addr)
+    }
+
+    /// Whether an endpoint has this address and protocol.
+    pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
+        self.protocols.contains_key(&(addr, protocol))
+    }
+
+    /// All endpoints, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.all.iter()
+    }
+
+    /// Their addresses, each once, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.addresses.keys().copied()
+    }
+
+    /// Their addresses and protocols, each pair once, in no order.
+    pub fn protocols(&self) -> impl Iterator<Item = (IpAddr, Protocol)> + '_ {
+        self.protocols.keys().copied()
+    }
+}
+
+fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut entry) = counts.entry(key) {
+        *entry.get_mut() -= 1;
+        if *entry.get() == 0 {
+            entry.remove();
+        }
+    }
+}
+
+impl PartialEq for Endpoints {
+    /// The rest follows from the endpoints.
+    fn eq(&self, other: &Self) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for Endpoints {}
+
+impl Extend<Endpoint> for Endpoints {
+    fn extend<T: IntoIterator<Item = Endpoint>>(&mut self, endpoints: T) {
+        for endpoint in endpoints {
+            self.insert(endpoint);
+        }
+    }
+}
+
+impl FromIterator<Endpoint> for Endpoints {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        let mut all = Self::default();
+        all.extend(endpoints);
+        all
+    }
+}
+
+impl<const N: usize> From<[Endpoint; N]> for Endpoints {
+    fn from(endpoints: [Endpoint; N]) -> Self {
+        endpoints.into_iter().collect()
+    }
+}
+
+impl IntoIterator for Endpoints {
+    type Item = Endpoint;
+    type IntoIter = std::collections::hash_set::IntoIter<Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Endpoints {
+    type Item = &'a Endpoint;
+    type IntoIter = std::collections::hash_set::Iter<'a, Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.iter()
+    }
+}
