@@ -24,10 +24,10 @@ pub(crate) struct Engine {
 }
 
 fn refuse<T>(code: FailureCode, message: &str) -> Result<T, ControlError> {
-    Err(ControlError::Refused(Failure {
+    Err(ControlError::Refused(Failure::new(
         code,
-        message: message.to_owned(),
-    }))
+        message.to_owned(),
+    )))
 }
 
 impl Engine {
