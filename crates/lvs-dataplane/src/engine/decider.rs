@@ -3,14 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta,
-    Shard, Tuple, Verdict,
+    AcceptReason, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta, Shard,
+    Tuple, Verdict,
 };
 
-use super::remedies;
 use super::calls::Question;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
@@ -26,8 +24,8 @@ pub(super) struct Decider {
     pub(super) marked: Vec<u64>,
     /// Name of the interface that the present batch came in on.
     pub(super) interface: Arc<str>,
-    drops: [u64; DropReason::ALL.len()],
-    accepts: [u64; AcceptReason::ALL.len()],
+    pub(super) drops: [u64; DropReason::ALL.len()],
+    pub(super) accepts: [u64; AcceptReason::ALL.len()],
     /// What comes in by the present batch is none of the director's business: it comes out of a tunnel of the host's, and
     /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
@@ -56,26 +54,6 @@ impl Decider {
             tells: false,
             told: None,
         }
-    }
-
-    /// What the director has decided not to forward, and why.
-    pub(super) fn reasons(&self) -> impl Iterator<Item = ReasonCount> + '_ {
-        let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
-            let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
-            reason("drop", count, told)
-        });
-        let accepts = AcceptReason::ALL
-            .iter()
-            .zip(self.accepts)
-            .map(|(accept, count)| {
-                let told = [
-                    accept.name(),
-                    accept.describe(),
-                    remedies::of_accept(*accept),
-                ];
-                reason("host", count, told)
-            });
-        drops.chain(accepts)
     }
 
     /// Packets that would have opened a connection and found the table full.
@@ -239,16 +217,4 @@ fn marked_by(
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())
-}
-
-/// A counted reason, for a listing; `told` is its name, its meaning and its remedy.
-pub(super) fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
-    let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
-    ReasonCount {
-        action: action.to_owned(),
-        reason,
-        count,
-        help,
-        remedy,
-    }
 }

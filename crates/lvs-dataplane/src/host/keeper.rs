@@ -25,7 +25,7 @@ use super::neighbours::Neighbours;
 use super::trunks::Trunks;
 use super::view::{HOP_PORT, HOST_PORT, Port as KnownPort, Tables, View};
 use super::vips::Vips;
-use super::{Backend, Engine, HostError, Neighbour};
+use super::{Backend, EngineSide, HostError, Neighbour};
 use crate::io::BATCH;
 use crate::io::port::Port;
 use crate::io::vlan::Wanted;
@@ -70,7 +70,7 @@ impl Setup {
 
 /// What concerns the host, and the thread that does it.
 pub(crate) struct Keeper {
-    pub(super) engine: Arc<dyn Engine>,
+    pub(super) engine: Arc<dyn EngineSide>,
     pub(super) setup: Setup,
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
@@ -126,7 +126,7 @@ pub(super) struct Next {
 impl Keeper {
     /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
     pub(crate) fn new(
-        engine: Arc<dyn Engine>,
+        engine: Arc<dyn EngineSide>,
         setup: Setup,
         requests: Vec<mpsc::Receiver<Request>>,
     ) -> Result<Self, HostError> {
@@ -315,9 +315,7 @@ impl Keeper {
                     let (tables, netlink) = (&self.tables, &mut self.netlink);
                     if !Neighbours::resolve(port, addr, tables, netlink) {
                         let failed = true;
-                        self.next
-                            .neighbours
-                            .push(Neighbour { port, addr, failed });
+                        self.next.neighbours.push(Neighbour { port, addr, failed });
                     }
                 }
                 Request::Confirm(port, addr) => {
@@ -425,8 +423,10 @@ impl Keeper {
     /// Asks which local addresses connections use.
     pub(super) fn ask_for_pool(&mut self) {
         // A director without full NAT need not ask.
-        if !self.pool.addresses.is_empty() || !self.pool_in_use.is_empty() {
-            self.pool_in_use = self.engine.local_addresses();
+        if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
+            && let Some(in_use) = self.engine.local_addresses()
+        {
+            self.pool_in_use = in_use;
         }
     }
 

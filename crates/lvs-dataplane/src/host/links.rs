@@ -89,9 +89,7 @@ impl Keeper {
             } else {
                 continue;
             }
-            self.next
-                .neighbours
-                .push(Neighbour { port, addr, failed });
+            self.next.neighbours.push(Neighbour { port, addr, failed });
         }
     }
 
@@ -226,7 +224,9 @@ impl Keeper {
         let state = &self.tables.state;
         let mut others = self.tables.interfaces();
         let taken = others.any(|(_, known)| {
-            state.link(known.ifindex).is_some_and(|link| link.name == old)
+            state
+                .link(known.ifindex)
+                .is_some_and(|link| link.name == old)
         });
         if !taken && shielded.is_ok() {
             shielded = self.interception.remove_interface(old);

@@ -23,7 +23,7 @@ const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
 /// The ports of a local address that stand for clients: of one that the host has as well, those that its own programs
 /// are not given.
-pub(super) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
+pub(crate) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
     let all = LocalAddress::new(addr);
     if !is_local {
         return all;

@@ -8,7 +8,7 @@ mod neighbours;
 pub mod shield;
 pub mod steering;
 mod trunks;
-mod update;
+pub(crate) mod update;
 pub(crate) mod view;
 mod vips;
 
@@ -74,7 +74,7 @@ pub enum HostError {
 
 /// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may wait for any of it: nobody
 /// there waits for the keeper, except those who have asked for a change.
-pub(crate) trait Engine: Send + Sync {
+pub(crate) trait EngineSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;
 
@@ -99,8 +99,8 @@ pub(crate) trait Engine: Send + Sync {
     /// Tells them that something has become known of these neighbours.
     fn tell_neighbours(&self, neighbours: Vec<Neighbour>);
 
-    /// The local addresses of full NAT that connections use.
-    fn local_addresses(&self) -> Vec<IpAddr>;
+    /// The local addresses of full NAT that connections use; `None` if a packet worker does not answer.
+    fn local_addresses(&self) -> Option<Vec<IpAddr>>;
 }
 
 /// What has become known of a neighbour.

@@ -85,7 +85,12 @@ impl Neighbours {
     }
 
     /// A packet waits for a neighbour. `false`: the kernel does not ask.
-    pub(super) fn resolve(port: PortId, addr: IpAddr, tables: &Tables, netlink: &mut Netlink) -> bool {
+    pub(super) fn resolve(
+        port: PortId,
+        addr: IpAddr,
+        tables: &Tables,
+        netlink: &mut Netlink,
+    ) -> bool {
         match tables.ifindex(port) {
             Some(ifindex) => resolve((ifindex, addr), tables, netlink),
             None => false,

@@ -159,9 +159,8 @@ impl Keeper {
         let state = &self.tables.state;
         self.interception.complain_of(vips.iter().copied(), state);
         let own = self.choose_own(&vips);
-        self.vips.tell_unclaimed(by_hand, |addr| {
-            state.is_local(addr) || own.contains(&addr)
-        });
+        self.vips
+            .tell_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
         reached.extend(&vips);
         spec.own_vips.clone_from(&own);
         self.changed = None;

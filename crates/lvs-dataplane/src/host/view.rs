@@ -177,7 +177,8 @@ impl Tables {
     }
 
     pub(crate) fn name(&self, port: PortId) -> &str {
-        self.port(port).map_or("a port that is gone", |port| &port.name)
+        self.port(port)
+            .map_or("a port that is gone", |port| &port.name)
     }
 
     /// Whether a packet from another host cannot have this source; most others are told from them at no cost. Where the host

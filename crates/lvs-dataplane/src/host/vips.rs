@@ -62,9 +62,7 @@ impl Vips {
     }
 
     pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, Mac)> + '_ {
-        self.conflicts
-            .iter()
-            .map(|(&addr, &(mac, _))| (addr, mac))
+        self.conflicts.iter().map(|(&addr, &(mac, _))| (addr, mac))
     }
 
     /// Answers for another address from now on.
@@ -130,7 +128,11 @@ impl Vips {
     }
 
     /// Says once which addresses of services nobody here answers ARP for. `vips` are all that nobody else looks after.
-    pub(super) fn tell_unclaimed(&mut self, vips: HashSet<IpAddr>, is_claimed: impl Fn(IpAddr) -> bool) {
+    pub(super) fn tell_unclaimed(
+        &mut self,
+        vips: HashSet<IpAddr>,
+        is_claimed: impl Fn(IpAddr) -> bool,
+    ) {
         let before = std::mem::take(&mut self.unclaimed);
         for addr in vips {
             self.tell_one_unclaimed(addr, &before, &is_claimed);
@@ -138,7 +140,11 @@ impl Vips {
     }
 
     /// As [`tell_unclaimed`](Self::tell_unclaimed), of one more.
-    pub(super) fn tell_also_unclaimed(&mut self, addr: IpAddr, is_claimed: impl Fn(IpAddr) -> bool) {
+    pub(super) fn tell_also_unclaimed(
+        &mut self,
+        addr: IpAddr,
+        is_claimed: impl Fn(IpAddr) -> bool,
+    ) {
         if !self.unclaimed.contains(&addr) {
             self.tell_one_unclaimed(addr, &HashSet::new(), &is_claimed);
         }

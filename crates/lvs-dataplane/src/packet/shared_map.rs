@@ -157,7 +157,10 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
 
 impl<K: Eq + Hash, V: PartialEq> PartialEq for SharedMap<K, V> {
     fn eq(&self, other: &Self) -> bool {
-        self.len == other.len && self.iter().all(|(key, value)| other.get(key) == Some(value))
+        self.len == other.len
+            && self
+                .iter()
+                .all(|(key, value)| other.get(key) == Some(value))
     }
 }
 
@@ -248,6 +251,11 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.is_empty()
     }
 
+    /// Removes all of them.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// The values, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.keys()
@@ -292,7 +300,11 @@ mod tests {
         assert_eq!((map.get(&9), copy.get(&9)), (None, Some(&9)));
         assert_ne!(map, copy);
         let shared = |(a, b): (&Part<u32, u32>, &Part<u32, u32>)| Arc::ptr_eq(a, b);
-        let shared = map.parts.iter().zip(&*copy.parts).filter(|parts| shared(*parts));
+        let shared = map
+            .parts
+            .iter()
+            .zip(&*copy.parts)
+            .filter(|parts| shared(*parts));
         assert!(shared.count() >= PARTS - 3);
         map.retain(|key, _| *key < 3);
         let mut keys: Vec<u32> = map.keys().copied().collect();

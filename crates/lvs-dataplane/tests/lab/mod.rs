@@ -379,6 +379,26 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// What leaves when the answers to a client on the director are intercepted.
+    pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
+        self.intercept.local_clients.insert(client);
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: self.pmtu_disc,
+        };
+        let mut out = Output::new();
+        self.pipeline
+            .local_clients_intercepted(&env, self.now, &mut out);
+        let mut sent = Vec::new();
+        for (port, frames) in out.queues() {
+            sent.extend(frames.iter().map(|f| (port, f.clone())));
+        }
+        sent
+    }
+}
+
 pub fn hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2)
         .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal"))

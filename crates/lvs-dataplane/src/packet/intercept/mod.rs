@@ -22,7 +22,11 @@ pub use self::endpoints::{Endpoint, Endpoints};
 const FTP: u16 = 21;
 
 /// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
-fn reply_ports<'a>(key: &'a ServiceKey, server: SocketAddr, helped: &[u16]) -> (&'a [Protocol], u16) {
+fn reply_ports<'a>(
+    key: &'a ServiceKey,
+    server: SocketAddr,
+    helped: &[u16],
+) -> (&'a [Protocol], u16) {
     match key {
         // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
         ServiceKey::Address { protocol, addr }
@@ -30,9 +34,7 @@ fn reply_ports<'a>(key: &'a ServiceKey, server: SocketAddr, helped: &[u16]) -> (
         {
             (std::slice::from_ref(protocol), 0)
         }
-        ServiceKey::Address { protocol, .. } => {
-            (std::slice::from_ref(protocol), server.port())
-        }
+        ServiceKey::Address { protocol, .. } => (std::slice::from_ref(protocol), server.port()),
         ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
     }
 }
@@ -168,7 +170,13 @@ impl Intercept {
     }
 
     /// Intercepts what a server needs that is configured, or still has connections.
-    pub fn add_endpoint(&mut self, key: ServiceKey, server: &Server, helped: &[u16], before: &Self) {
+    pub fn add_endpoint(
+        &mut self,
+        key: ServiceKey,
+        server: &Server,
+        helped: &[u16],
+        before: &Self,
+    ) {
         self.add_key(key, helped, false);
         // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
         self.services.extend(any_port(key, helped).filter(|any| {
