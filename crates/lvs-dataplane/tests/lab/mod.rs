@@ -17,7 +17,7 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::intercept::{Endpoint, Intercept};
+use lvs_dataplane::packet::intercept::{Endpoint, Intercept, LocalClient};
 use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::packet::wire::Mac;

@@ -304,7 +304,7 @@ pub(super) fn test(
         let name = place.and_then(|place| ports.get(place));
         out.item(&BenchFrame {
             dev: name.cloned().unwrap_or_default(),
-            frame: bench::hex(frame),
+            frame: hex(frame),
         })?;
     }
     to_value(&json!({
