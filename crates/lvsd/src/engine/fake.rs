@@ -9,9 +9,9 @@ use lvs_core::api::{
 };
 
 use crate::config::Dataplane;
-use crate::control::{Control, ControlError, Op};
+use crate::engine::control::{Control, ControlError, Op};
 use crate::engine::{ConnectError, Host};
-use crate::local::Addresses;
+use crate::host_addresses::Addresses;
 
 /// The state of the engine.
 #[derive(Clone, Debug, Default)]
@@ -24,10 +24,10 @@ pub(crate) struct Engine {
 }
 
 fn refuse<T>(code: FailureCode, message: &str) -> Result<T, ControlError> {
-    Err(ControlError::Refused(Failure {
+    Err(ControlError::Refused(Failure::new(
         code,
-        message: message.to_owned(),
-    }))
+        message.to_owned(),
+    )))
 }
 
 impl Engine {

@@ -1,5 +1,8 @@
 //! The half of a director that its workers share: services, real servers, and the decision about new connections.
 
+pub(crate) mod check;
+
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -10,6 +13,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
+use self::check::Census;
 use crate::conn::state::Timeouts;
 use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, Slot, Templates};
@@ -17,15 +21,16 @@ use crate::defense::{self, Defense};
 use crate::down::Down;
 use crate::full_nat::{self, FullNat};
 use crate::local_ports::LocalPorts;
+use crate::mark::MarkRule;
 use crate::sched::Registry;
 use crate::shard::{ServerLink, Settings, Shard, Shared};
 use crate::slow_start::SlowStart;
 use crate::stats::{ObjectStats, Stats};
-use crate::sync::{Backup, Queue, sync_template};
+use crate::sync::{Backup, Queue, SyncDaemon, sync_template};
 use crate::sysctl::Sysctls;
 use crate::{
     ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Protocol, Server, ServerConfig,
-    ServerId, ServiceConfig, ServiceFlags, ServiceKey, engine,
+    ServerId, ServiceConfig, ServiceFlags, ServiceKey,
 };
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
@@ -34,8 +39,6 @@ const TRASH_PERIOD: Duration = Duration::from_secs(60);
 const TRASH_IDLE: Duration = Duration::from_secs(120);
 /// Time between two snapshots of the counters.
 const STATS_PERIOD: Duration = Duration::from_secs(2);
-/// The kernel keeps timeouts in ticks of 4 ms in an `int`.
-const TIMEOUT_MAX: u32 = 8_589_934;
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -49,6 +52,8 @@ pub struct Service {
     next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,
+    /// Its servers, counted by what checks ask for.
+    pub(crate) census: Census,
 }
 
 impl Service {
@@ -170,6 +175,14 @@ pub struct Control {
     /// Addresses of the host itself, as prefixes.
     local: Vec<(IpAddr, u8)>,
     pub(crate) full_nat: FullNat,
+    /// Servers of another family than their service's.
+    pub(crate) mixed: usize,
+    /// Rules that give packets marks, which whoever embeds the director applies.
+    pub(crate) marks: Arc<[MarkRule]>,
+    /// Virtual addresses that whoever embeds the director is to answer for.
+    pub(crate) own_vips: Vec<IpAddr>,
+    /// Synchronisation daemons as they were asked for, in the order in which they were started.
+    pub(crate) daemons: Vec<SyncDaemon>,
 }
 
 /// What a shard is to do when it is swept next.
@@ -198,6 +211,15 @@ impl From<&ServiceKey> for ServiceKeyOrd {
                 // Flow label and scope are no part of the identity.
                 Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
             }
+        }
+    }
+}
+
+impl From<ServiceKeyOrd> for ServiceKey {
+    fn from(key: ServiceKeyOrd) -> Self {
+        match key {
+            ServiceKeyOrd::Mark(family, mark) => Self::Mark { family, mark },
+            ServiceKeyOrd::Address(protocol, addr) => Self::Address { protocol, addr },
         }
     }
 }
@@ -238,6 +260,10 @@ impl Control {
             sync: Queue::default(),
             local: Vec::new(),
             full_nat: FullNat::default(),
+            mixed: 0,
+            marks: Arc::from([]),
+            own_vips: Vec::new(),
+            daemons: Vec::new(),
         }
     }
 
@@ -295,11 +321,7 @@ impl Control {
         config: ServiceConfig,
         owner: Option<String>,
     ) -> Result<(), Error> {
-        check_key(&key)?;
-        if self.index.contains_key(&(&key).into()) {
-            return Err(Error::ServiceExists);
-        }
-        let scheduler = self.scheduler_for(&key, &config)?;
+        let scheduler = check::add_service(self, self, &key, &config)?;
         let number = self.next_service;
         self.next_service += 1;
         let service = Service {
@@ -310,6 +332,7 @@ impl Control {
             pool: Pool::new(scheduler),
             stats: ObjectStats::new(self.options.shards),
             slow: SlowStart::default(),
+            census: Census::default(),
         };
         self.services.insert(number, service);
         self.index.insert((&key).into(), number);
@@ -330,22 +353,9 @@ impl Control {
         config: ServiceConfig,
         owner: Option<String>,
     ) -> Result<(), Error> {
-        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
-        let scheduler = self.scheduler_for(key, &config)?;
+        let scheduler = check::edit_service(self, self, key, &config)?;
         let next_tick = self.first_tick(&*scheduler);
-        for server in self
-            .services
-            .get(&number)
-            .into_iter()
-            .flat_map(Service::servers)
-        {
-            self.check_full_nat(key, &config, &server.config())?;
-        }
-        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
-        let nat = |server: &Arc<Server>| server.forwarding().translates();
-        if scheduler.needs_replies() && !service.pool.servers().iter().all(nat) {
-            return Err(Error::NeedsReplies);
-        }
+        let (number, service) = self.service_mut(key)?;
         if service.config.scheduler != config.scheduler {
             service.pool.reschedule(scheduler);
             service.next_tick = next_tick;
@@ -375,6 +385,9 @@ impl Control {
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
         self.ftp_services -= usize::from(service.key.port() == 21);
         self.any_port_services -= usize::from(service.key.port() == 0);
+        self.mixed -= service.census.mixed;
+        let family = service.key.family();
+        self.full_nat.count(family, service.census.full_nat, 0);
         for server in service.pool.servers() {
             server.retire();
             self.trash(server.id(), now);
@@ -407,22 +420,12 @@ impl Control {
         config: &ServerConfig,
         now: Instant,
     ) -> Result<(), Error> {
-        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
-        let service = self.services.get(&number).ok_or(Error::NoService)?;
-        check_family(&service.key, addr, config)?;
-        self.check_daemons(&service.key, addr)?;
-        self.check_full_nat(&service.key, &service.config, config)?;
-        Server::check(config)?;
-        if service.pool.find(addr).is_some() {
-            return Err(Error::ServerExists);
-        }
-        check_replies(service, config)?;
-        let id = match self.find_in_trash(&service.key, addr) {
+        check::add_server(self, key, addr, config)?;
+        let (number, service) = self.service_mut(key)?;
+        let key = service.key;
+        let id = match self.find_in_trash(&key, addr) {
             Some(id) => id,
-            None => {
-                check_unicast(addr.ip())?;
-                self.register(number, addr, config)?
-            }
+            None => self.register(number, addr, config)?,
         };
         let entry = self.servers[id.index()]
             .as_mut()
@@ -440,6 +443,7 @@ impl Control {
             .expect("the service was found above");
         server.follow_extras(&service.config.extras, service.pool.needs_replies());
         service.pool.add(server);
+        self.recount(number, addr, None, Some(config.forwarding));
         self.warm_up(number, now);
         self.changed();
         Ok(())
@@ -456,15 +460,11 @@ impl Control {
         addr: SocketAddr,
         config: &ServerConfig,
     ) -> Result<(), Error> {
-        let service = self.service(key).ok_or(Error::NoService)?;
-        check_family(&service.key, addr, config)?;
-        self.check_full_nat(&service.key, &service.config, config)?;
-        Server::check(config)?;
+        check::edit_server(self, key, addr, config)?;
+        let before = check::View::server(self, key, addr);
         let (number, service) = self.service_mut(key)?;
-        if service.pool.find(addr).is_some() {
-            check_replies(service, config)?;
-        }
         service.pool.edit(addr, config)?;
+        self.recount(number, addr, before, Some(config.forwarding));
         self.warm_up(number, self.clock.unwrap_or_default());
         self.changed();
         Ok(())
@@ -484,6 +484,7 @@ impl Control {
     ) -> Result<(), Error> {
         let (number, service) = self.service_mut(key)?;
         let server = service.pool.remove(addr)?;
+        self.recount(number, addr, Some(server.forwarding()), None);
         self.trash(server.id(), now);
         self.warm_up(number, now);
         self.changed();
@@ -522,12 +523,7 @@ impl Control {
     /// # Errors
     /// [`Error::TimeoutRange`].
     pub fn set_timeouts(&mut self, tcp: u32, tcp_fin: u32, udp: u32) -> Result<(), Error> {
-        if [tcp, tcp_fin, udp]
-            .iter()
-            .any(|&timeout| timeout > TIMEOUT_MAX)
-        {
-            return Err(Error::TimeoutRange);
-        }
+        check::timeouts([tcp, tcp_fin, udp])?;
         self.settings.timeouts.set(tcp, tcp_fin, udp);
         self.changed();
         Ok(())
@@ -821,6 +817,22 @@ impl Control {
         &self.settings.ftp_ports
     }
 
+    /// The rules that give packets marks. A packet's mark is part of its [`PacketMeta`](crate::PacketMeta): whoever embeds
+    /// the director applies them.
+    pub const fn marks(&self) -> &Arc<[MarkRule]> {
+        &self.marks
+    }
+
+    /// The virtual addresses that whoever embeds the director was told to answer for.
+    pub fn own_vips(&self) -> &[IpAddr] {
+        &self.own_vips
+    }
+
+    /// The synchronisation daemons as they were asked for, in the order in which they were started.
+    pub fn daemons(&self) -> &[SyncDaemon] {
+        &self.daemons
+    }
+
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
         self.local
             .iter()
@@ -1018,13 +1030,28 @@ impl Control {
 
     // --- inside -------------------------------------------------------------------------------------------------------
 
-    /// A message about a connection has room for one family only.
-    fn check_daemons(&self, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
-        let running = self.settings.master.is_some() || self.backup.is_some();
-        if running && Family::of(&addr.ip()) != key.family() {
-            return Err(Error::FamilyMismatch);
+    /// Counts a server of service `number` whose forwarding method was `before` and is `after`.
+    fn recount(
+        &mut self,
+        number: u32,
+        addr: SocketAddr,
+        before: Option<Forwarding>,
+        after: Option<Forwarding>,
+    ) {
+        let Some(service) = self.services.get_mut(&number) else {
+            return;
+        };
+        let mixed = check::is_mixed(&service.key, addr);
+        let old = service.census;
+        if let Some(forwarding) = before {
+            service.census.leave(mixed, forwarding);
         }
-        Ok(())
+        if let Some(forwarding) = after {
+            service.census.enter(mixed, forwarding);
+        }
+        let (new, family) = (service.census, service.key.family());
+        self.mixed = self.mixed - old.mixed + new.mixed;
+        self.full_nat.count(family, old.full_nat, new.full_nat);
     }
 
     /// The service with this key, and its number.
@@ -1034,28 +1061,12 @@ impl Control {
         Ok((number, service))
     }
 
-    fn scheduler_for(
-        &self,
-        key: &ServiceKey,
-        config: &ServiceConfig,
-    ) -> Result<alloc::boxed::Box<dyn crate::Scheduler>, Error> {
-        let mut scheduler = self
-            .options
-            .schedulers
-            .create(&config.scheduler)
-            .ok_or(Error::UnknownScheduler)?;
+    /// A new scheduler of this name.
+    pub(crate) fn scheduler(&self, name: &str) -> Result<Box<dyn crate::Scheduler>, Error> {
+        let schedulers = &self.options.schedulers;
+        let mut scheduler = schedulers.create(name).ok_or(Error::UnknownScheduler)?;
         scheduler.seed(self.options.seed ^ u64::from(self.next_service) << 32);
         scheduler.sysctls_changed(&self.settings.sysctls);
-        if config
-            .engine
-            .as_deref()
-            .is_some_and(|name| name != engine::SIP)
-        {
-            return Err(Error::UnknownEngine);
-        }
-        if key.family() == Family::V6 && !(1..=128).contains(&config.netmask) {
-            return Err(Error::PrefixLength);
-        }
         Ok(scheduler)
     }
 
@@ -1193,58 +1204,8 @@ impl Control {
     }
 }
 
-fn check_key(key: &ServiceKey) -> Result<(), Error> {
-    match key {
-        ServiceKey::Mark { mark: 0, .. } => Err(Error::ZeroMark),
-        ServiceKey::Mark { .. } => Ok(()),
-        ServiceKey::Address {
-            protocol: Protocol::TCP | Protocol::UDP | Protocol::SCTP,
-            ..
-        } => Ok(()),
-        ServiceKey::Address { .. } => Err(Error::Protocol),
-    }
-}
-
-fn check_family(
-    service: &ServiceKey,
-    addr: SocketAddr,
-    config: &ServerConfig,
-) -> Result<(), Error> {
-    if Family::of(&addr.ip()) != service.family() && config.forwarding != Forwarding::Tunnel {
-        return Err(Error::FamilyMismatch);
-    }
-    Ok(())
-}
-
-/// A scheduler that measures answers takes only servers whose answers it sees.
-fn check_replies(service: &Service, config: &ServerConfig) -> Result<(), Error> {
-    if service.pool.needs_replies() && !config.forwarding.translates() {
-        return Err(Error::NeedsReplies);
-    }
-    Ok(())
-}
-
 /// Time since the last packet of an entry, or since a template was renewed.
 fn idle(slot: &Slot, now: Instant) -> Duration {
     let left = slot.expires.saturating_since(now);
     Duration::from_secs(slot.timeout.into()).saturating_sub(left)
-}
-
-/// Whether a host can have this address; local addresses and broadcasts of the host's own networks are known only to
-/// whoever embeds the director.
-fn check_unicast(addr: IpAddr) -> Result<(), Error> {
-    let refused = match addr {
-        IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),
-        IpAddr::V6(addr) => {
-            addr.is_unspecified()
-                || addr.is_multicast()
-                || addr.is_unicast_link_local()
-                || addr.to_ipv4_mapped().is_some()
-        }
-    };
-    if refused {
-        Err(Error::NotUnicast)
-    } else {
-        Ok(())
-    }
 }

@@ -10,8 +10,15 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+mod apply;
+mod call;
+mod plan;
+
+pub use self::apply::{Applied, CHANGES_MAX, Done, Host, Need, Permissive, Refused};
+pub use self::call::{Access, Call, Request};
 pub use crate::explain::{Candidate, Explanation};
 pub use crate::stats::{Counts, Stats};
+pub use crate::sync::{SyncDaemon, SyncRole};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.
@@ -20,174 +27,6 @@ pub const VERSION: u32 = 1;
 /// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told nothing else.
 /// Every network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
-
-/// A request with the number that its answers carry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// Chosen by the client.
-    pub id: u64,
-    /// What is wanted.
-    #[serde(flatten)]
-    pub call: Call,
-}
-
-/// What can be asked of an engine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "method", content = "params")]
-pub enum Call {
-    /// Must come first. Answer: [`Hello`].
-    #[serde(rename = "hello")]
-    Hello {
-        /// [`VERSION`].
-        version: u32,
-    },
-    /// State of the engine. Answer: [`Info`].
-    #[serde(rename = "info")]
-    Info {},
-
-    /// Add a service. Answer: `{}`.
-    #[serde(rename = "service.add")]
-    ServiceAdd(ServiceSpec),
-    /// Replace the settings of a service. Answer: `{}`.
-    #[serde(rename = "service.edit")]
-    ServiceEdit(ServiceSpec),
-    /// Delete a service. Its connections stay until they end. Answer: `{}`.
-    #[serde(rename = "service.delete")]
-    ServiceDelete {
-        /// Which one.
-        service: ServiceId,
-    },
-    /// Delete every service. Answer: `{}`.
-    #[serde(rename = "service.flush")]
-    ServiceFlush {},
-    /// List services with their real servers. Answer: items [`ServiceInfo`], then [`ListEnd`].
-    #[serde(rename = "service.list")]
-    ServiceList {
-        /// Only this one; an unknown one is the error `no_service`.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        service: Option<ServiceId>,
-    },
-    /// Zero the counters of one service and its servers, or of everything. Answer: `{}`.
-    #[serde(rename = "service.zero")]
-    ServiceZero {
-        /// Only this one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        service: Option<ServiceId>,
-    },
-
-    /// Add a real server to a service. Answer: `{}`.
-    #[serde(rename = "server.add")]
-    ServerAdd(ServerSpec),
-    /// Replace the settings of a real server. Answer: `{}`.
-    #[serde(rename = "server.edit")]
-    ServerEdit(ServerSpec),
-    /// Delete a real server. Its connections stay until they end. Answer: `{}`.
-    #[serde(rename = "server.delete")]
-    ServerDelete {
-        /// The service.
-        service: ServiceId,
-        /// Address and port of the server.
-        server: SocketAddr,
-    },
-
-    /// List connections and persistence templates. Answer: items [`ConnInfo`], then [`ListEnd`].
-    #[serde(rename = "conn.list")]
-    ConnList {},
-    /// Timeouts that `ipvsadm --set` sets. Answer: [`Timeouts`].
-    #[serde(rename = "timeouts.get")]
-    TimeoutsGet {},
-    /// Set those timeouts; 0 leaves one unchanged. Answer: `{}`.
-    #[serde(rename = "timeouts.set")]
-    TimeoutsSet(Timeouts),
-    /// Read one sysctl, or all. Answer: items [`Sysctl`], then [`ListEnd`].
-    #[serde(rename = "sysctl.get")]
-    SysctlGet {
-        /// The kernel's name without a prefix: `conn_reuse_mode`.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        name: Option<String>,
-    },
-    /// Write a sysctl. Answer: `{}`.
-    #[serde(rename = "sysctl.set")]
-    SysctlSet(Sysctl),
-    /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then [`ListEnd`].
-    #[serde(rename = "daemon.list")]
-    DaemonList {},
-    /// Start a synchronisation daemon. Answer: `{}`.
-    #[serde(rename = "daemon.start")]
-    DaemonStart(SyncDaemon),
-    /// Stop a synchronisation daemon. Answer: `{}`.
-    #[serde(rename = "daemon.stop")]
-    DaemonStop {
-        /// Master or backup.
-        role: SyncRole,
-        /// Its identity; the kernel ignores it.
-        #[serde(default)]
-        syncid: u8,
-    },
-    /// Counted reasons of drops and of packets left to the host. Answer: items [`ReasonCount`], then [`ListEnd`].
-    #[serde(rename = "drops")]
-    Drops {},
-    /// What would become of a packet that may open a connection, and why; nothing changes. Answer: [`Explanation`].
-    #[serde(rename = "explain")]
-    Explain {
-        /// IP protocol number.
-        protocol: u8,
-        /// Source of the packet.
-        client: SocketAddr,
-        /// Destination of the packet.
-        #[serde(rename = "virtual")]
-        virt: SocketAddr,
-        /// Its firewall mark; without it, the engine's rules for marks decide.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        mark: Option<u32>,
-        /// The interface that it comes in on, which those rules may ask for.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        interface: Option<String>,
-    },
-    /// Packets as they arrive, each with what was decided about it, until the client closes the connection. Answer:
-    /// items [`CapturedPacket`]; one without a frame each second in which none came.
-    #[serde(rename = "capture")]
-    Capture(CaptureFilter),
-    /// Rules that give packets firewall marks, in their order. Answer: items [`MarkText`], then [`ListEnd`].
-    #[serde(rename = "mark.list")]
-    MarkList {},
-    /// Add such a rule. Answer: `{}`.
-    #[serde(rename = "mark.add")]
-    MarkAdd {
-        /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
-        rule: String,
-        /// Where to put it, from 1; at the end if absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        position: Option<usize>,
-    },
-    /// Delete such a rule. Answer: `{}`.
-    #[serde(rename = "mark.delete")]
-    MarkDelete {
-        /// Its place in the list, from 1.
-        position: usize,
-    },
-    /// Replace all such rules. Answer: `{}`.
-    #[serde(rename = "mark.set")]
-    MarkSet {
-        /// The rules in their order.
-        rules: Vec<String>,
-    },
-    /// Virtual addresses that the engine shall own: answer ARP for and announce. Replaces the set that `owner` gave before. Answer: `{}`.
-    #[serde(rename = "vips.own")]
-    VipsOwn {
-        /// The addresses.
-        addresses: Vec<core::net::IpAddr>,
-    },
-    /// Replace the addresses that stand for clients towards servers of full NAT. Connections keep theirs. Answer: `{}`.
-    #[serde(rename = "local.set")]
-    LocalSet(LocalPool),
-    /// Those addresses. Answer: [`LocalInfo`].
-    #[serde(rename = "local.get")]
-    LocalGet {},
-    /// Stop the engine. Answer: `{}`, then the engine ends.
-    #[serde(rename = "stop")]
-    Stop {},
-}
 
 /// A service as the protocol names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -501,41 +340,6 @@ pub struct MarkText {
     pub packets: u64,
 }
 
-/// Role of a synchronisation daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SyncRole {
-    /// Sends.
-    Master,
-    /// Receives.
-    Backup,
-}
-
-/// A synchronisation daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SyncDaemon {
-    /// Master or backup.
-    pub role: SyncRole,
-    /// Interface of the multicast group.
-    pub interface: String,
-    /// 0 to 255.
-    #[serde(default)]
-    pub syncid: u8,
-    /// Longest message in bytes; absent for the default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub maxlen: Option<u16>,
-    /// Multicast group; absent for 224.0.0.81.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group: Option<core::net::IpAddr>,
-    /// UDP port; absent for 8848.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub port: Option<u16>,
-    /// Time to live; absent for 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ttl: Option<u8>,
-}
-
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
@@ -616,6 +420,20 @@ pub struct Failure {
     pub code: FailureCode,
     /// What, where and what to do, for people.
     pub message: String,
+    /// Of a refused [`Call::Apply`]: which change it was, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<usize>,
+}
+
+impl Failure {
+    /// A refusal of one call.
+    pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            change: None,
+        }
+    }
 }
 
 impl From<Error> for Failure {
@@ -637,10 +455,7 @@ impl From<Error> for Failure {
             }
             _ => FailureCode::Invalid,
         };
-        Self {
-            code,
-            message: alloc::string::ToString::to_string(&error),
-        }
+        Self::new(code, alloc::string::ToString::to_string(&error))
     }
 }
 

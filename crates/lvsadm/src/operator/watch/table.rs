@@ -1,23 +1,15 @@
-//! `lvsadm watch`: services and servers with rates, again and again.
+//! The table: rates between two readings of the counters, sorted, one line a row.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use lvs_core::api::{Call, Counts, ServiceId, ServiceInfo};
-use nix::sys::termios::{
-    LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
-};
+use lvs_core::api::{Counts, ServiceId, ServiceInfo};
 
-use super::{Outcome, Trouble, Words, connect, service_text};
-use crate::program::Invocation;
+use crate::operator::service_text;
 
-/// By what rows are sorted.
+/// The sort order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+pub(super) enum Sort {
     Rate,
     Bytes,
     Active,
@@ -32,12 +24,12 @@ impl Sort {
         (Self::Name, "name"),
     ];
 
-    fn of(text: &str) -> Option<Self> {
+    pub(super) fn of(text: &str) -> Option<Self> {
         let mut all = Self::ALL.iter();
         all.find(|(_, name)| *name == text).map(|(sort, _)| *sort)
     }
 
-    fn next(self) -> Self {
+    pub(super) fn next(self) -> Self {
         match self {
             Self::Rate => Self::Bytes,
             Self::Bytes => Self::Active,
@@ -46,7 +38,7 @@ impl Sort {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         let mut all = Self::ALL.iter();
         all.find(|(sort, _)| *sort == self)
             .map_or("", |(_, name)| name)
@@ -55,7 +47,7 @@ impl Sort {
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
-struct Row {
+pub(super) struct Row {
     name: String,
     weight: Option<i32>,
     overloaded: bool,
@@ -66,12 +58,12 @@ struct Row {
 }
 
 /// A service and its servers.
-type Block = (Row, Vec<Row>);
+pub(super) type Block = (Row, Vec<Row>);
 
-/// The counters of the last look.
-type Before = HashMap<(ServiceId, Option<SocketAddr>), Counts>;
+/// The counters at the previous refresh.
+pub(super) type Before = HashMap<(ServiceId, Option<SocketAddr>), Counts>;
 
-#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+#[expect(clippy::cast_precision_loss, reason = "a rate to be read")]
 fn rates(before: Option<&Counts>, now: &Counts, seconds: f64) -> [f64; 5] {
     let Some(before) = before else {
         return [0.0; 5];
@@ -86,7 +78,12 @@ fn rates(before: Option<&Counts>, now: &Counts, seconds: f64) -> [f64; 5] {
     ]
 }
 
-fn table(services: &[ServiceInfo], before: &mut Before, seconds: f64, sort: Sort) -> Vec<Block> {
+pub(super) fn table(
+    services: &[ServiceInfo],
+    before: &mut Before,
+    seconds: f64,
+    sort: Sort,
+) -> Vec<Block> {
     let mut now = Before::new();
     let mut blocks = Vec::new();
     for info in services {
@@ -132,7 +129,7 @@ fn order(a: &Row, b: &Row, sort: Sort) -> std::cmp::Ordering {
     first.then_with(|| a.name.cmp(&b.name))
 }
 
-/// A number in at most six places.
+/// A number in at most six characters.
 fn short(number: f64) -> String {
     for (unit, size) in [("G", 1e9), ("M", 1e6), ("K", 1e3)] {
         if number >= size * 10.0 {
@@ -183,14 +180,14 @@ fn line(row: &Row, width: usize, colors: bool) -> String {
     }
 }
 
-/// Names are of ASCII.
+/// Names are ASCII.
 fn cut(text: &mut String, width: usize) {
     if let Some((at, _)) = text.char_indices().nth(width) {
         text.truncate(at);
     }
 }
 
-fn lines(blocks: &[Block], sort: Sort, width: usize, colors: bool) -> Vec<String> {
+pub(super) fn lines(blocks: &[Block], sort: Sort, width: usize, colors: bool) -> Vec<String> {
     let mut title = format!(
         "{:<38}{:>7}{:>8}{:>9}{:>8}{:>8}{:>8}{:>8}{:>8}",
         format!("by {}", sort.name()),
@@ -213,165 +210,6 @@ fn lines(blocks: &[Block], sort: Sort, width: usize, colors: bool) -> Vec<String
         lines.push("no services".to_owned());
     }
     lines
-}
-
-/// The terminal as it was; dropped, it is so again.
-struct Terminal(Termios);
-
-impl Terminal {
-    /// Keys come at once and are not shown; a read waits a tenth of a second at most. None where nothing can be drawn:
-    /// not a terminal, or one that says it is dumb.
-    fn take() -> Option<Self> {
-        let stdin = std::io::stdin();
-        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        if dumb || !stdin.is_terminal() || !std::io::stdout().is_terminal() {
-            return None;
-        }
-        let before = tcgetattr(&stdin).ok()?;
-        let mut keys = before.clone();
-        keys.local_flags
-            .remove(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
-        keys.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
-        keys.control_chars[SpecialCharacterIndices::VTIME as usize] = 1;
-        tcsetattr(&stdin, SetArg::TCSANOW, &keys).ok()?;
-        Some(Self(before))
-    }
-
-    /// Lines and columns of the screen. They are asked for again each time, so that a changed window is noticed.
-    fn size() -> (usize, usize) {
-        let size = Command::new("stty")
-            .arg("size")
-            .stdin(Stdio::inherit())
-            .stderr(Stdio::null())
-            .output();
-        let text = size.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        screen_size(&text.unwrap_or_default())
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.0);
-    }
-}
-
-/// Lines and columns as `stty size` prints them; the usual ones where that is of no use.
-fn screen_size(text: &str) -> (usize, usize) {
-    let mut numbers = text.split_whitespace().map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(lines)), Some(Ok(columns))) if lines > 2 && columns > 10 => (lines, columns),
-        _ => (24, 80),
-    }
-}
-
-/// What a key means.
-enum Key {
-    Quit,
-    Sort,
-}
-
-/// Waits, or less long if a key that means something is pressed.
-fn wait(run: &mut Invocation<'_>, terminal: Option<&Terminal>, time: Duration) -> Option<Key> {
-    if terminal.is_none() {
-        thread::sleep(time);
-        return None;
-    }
-    let started = Instant::now();
-    while started.elapsed() < time {
-        let mut key = [0];
-        match run.input.read(&mut key) {
-            Ok(1) => match key[0] {
-                // Ctrl-C, Ctrl-D, escape.
-                b'q' | b'Q' | 3 | 4 | 27 => return Some(Key::Quit),
-                b's' => return Some(Key::Sort),
-                _ => {}
-            },
-            Ok(_) => {}
-            // The terminal is gone.
-            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => {
-                return Some(Key::Quit);
-            }
-            Err(_) => {}
-        }
-    }
-    None
-}
-
-pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
-    let interval = match words.number::<f64>("--interval")?.unwrap_or(1.0) {
-        seconds if (0.1..=3600.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-        _ => return Err(Trouble::Usage("--interval: 0.1 to 3600 seconds".into())),
-    };
-    let mut count: Option<u64> = words.number("--count")?;
-    let mut sort = match words.value("--sort") {
-        None => Sort::Rate,
-        Some(text) => Sort::of(text)
-            .ok_or_else(|| Trouble::Usage(format!("--sort {text}: rate, bytes, active or name")))?,
-    };
-    let mut client = connect(run)?;
-    let terminal = Terminal::take();
-    let colors = terminal.is_some()
-        && !words.has("--no-color")
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut before = Before::new();
-    let mut looked: Option<Instant> = None;
-    if terminal.is_some() {
-        // The other screen, without cursor.
-        run.output.write_all(b"\x1b[?1049h\x1b[?25l")?;
-    }
-    let result = loop {
-        let services: Vec<ServiceInfo> = match client.collect(&Call::ServiceList { service: None })
-        {
-            Ok(services) => services,
-            Err(error) => break Err(error.into()),
-        };
-        let seconds = looked.map_or(1.0, |at| at.elapsed().as_secs_f64().max(0.001));
-        looked = Some(Instant::now());
-        let (height, width) = match terminal {
-            Some(_) => Terminal::size(),
-            None => (usize::MAX, usize::MAX),
-        };
-        let blocks = table(&services, &mut before, seconds, sort);
-        let mut text = lines(&blocks, sort, width, colors);
-        if terminal.is_some() {
-            let height = height.saturating_sub(2);
-            let hidden = text.len().saturating_sub(height);
-            text.truncate(height);
-            // Each line is overwritten in its place, so that nothing flickers, and what is below is cleared.
-            run.output.write_all(b"\x1b[H")?;
-            for line in &text {
-                write!(run.output, "{line}\x1b[K\r\n")?;
-            }
-            let more = if hidden > 0 {
-                format!("{hidden} more lines; ")
-            } else {
-                String::new()
-            };
-            write!(run.output, "\x1b[J{more}q ends, s sorts")?;
-        } else {
-            for line in &text {
-                writeln!(run.output, "{line}")?;
-            }
-            writeln!(run.output)?;
-        }
-        run.output.flush()?;
-        if let Some(count) = &mut count {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                break Ok(0);
-            }
-        }
-        match wait(run, terminal.as_ref(), interval) {
-            Some(Key::Quit) => break Ok(0),
-            Some(Key::Sort) => sort = sort.next(),
-            None => {}
-        }
-    };
-    if terminal.is_some() {
-        run.output.write_all(b"\x1b[?25h\x1b[?1049l")?;
-        run.output.flush()?;
-    }
-    result
 }
 
 #[cfg(test)]
@@ -415,9 +253,6 @@ mod tests {
                 .iter()
                 .all(|line| !line.contains('\x1b') && line.len() <= 40)
         );
-        assert_eq!(screen_size("50 132\n"), (50, 132));
-        assert_eq!(screen_size("0 0\n"), (24, 80));
-        assert_eq!(screen_size(""), (24, 80));
     }
 
     #[test]
