@@ -9,7 +9,6 @@ use crate::packet::net::{Net, NextHop, PortInfo};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mac;
 use crate::packet::segment::{Cut, finish_checksum};
-use crate::packet::wire::vlan::TAG_LEN;
 use crate::packet::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
 /// In how many pieces a packet leaves.
@@ -231,8 +230,7 @@ impl Pipeline {
                 }
                 return Fate::Held;
             };
-            // A VLAN's tag may come on top.
-            self.make_room(frame, ETHERNET_LEN + TAG_LEN, cx.out);
+            self.make_room(frame, ETHERNET_LEN, cx.out);
             if let Err(reason) = mac::ethernet(frame, mac, info.mac) {
                 return Fate::Dropped(reason);
             }
