@@ -171,8 +171,11 @@ mod tests {
         })
     }
 
-    /// What is refused of these changes, how many requests it took, and the hosts of each service.
-    fn run(changes: &[Call]) -> (Vec<String>, usize, Vec<(u8, Vec<u8>)>) {
+    /// The hosts of each service.
+    type Hosts = Vec<(u8, Vec<u8>)>;
+
+    /// What is refused of these changes, how many requests it took, and what the engine holds then.
+    fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();
         let desired = Desired {
@@ -192,7 +195,7 @@ mod tests {
         let mut work = CarryOut::new(control.as_mut(), &names);
         work.run(changes).expect("not lost");
         let refusals = work.refusals;
-        let mut held: Vec<(u8, Vec<u8>)> = Vec::new();
+        let mut held = Hosts::new();
         for n in 0..200 {
             let weights = world.weights(id(n));
             let last = |address: &std::net::SocketAddr| match address.ip() {
