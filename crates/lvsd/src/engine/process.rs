@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 
 use lvs_core::api::DEFAULT_SOCKET;
 
-use crate::client;
 use crate::config::Dataplane;
-use crate::control::Control;
+use crate::engine::control::Control;
+use crate::engine::socket;
 use crate::engine::{ConnectError, Host};
-use crate::local::Addresses;
+use crate::host_addresses::Addresses;
 
 /// Tells an engine of ours from others: it stands in the environment of those that a daemon has started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
@@ -69,7 +69,7 @@ pub fn lock(socket: &str) -> Result<Lock, String> {
 
 impl Host for Machine {
     fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
-        client::connect(&self.socket)
+        socket::connect(&self.socket)
     }
 
     fn start(&mut self, options: &Dataplane) -> Result<(), String> {

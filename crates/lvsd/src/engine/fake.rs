@@ -9,9 +9,9 @@ use lvs_core::api::{
 };
 
 use crate::config::Dataplane;
-use crate::control::{Control, ControlError, Op};
+use crate::engine::control::{Control, ControlError, Op};
 use crate::engine::{ConnectError, Host};
-use crate::local::Addresses;
+use crate::host_addresses::Addresses;
 
 /// The state of the engine.
 #[derive(Clone, Debug, Default)]

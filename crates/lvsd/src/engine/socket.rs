@@ -6,8 +6,8 @@ use lvs_core::api::{Call, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sys
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
-use crate::control::{Control, ControlError, Op};
 use crate::engine::ConnectError;
+use crate::engine::control::{Control, ControlError, Op};
 
 /// Connects to the engine at `socket`: `@name` or a path.
 ///

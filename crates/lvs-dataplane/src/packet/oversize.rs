@@ -2,23 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
 use lvs_core::api::TooBig;
 
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 256;
 
-/// Requests that did not fit the way to their server, by server and whether that is by tunnel.
+/// Requests that did not fit the way to their server, by server and whether that is by tunnel: of all workers of a director.
 #[derive(Debug, Default)]
-pub struct Oversize(BTreeMap<(IpAddr, bool), TooBig>);
+pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
 impl Oversize {
     /// A packet of `longest` bytes met a way that takes `room`.
-    pub(super) fn note(&mut self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
-        if self.0.len() >= SERVERS_MAX && !self.0.contains_key(&(server, tunnel)) {
+    pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {
             return;
         }
-        let entry = self.0.entry((server, tunnel)).or_insert(TooBig {
+        let entry = noted.entry((server, tunnel)).or_insert(TooBig {
             server,
             tunnel,
             room: 0,
@@ -34,7 +36,8 @@ impl Oversize {
 
     /// What was noted.
     pub fn all(&self) -> Vec<TooBig> {
-        self.0.values().copied().collect()
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.values().copied().collect()
     }
 }
 
@@ -44,7 +47,7 @@ mod tests {
 
     #[test]
     fn the_longest_counts_and_room_is_bounded() {
-        let mut oversize = Oversize::default();
+        let oversize = Oversize::default();
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         oversize.note(server(1), true, 1480, 1500);
         oversize.note(server(1), true, 1460, 1490);

@@ -9,6 +9,12 @@
 //!
 //! Everything here blocks for a short while at most and is called away from the event loop; time is a parameter.
 
+pub mod control;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod process;
+pub mod socket;
+
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -18,8 +24,8 @@ use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
 use crate::config::{Dataplane, label};
-use crate::control::{Control, ControlError, Op};
-use crate::local::Addresses;
+use crate::engine::control::{Control, ControlError, Op};
+use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
 use crate::words::counted;
 
