@@ -18,5 +18,7 @@ pub mod pipeline;
 pub mod rewrite;
 pub mod segment;
 pub mod shared_map;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tunnel_path;
 pub mod wire;
