@@ -11,19 +11,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Protocol};
+use lvs_core::{Family, Protocol, Registry};
 use toml::Spanned;
 
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::{Config, Daemon, Line, Service};
-
-/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
-const SCHEDULERS: [&str; 16] = [
-    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
-    "ewma", "none",
-];
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -44,6 +38,7 @@ pub(in crate::config) fn check(
         line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
+        schedulers: Registry::new(),
         routed: None,
         local: None,
     };
@@ -104,6 +99,8 @@ struct Checker<'a> {
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
+    /// Those that the engine has.
+    schedulers: Registry,
     /// Where the file says that the host routes packets to the engine.
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.

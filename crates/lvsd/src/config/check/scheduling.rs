@@ -7,7 +7,7 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, OnServerDown, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
-use super::{Checker, SCHEDULERS, SLOW_START_MAX, port};
+use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::raw::{RawPersistence, RawService};
@@ -39,13 +39,14 @@ impl Checker<'_> {
             return;
         };
         let word = scheduler.get_ref().as_str();
-        if SCHEDULERS.contains(&word) {
+        let names: Vec<&str> = self.schedulers.names().collect();
+        if names.contains(&word) {
             config.scheduler = word.to_owned();
             return;
         }
         let finding = Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
-        let list = format!("the schedulers are: {}", SCHEDULERS.join(", "));
-        self.report(match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
+        let list = format!("the schedulers are: {}", names.join(", "));
+        self.report(match did_you_mean(&word.to_ascii_lowercase(), names) {
             Some(known) => finding.help(format!("did you mean \"{known}\"? {list}")),
             None => finding.help(list),
         });
