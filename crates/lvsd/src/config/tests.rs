@@ -1,4 +1,5 @@
-//! Every example loads; a key that does not belong is refused in every table; errors look as they shall.
+//! Every example loads; a key that does not belong is refused in every table; errors look as they
+//! should.
 
 use super::*;
 
@@ -647,20 +648,20 @@ fn what_many_ports_and_full_nat_cannot_have() {
         ),
         (
             "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
-            "this mark is kept for services of many ports",
+            "this mark is reserved for services of many ports",
         ),
         (
             "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
-            "this mark is kept for services of many ports",
+            "this mark is reserved for services of many ports",
         ),
         (
             service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 address that stands for clients",
+            "full NAT needs an IPv4 local address",
         ),
         (
             "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
                 + &service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 address that stands for clients",
+            "full NAT needs an IPv4 local address",
         ),
         (
             "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
@@ -669,7 +670,7 @@ fn what_many_ports_and_full_nat_cannot_have() {
         ),
         (
             "[dataplane]\nhairpin = true\n".to_owned(),
-            "`hairpin` needs an address",
+            "`hairpin` needs a local address",
         ),
         (
             "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),

@@ -200,7 +200,7 @@ impl Checker<'_> {
             && addresses.is_empty()
         {
             self.report(
-                Diagnostic::error(on.span(), "`hairpin` needs an address that stands for clients")
+                Diagnostic::error(on.span(), "`hairpin` needs a local address")
                     .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the engine will answer for"),
             );
         }
@@ -228,7 +228,7 @@ impl Checker<'_> {
                 Err(reason) => self.report(
                     Diagnostic::error(
                         self.first_line(&spanned.span()),
-                        format!("this rule for marks does not work: {}", reason.replace("--", "")),
+                        format!("invalid rule for marks: {}", reason.replace("--", "")),
                     )
                     .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
                 ),
@@ -240,7 +240,7 @@ impl Checker<'_> {
     pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
-            Diagnostic::error(span, "this mark is kept for services of many ports")
+            Diagnostic::error(span, "this mark is reserved for services of many ports")
                 .help(format!("give one below {first} or above {last}")),
         );
     }

@@ -1,4 +1,5 @@
-//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
+//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
+//! together.
 
 mod engine;
 mod forward;
@@ -25,8 +26,8 @@ const SLOW_START_MAX: u64 = 86_400;
 /// The kernel's bound of a weight, and ipvsadm's.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
 
-/// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
-/// missing is then not complained about.
+/// Checks everything. `complete` is false if parts of the file were left out because they could not
+/// be read; what is missing is then not complained about.
 pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,

@@ -219,7 +219,7 @@ impl Checker<'_> {
                 )
                 .label("weight 0: its connections go on")
                 .help(
-                    "remove this line, or say \"remove\"; leave it if only servers that leave the file shall go down",
+                    "remove this line, or say \"remove\"; keep it if only servers that are removed from the file should count as down",
                 ),
             );
         }
@@ -229,11 +229,12 @@ impl Checker<'_> {
 
 /// What a failed check does where the file does not say it.
 ///
-/// Who says what becomes of the connections of a server that is down means one whose check has failed: it goes.
-/// Weight 0 is gentler: a false alarm then costs no established connection, and a listing still shows the server. But
-/// it keeps *new* connections coming where the choice does not depend on the weight: a persistence template leads its
-/// client to a server of weight 0 (unless the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without
-/// their fallback refuse a client whose slot is such a server. There the server must go.
+/// Who says what becomes of the connections of a server that is down means one whose check has
+/// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
+/// listing still shows the server. But it keeps *new* connections coming where the choice does not
+/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
+/// the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without their fallback
+/// refuse a client whose slot is such a server. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
     let hashed = match config.scheduler.as_str() {
         "dh" => true,
