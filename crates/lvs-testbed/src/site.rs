@@ -1,4 +1,4 @@
-//! A whole LVS installation: client, router, director, real servers; and the words to steer it.
+//! A whole LVS installation: client, router, director, real servers; and the commands to control it.
 //!
 //! ```text
 //!             client            router                  director              servers
@@ -32,7 +32,7 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
-    /// Translation of both ends: the director's local address stands for clients.
+    /// Full NAT: servers see the director's local address.
     FullNat,
 }
 
@@ -83,7 +83,7 @@ pub enum Vip {
     Host,
     /// Nowhere but in the engine, which answers ARP (`--own-vips`).
     Engine,
-    /// In no network: the router has a route for it that leads to the director.
+    /// In no network: the router has a route to it through the director.
     Routed,
 }
 
@@ -158,11 +158,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// Raises hosts, links and web servers; not yet the engine.
+    /// Sets up hosts, links and web servers, but not the engine.
     ///
     /// # Errors
     ///
-    /// When anything of that does not work; the error names the host and shows what was printed.
+    /// When any of that fails; the error names the host and shows its output.
     pub fn new(options: SiteOptions) -> Result<Self> {
         let mut testbed = Testbed::new(&options.label)?;
         let with_router = options.topology != Topology::TwoArm;
