@@ -150,7 +150,7 @@ impl Control {
                 Some(index) => {
                     let template = self.templates.get(index);
                     let place = template.server.load(Relaxed) as usize;
-                    let entry = self.servers.get(place).and_then(Option::as_ref);
+                    let entry = self.records.get(place);
                     let usable = entry.filter(|entry| {
                         entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
                     });

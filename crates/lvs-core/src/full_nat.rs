@@ -94,10 +94,8 @@ impl Control {
     /// Whether what `server` sends to `client` would not come by here: they share a network, or the client is a server
     /// of the same service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
-        let entry = self.servers.get(server.id().index());
-        let service = entry
-            .and_then(Option::as_ref)
-            .and_then(|entry| self.services.get(&entry.service));
+        let entry = self.records.get(server.id().index());
+        let service = entry.and_then(|entry| self.services.get(&entry.service));
         let mut peers = service.into_iter().flat_map(crate::Service::servers);
         let mut networks = self.full_nat.networks.iter();
         let server = server.addr().ip();
