@@ -96,7 +96,7 @@ impl Control {
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
         let entry = self.records.get(server.id().index());
         let service = entry.and_then(|entry| self.services.get(&entry.service));
-        let mut peers = service.into_iter().flat_map(crate::Service::servers);
+        let mut peers = service.into_iter().flat_map(|service| service.servers());
         let mut networks = self.full_nat.networks.iter();
         let server = server.addr().ip();
         peers.any(|peer| peer.addr().ip() == client)

@@ -53,7 +53,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Whether a packet of no connection has consequences if it comes from a server behind NAT.
-    const fn heeds_servers(&self) -> bool {
+    pub(crate) const fn heeds_servers(&self) -> bool {
         self.outbound || self.sysctls.nat_icmp_send
     }
 
@@ -80,7 +80,9 @@ pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
     /// Changes of records that are followed.
     seen: Option<u64>,
-    /// Where servers behind NAT are, by record, with the protocol of their service or 0 for any.
+    /// Whether it matters where servers behind NAT are.
+    heeded: bool,
+    /// Where these are, by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
     /// The same, by address, with the number of records.
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
@@ -105,6 +107,14 @@ impl Links {
         self.seen = Some(changes);
     }
 
+    /// Whether it matters where servers behind NAT are. If that changes, everything is to be seen again.
+    pub(crate) fn heed(&mut self, heeded: bool) {
+        if self.heeded != heeded {
+            self.heeded = heeded;
+            self.seen = None;
+        }
+    }
+
     /// Replaces the link to one record.
     pub(crate) fn set(&mut self, place: u32, link: NewLink) {
         let index = place as usize;
@@ -113,7 +123,9 @@ impl Links {
         }
         let (link, addr) = link.unzip();
         self.links[index] = link;
-        self.masquerade(place, addr.flatten());
+        if self.heeded {
+            self.masquerade(place, addr.flatten());
+        }
     }
 
     /// Replaces all links.

@@ -186,4 +186,8 @@ impl View for Plan<'_> {
     fn has_local(&self, family: Family) -> bool {
         self.local[family as usize]
     }
+
+    fn marks(&self) -> usize {
+        self.marks
+    }
 }

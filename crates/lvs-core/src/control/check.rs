@@ -29,6 +29,8 @@ pub(crate) trait View {
     fn full_nat(&self, family: Family) -> usize;
     /// Whether an address of this family can stand for clients.
     fn has_local(&self, family: Family) -> bool;
+    /// Rules for marks.
+    fn marks(&self) -> usize;
 }
 
 /// What checks go by of a service.
@@ -330,5 +332,9 @@ impl View for Control {
 
     fn has_local(&self, family: Family) -> bool {
         self.full_nat.serves(family)
+    }
+
+    fn marks(&self) -> usize {
+        self.marks.len()
     }
 }

@@ -135,7 +135,7 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Control {
     options: Options,
-    pub(crate) services: BTreeMap<u32, Service>,
+    pub(crate) services: BTreeMap<u32, Box<Service>>,
     pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
     next_service: u32,
     pub(crate) records: Records,
@@ -299,12 +299,12 @@ impl Control {
 
     /// All services, the oldest first.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values()
+        self.services.values().map(|service| &**service)
     }
 
     /// The service with this key.
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        self.services.get(self.index.get(&key.into())?)
+        Some(self.services.get(self.index.get(&key.into())?)?)
     }
 
     /// Adds a service (`ip_vs_add_service`).
@@ -335,7 +335,7 @@ impl Control {
         self.any_port_services += usize::from(key.port() == 0);
         self.families[key.family() as usize] += 1;
         self.engines += usize::from(service.config.engine.is_some());
-        self.services.insert(number, service);
+        self.services.insert(number, Box::new(service));
         self.index.insert((&key).into(), number);
         self.plan_service(number);
         self.changed();
@@ -1104,6 +1104,7 @@ impl Control {
         self.settings.ipv6 = self.families[Family::V6 as usize] > 0;
         self.settings.backup_only = self.backup.is_some() && self.settings.sysctls.backup_only;
         self.settings.outbound = self.engines > 0;
+        self.records.index_addresses(self.engines > 0);
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -1114,6 +1115,8 @@ impl Control {
             return;
         }
         shard.take_settings(&self.settings, generation);
+        let heeds_servers = self.settings.heeds_servers();
+        shard.links.heed(heeds_servers);
         let number = shard.number();
         let link = |place: usize| {
             let entry = self.records.get(place)?;
@@ -1123,7 +1126,8 @@ impl Control {
                 counters: entry.stats.shard(number),
                 service: service.map(|service| service.stats.shard(number)),
             };
-            let masqueraded = !entry.is_trashed() && entry.server.forwarding().translates();
+            let masqueraded =
+                heeds_servers && !entry.is_trashed() && entry.server.forwarding().translates();
             let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
             Some((link, masqueraded.then_some((entry.server.addr(), protocol))))
         };

@@ -48,8 +48,8 @@ pub(crate) struct Records {
     free: BTreeSet<u32>,
     /// Records in the trash; of one service and address there is at most one.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
-    /// Records by their servers' addresses.
-    addresses: BTreeSet<(SocketAddr, u32)>,
+    /// Records by their servers' addresses, while somebody looks for these.
+    addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
@@ -78,10 +78,23 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Records of servers at this address, that of the highest number first.
+    /// Records of servers at this address, that of the highest number first; none unless they are
+    /// [indexed](Self::index_addresses).
     pub(crate) fn at(&self, addr: SocketAddr) -> impl Iterator<Item = &Registered> {
-        let places = self.addresses.range((addr, 0)..=(addr, u32::MAX)).rev();
+        let index = self.addresses.iter();
+        let places = index.flat_map(move |index| index.range((addr, 0)..=(addr, u32::MAX)).rev());
         places.filter_map(|&(_, place)| self.get(place as usize))
+    }
+
+    /// Whether somebody looks for records by address.
+    pub(crate) fn index_addresses(&mut self, wanted: bool) {
+        if self.addresses.is_some() == wanted {
+            return;
+        }
+        let addresses = self
+            .iter()
+            .map(|entry| (entry.server.addr(), entry.server.id().0));
+        self.addresses = wanted.then(|| addresses.collect());
     }
 
     /// The record of a new server of service `number`: one out of the trash, with its connections, or a new one.
@@ -124,7 +137,9 @@ impl Records {
         } else {
             self.places.push(Some(entry));
         }
-        self.addresses.insert((addr, place));
+        if let Some(addresses) = &mut self.addresses {
+            addresses.insert((addr, place));
+        }
         self.note(place);
         Ok(server)
     }
@@ -178,7 +193,9 @@ impl Records {
         });
         for (addr, place) in freed {
             self.places[place as usize] = None;
-            self.addresses.remove(&(addr, place));
+            if let Some(addresses) = &mut self.addresses {
+                addresses.remove(&(addr, place));
+            }
             self.free.insert(place);
             self.note(place);
         }
