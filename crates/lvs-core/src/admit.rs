@@ -9,7 +9,7 @@ use crate::conn::table::flag;
 use crate::conn::{Key, Slot, Template};
 use crate::control::{Control, FTP, FTP_DATA, ServiceKeyOrd};
 use crate::sched::Request;
-use crate::shard::{Pending, Shard};
+use crate::shard::{Pending, SCTP_ABORT, SCTP_INIT, Shard};
 use crate::stats::Counters;
 use crate::{
     AcceptReason, DropReason, Family, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol,
@@ -117,8 +117,8 @@ impl Control {
                 }
             }
             Transport::Sctp(chunk) => {
-                let opens = chunk.first == 1 || sysctls.sloppy_sctp;
-                if chunk.first == 6 || !opens {
+                let opens = chunk.first == SCTP_INIT || sysctls.sloppy_sctp;
+                if chunk.first == SCTP_ABORT || !opens {
                     return Verdict::Accept(AcceptReason::NotNew);
                 }
             }
@@ -201,7 +201,7 @@ impl Control {
         if self.defense.drops_packet() {
             return Opened::Refused(Verdict::Drop(DropReason::DropPacket));
         }
-        if ask.client.port() == 20 {
+        if ask.client.port() == FTP_DATA {
             return Opened::Refused(Verdict::Accept(AcceptReason::SourcePort20));
         }
         if ask.hook == Hook::Output {
@@ -440,7 +440,7 @@ impl Control {
                 None => Opened::Refused(Verdict::Drop(DropReason::TableFull)),
             };
         }
-        Opened::Refused(if service.key.port() == 21 && ask.virt.port() != 21 {
+        Opened::Refused(if service.key.port() == FTP && ask.virt.port() != FTP {
             Verdict::Accept(AcceptReason::FtpData)
         } else if ask.embedded {
             Verdict::Drop(DropReason::NoServer)
@@ -611,7 +611,7 @@ pub(crate) fn template_key(
 ) -> (Key, bool) {
     let client = SocketAddr::new(network(client.ip(), netmask), 0);
     if virt.port() == service.port() {
-        let ftp = virt.port() == 21;
+        let ftp = virt.port() == FTP;
         let port = if ftp { 0 } else { virt.port() };
         let virt = SocketAddr::new(virt.ip(), port);
         let key = Key {

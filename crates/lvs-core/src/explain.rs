@@ -130,7 +130,7 @@ impl Control {
         }
         let quiescent = self.settings.sysctls.expire_quiescent_template;
         let persistent = config.flags.has(ServiceFlags::PERSISTENT);
-        if src.port() == 20 {
+        if src.port() == crate::control::FTP_DATA {
             told.verdict =
                 "left to this host: new connections from port 20 are not balanced".to_string();
             return told;

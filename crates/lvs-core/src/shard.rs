@@ -1009,8 +1009,8 @@ impl Shard {
     }
 }
 
-const SCTP_INIT: u8 = 1;
-const SCTP_ABORT: u8 = 6;
+pub(crate) const SCTP_INIT: u8 = 1;
+pub(crate) const SCTP_ABORT: u8 = 6;
 /// ISAKMP, which IPsec packets follow (RFC 2408).
 const ISAKMP: u16 = 500;
 

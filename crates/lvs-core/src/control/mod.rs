@@ -33,8 +33,8 @@ use crate::stats::{ObjectStats, Stats};
 use crate::sync::{Backup, Queue, SyncDaemon, sync_template};
 use crate::sysctl::Sysctls;
 use crate::{
-    ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Protocol, Server, ServerConfig,
-    ServerId, ServiceConfig, ServiceFlags, ServiceKey,
+    ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Prefix, Protocol, Server,
+    ServerConfig, ServerId, ServiceConfig, ServiceFlags, ServiceKey,
 };
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
@@ -167,7 +167,7 @@ pub struct Control {
     pub(crate) backup: Option<Backup>,
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
-    local: Vec<(IpAddr, u8)>,
+    local: Vec<Prefix>,
     pub(crate) full_nat: FullNat,
     /// Servers of another family than their service's.
     pub(crate) mixed: usize,
@@ -432,7 +432,7 @@ impl Control {
         let server = self.records.enter(number, key, addr, config, shards)?;
         server.configure(config);
         server.reset_last_weight();
-        let (_, service) = self.service_mut(&key)?;
+        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         server.follow_extras(&service.config.extras, service.pool.needs_replies());
         service.pool.add(server);
         self.recount(number, addr, None, Some(config.forwarding));
@@ -452,12 +452,11 @@ impl Control {
         addr: SocketAddr,
         config: &ServerConfig,
     ) -> Result<(), Error> {
-        check::edit_server(self, key, addr, config)?;
-        let before = check::View::server(self, key, addr);
+        let before = check::edit_server(self, key, addr, config)?;
         let (number, service) = self.service_mut(key)?;
         let id = service.pool.configure(addr, config)?.id();
         self.records.note(id.0);
-        self.recount(number, addr, before, Some(config.forwarding));
+        self.recount(number, addr, Some(before), Some(config.forwarding));
         self.warm_up(number, self.clock.unwrap_or_default());
         self.changed();
         Ok(())
@@ -673,11 +672,9 @@ impl Control {
     }
 
     fn expire_templates(&mut self, now: Instant) {
+        let mut unlimited = usize::MAX;
         loop {
-            let due = self
-                .templates
-                .table
-                .take_due_by(now, &mut usize::MAX.clone());
+            let due = self.templates.table.take_due_by(now, &mut unlimited);
             let done = due.is_empty();
             for &index in &due {
                 self.expire_template(index, None);
@@ -786,7 +783,7 @@ impl Control {
     /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent past the servers
     /// (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
-        self.local = prefixes;
+        self.local = full_nat::prefixes(prefixes);
     }
 
     /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
@@ -828,9 +825,7 @@ impl Control {
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
-        self.local
-            .iter()
-            .any(|&prefix| full_nat::contains(prefix, addr))
+        self.local.iter().any(|prefix| prefix.contains(addr))
     }
 
     /// When to call [`advance`](Self::advance) next.

@@ -7,7 +7,12 @@ use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS};
 use super::{OPERATORS, Outcome, Trouble, Words};
 use crate::program::Invocation;
 
-const SCHEDULERS: &str = "rr wrr lc wlc lblc lblcr dh sh sed nq fo ovf mh twos ewma none";
+/// The names of the schedulers, with something between them.
+fn schedulers(between: &str) -> String {
+    let names = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);
+    names.collect::<Vec<_>>().join(between)
+}
+
 /// Options of `lvsadm` itself.
 const OWN: [(&str, &str, &str); 2] = [
     (
@@ -57,7 +62,8 @@ fn bash() -> String {
     let mut text = "# bash completion for lvsadm\n_lvsadm() {\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    case $prev in\n".to_owned();
     let _ = writeln!(
         text,
-        "        -s|--scheduler) COMPREPLY=($(compgen -W '{SCHEDULERS}' -- \"$cur\")); return ;;"
+        "        -s|--scheduler) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;",
+        schedulers(" ")
     );
     for option in OPTIONS.iter().chain(OWN_OPTIONS) {
         if let Argument::Required(argument) = option.argument
@@ -156,7 +162,7 @@ fn fish() -> String {
                 let _ = write!(line, " -x -a '{}'", argument.replace('|', " "));
             }
             Argument::Required("scheduler") => {
-                let _ = write!(line, " -x -a '{SCHEDULERS}'");
+                let _ = write!(line, " -x -a '{}'", schedulers(" "));
             }
             Argument::Required(_) => line.push_str(" -x"),
             Argument::No | Argument::Optional(_) => {}
@@ -265,7 +271,7 @@ fn page() -> String {
     );
     text.push_str(&format!(
         ".SH SCHEDULERS\n{}; ewma is the director's own, and none takes no new connections.\n",
-        SCHEDULERS.replace(' ', ", ")
+        schedulers(", ")
     ));
     text.push_str(".SH ENVIRONMENT\n.TP\n.B LVS_SOCKET\nas \\-\\-socket\n.TP\n.B LVS_AUTOSTART=1\nstart lvs\\-dataplane if no engine answers\n.SH EXIT STATUS\n0; 1 if a listing or one of the words failed; 2 for a wrong command line or without an engine; 255 if the engine refuses a change,\nas ipvsadm.\n.SH SEE ALSO\n.BR lvs\\-dataplane (8),\n.BR lvsd (8),\n.BR ipvsadm (8)\n");
     text

@@ -17,11 +17,10 @@ use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::{Config, Daemon, Service};
 
-/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
-const SCHEDULERS: [&str; 16] = [
-    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
-    "ewma", "none",
-];
+/// The names of the schedulers. An engine may know fewer; it then says so.
+fn schedulers() -> impl Iterator<Item = &'static str> {
+    lvs_core::sched::BUILT_IN.iter().map(|about| about.name)
+}
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;

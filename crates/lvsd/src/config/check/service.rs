@@ -8,7 +8,7 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, OnServerDown, Protocol, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
-use super::{Checker, SCHEDULERS, SLOW_START_MAX, WEIGHT_MAX, label, port};
+use super::{Checker, SLOW_START_MAX, WEIGHT_MAX, label, port, schedulers};
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::{RawPersistence, RawService};
@@ -221,16 +221,19 @@ impl Checker<'_> {
         let mut config = ServiceConfig::new(family, "wlc");
         if let Some(scheduler) = &raw.scheduler {
             let word = scheduler.get_ref().as_str();
-            if SCHEDULERS.contains(&word) {
+            if schedulers().any(|name| name == word) {
                 config.scheduler = word.to_owned();
             } else {
                 let finding =
                     Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
-                let list = format!("the schedulers are: {}", SCHEDULERS.join(", "));
-                self.report(match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
-                    Some(k) => finding.help(format!("did you mean \"{k}\"? {list}")),
-                    None => finding.help(list),
-                });
+                let names: Vec<&str> = schedulers().collect();
+                let list = format!("the schedulers are: {}", names.join(", "));
+                self.report(
+                    match did_you_mean(&word.to_ascii_lowercase(), schedulers()) {
+                        Some(k) => finding.help(format!("did you mean \"{k}\"? {list}")),
+                        None => finding.help(list),
+                    },
+                );
             }
         }
         self.scheduler_flags(raw, &mut config);
