@@ -90,7 +90,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             hidden: Intercept::default(),
             output: Output::new(),
         };
@@ -212,7 +212,7 @@ impl Offline {
             self.decider = Decider::new(self.shared.clone(), shard, None);
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Settings::UNLIMITED);
+        self.pipeline = Pipeline::alone(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();

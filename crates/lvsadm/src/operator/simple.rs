@@ -1,18 +1,15 @@
 //! `lvsadm drops` and `lvsadm sysctl`.
 
 use lvs_core::Sysctls;
-use lvs_core::api::{Call, ReasonCount, Sysctl};
+use lvs_core::api::{Call, Done, ReasonCount, Sysctl};
 use lvs_dataplane::control::Error;
-use serde::de::IgnoredAny;
 
 use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
-use crate::session::json_list;
+use crate::session::{json_list, warn};
 
 pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
-    if let Some(word) = words.free.first() {
-        return Err(Trouble::Usage(format!("unexpected argument {word}")));
-    }
+    words.no_arguments()?;
     let mut client = connect(run)?;
     let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
     if !words.has("--all") {
@@ -49,7 +46,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Cuts a text into lines.
+/// Breaks a text into lines.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -81,12 +78,13 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let word = word.strip_prefix("net.ipv4.vs.").unwrap_or(word);
         if let Some((name, value)) = word.split_once('=') {
             let (name, value) = (name.trim(), value.trim());
-            client
-                .call::<IgnoredAny>(&Call::SysctlSet(Sysctl {
+            let done: Done = client
+                .call(&Call::SysctlSet(Sysctl {
                     name: name.to_owned(),
                     value: value.to_owned(),
                 }))
                 .map_err(|error| sysctl_trouble(name, Some(value), error))?;
+            warn(run, &done)?;
         } else {
             let name = (!word.is_empty()).then(|| word.to_owned());
             let listed = client.collect::<Sysctl>(&Call::SysctlGet { name });
@@ -103,18 +101,18 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// What was wrong with a name or a value that the engine refused.
+/// Why the engine refused a name or a value.
 fn sysctl_trouble(name: &str, value: Option<&str>, error: Error) -> Trouble {
     let Error::Refused(_) = error else {
         return error.into();
     };
     if !Sysctls::NAMES.contains(&name) {
         return Trouble::Engine(format!(
-            "{name:?}: no sysctl of this name; `lvsadm sysctl` lists them"
+            "{name:?}: no such sysctl; `lvsadm sysctl` lists them"
         ));
     }
     match value {
-        Some(value) => Trouble::Engine(format!("{name}={value}: it takes {}", range(name))),
+        Some(value) => Trouble::Engine(format!("{name}={value}: expected {}", range(name))),
         None => error.into(),
     }
 }

@@ -1,7 +1,9 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
 
 mod engine;
+mod forward;
 mod health;
+mod scheduling;
 mod server;
 mod service;
 
@@ -15,7 +17,7 @@ use toml::Spanned;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Daemon, Service};
+use crate::config::{Config, Daemon, Line, Service};
 
 /// The names of the schedulers. An engine may know fewer; it then says so.
 fn schedulers() -> impl Iterator<Item = &'static str> {
@@ -38,6 +40,7 @@ pub(in crate::config) fn check(
 ) -> Config {
     let mut checker = Checker {
         text,
+        line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
         routed: None,
@@ -56,6 +59,7 @@ pub(in crate::config) fn check(
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
     Config {
+        path: String::new(),
         daemon: Daemon {
             adopt: raw.lvsd.adopt.unwrap_or(false),
             log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
@@ -96,6 +100,7 @@ const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
 
 struct Checker<'a> {
     text: &'a str,
+    line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
     /// Where the file says that the host routes packets to the engine.
@@ -107,6 +112,11 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn report(&mut self, finding: Diagnostic) {
         self.findings.push(finding);
+    }
+
+    /// The line that something begins in.
+    fn line(&self, span: &Range<usize>) -> Line {
+        Line(1 + self.line_ends.partition_point(|end| *end < span.start))
     }
 
     /// The first line of a table, which is where something missing is shown.
@@ -172,17 +182,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Refuses a word that the engine knows and cannot do.
-    fn not_built(&mut self, value: Option<&Spanned<String>>, key: &str, word: &str, instead: &str) {
-        if let Some(value) = value.filter(|value| value.get_ref() == word) {
-            self.report(
-                Diagnostic::error(value.span(), format!("{key} = \"{word}\" is not built yet"))
-                    .help(format!("write {key} = \"{instead}\", or leave it out")),
-            );
-        }
-    }
-
-    /// Reports a finding about a check of the service, which every server would repeat.
+    /// Reports a finding about the service, which every server would repeat.
     fn once(&mut self, finding: Diagnostic) {
         let known = self
             .findings

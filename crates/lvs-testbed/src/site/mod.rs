@@ -1,0 +1,436 @@
+//! A whole LVS installation: client, router, director, real servers; and the commands to control it.
+//!
+//! ```text
+//!             client            router                  director              servers
+//!  two-arm    192.0.2.100 ─ front LAN ───────────────── .1 eth0/eth1 10.0.0.1 ─ back LAN ─ 10.0.0.11, .12 ...
+//!  one-arm    198.51.100.100 ─ .1  .254 ─ LAN 192.0.2.0/24: director .1, servers .11, .12 ...
+//!  routed     198.51.100.100 ─ .1  .254 ─ front 192.0.2.0/24: director .1
+//!                                  .254 ─ back LAN 10.0.0.0/24: servers .11, .12 ...
+//! ```
+//!
+//! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1, fd00:198:: for 198.51.100.0/24,
+//! fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
+
+mod addresses;
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use self::addresses::{links, six};
+use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
+use crate::servers::NginxOptions;
+use crate::{content, decap, load::LoadOptions, programs, servers};
+
+/// How packets get from the director to the real servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forward {
+    /// Network address translation, both directions through the director.
+    Nat,
+    /// Direct routing: the director changes the MAC address only.
+    Dr,
+    /// IPIP tunnelling.
+    Tun,
+    /// Full NAT: servers see the director's local address.
+    FullNat,
+}
+
+impl Forward {
+    /// The option of `ipvsadm`.
+    #[must_use]
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Nat => "-m",
+            Self::Dr => "-g",
+            Self::Tun => "-i",
+            Self::FullNat => "--fullnat",
+        }
+    }
+
+    /// The word in lvsd's TOML.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nat => "nat",
+            Self::Dr => "dr",
+            Self::Tun => "tun",
+            Self::FullNat => "fullnat",
+        }
+    }
+
+    /// Servers have the VIP themselves.
+    fn shares_vip(self) -> bool {
+        matches!(self, Self::Dr | Self::Tun)
+    }
+}
+
+/// Who is connected to whom; see the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// Director and servers on one LAN, the client behind a router.
+    OneArm,
+    /// The director between the clients' and the servers' LAN.
+    TwoArm,
+    /// A router between client, director and servers.
+    Routed,
+}
+
+/// Where the VIP lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vip {
+    /// On the director's `eth0`: the host answers ARP.
+    Host,
+    /// Nowhere but in the engine, which answers ARP (`--own-vips`).
+    Engine,
+    /// In no network: the router has a route to it through the director.
+    Routed,
+}
+
+/// What a [`Site`] shall be.
+#[derive(Clone, Debug)]
+pub struct SiteOptions {
+    /// For names that people see.
+    pub label: String,
+    /// Who is connected to whom.
+    pub topology: Topology,
+    /// How the servers are to be prepared: gateway, VIP on `lo`, decapsulator.
+    pub forward: Forward,
+    /// Where the VIP lives.
+    pub vip: Vip,
+    /// How many real servers.
+    pub servers: usize,
+    /// MTU of all links.
+    pub mtu: u32,
+    /// False switches checksum and segmentation offloads off on all links.
+    pub offloads: bool,
+    /// The director's `ip_forward`.
+    pub ip_forward: bool,
+    /// How the servers' nginx is to be set up.
+    pub nginx: NginxOptions,
+}
+
+impl SiteOptions {
+    /// The natural topology of a forwarding method, four servers, the VIP on the host.
+    #[must_use]
+    pub fn new(label: &str, forward: Forward) -> Self {
+        Self {
+            label: label.to_owned(),
+            topology: match forward {
+                Forward::Nat => Topology::TwoArm,
+                Forward::Dr => Topology::OneArm,
+                Forward::Tun | Forward::FullNat => Topology::Routed,
+            },
+            forward,
+            vip: Vip::Host,
+            servers: 4,
+            mtu: 1500,
+            offloads: true,
+            ip_forward: false,
+            nginx: NginxOptions::default(),
+        }
+    }
+}
+
+/// A running installation. The fields are public for tests that need more than the methods.
+#[derive(Debug)]
+pub struct Site {
+    /// The engine, once started.
+    pub engine: Option<Proc>,
+    /// The web servers and decapsulators.
+    pub programs: Vec<Proc>,
+    /// Where requests come from.
+    pub client: Host,
+    /// The router, where the topology has one.
+    pub router: Option<Host>,
+    /// Where the engine runs.
+    pub director: Host,
+    /// The real servers.
+    pub servers: Vec<Host>,
+    /// The virtual address.
+    pub vip: Ipv4Addr,
+    /// The virtual address of IPv6.
+    pub vip6: Ipv6Addr,
+    /// What was asked for.
+    pub options: SiteOptions,
+    /// Owns all of it; dropped last.
+    pub testbed: Testbed,
+}
+
+impl Site {
+    /// Sets up hosts, links and web servers, but not the engine.
+    ///
+    /// # Errors
+    ///
+    /// When any of that fails; the error names the host and shows its output.
+    pub fn new(options: SiteOptions) -> Result<Self> {
+        let mut testbed = Testbed::new(&options.label)?;
+        let with_router = options.topology != Topology::TwoArm;
+        let mut names: Vec<String> = ["client", "director", "router"].map(str::to_owned).to_vec();
+        names.truncate(if with_router { 3 } else { 2 });
+        names.extend((1..=options.servers).map(|number| format!("rs{number}")));
+        let mut hosts = testbed.hosts_named(&names)?.into_iter();
+        let mut host = || hosts.next().context("as many hosts as names");
+        let (client, director) = (host()?, host()?);
+        let router = if with_router { Some(host()?) } else { None };
+        let servers: Vec<Host> = hosts.collect();
+
+        testbed.connect(&links(
+            &options,
+            &client,
+            &director,
+            router.as_ref(),
+            &servers,
+        ))?;
+        let vip = match options.vip {
+            Vip::Host | Vip::Engine => Ipv4Addr::new(192, 0, 2, 10),
+            Vip::Routed => Ipv4Addr::new(203, 0, 113, 10),
+        };
+        let vip6 = Ipv6Addr::new(
+            0xfd00,
+            if options.vip == Vip::Routed {
+                0x203
+            } else {
+                0x192
+            },
+            0,
+            0,
+            0,
+            0,
+            0,
+            0x10,
+        );
+        let mut site = Self {
+            engine: None,
+            programs: Vec::new(),
+            client,
+            router,
+            director,
+            servers,
+            vip,
+            vip6,
+            options,
+            testbed,
+        };
+        site.configure()?;
+        site.start_servers()?;
+        Ok(site)
+    }
+
+    fn configure(&self) -> Result<()> {
+        let mut scripts = vec![
+            (&self.client, self.client_script()?),
+            (&self.director, self.director_script()?),
+        ];
+        if let Some(router) = &self.router {
+            scripts.push((router, self.router_script()?));
+        }
+        for (index, server) in self.servers.iter().enumerate() {
+            scripts.push((server, self.server_script(index)?));
+        }
+        self.testbed.configure(&scripts)
+    }
+
+    fn start_servers(&mut self) -> Result<()> {
+        let www = self.testbed.dir().join("www");
+        fs::create_dir_all(www.join("s"))?;
+        for size in content::SIZES {
+            content::write_file(&www.join(format!("s/{size}")), *size)?;
+        }
+        let options = &self.options;
+        let started: Vec<Result<Vec<Proc>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .servers
+                .iter()
+                .map(|host| {
+                    scope.spawn(move || {
+                        let mut programs = vec![servers::nginx(host, &options.nginx)?];
+                        if options.forward == Forward::Tun {
+                            programs.push(decap::start(host)?);
+                        }
+                        Ok(programs)
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread
+                        .join()
+                        .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+                })
+                .collect()
+        });
+        for programs in started {
+            self.programs.extend(programs?);
+        }
+        Ok(())
+    }
+
+    /// The address of a real server, counted from 0.
+    #[must_use]
+    pub fn real_address(&self, index: usize) -> Ipv4Addr {
+        let host = 11 + u8::try_from(index).expect("a testbed has few servers");
+        match self.options.topology {
+            Topology::OneArm => Ipv4Addr::new(192, 0, 2, host),
+            Topology::TwoArm | Topology::Routed => Ipv4Addr::new(10, 0, 0, host),
+        }
+    }
+
+    /// The IPv6 address of a real server, counted from 0.
+    #[must_use]
+    pub fn real_address6(&self, index: usize) -> Ipv6Addr {
+        six(&self.real_address(index).to_string())
+            .parse()
+            .expect("an address")
+    }
+
+    /// The virtual address with a port.
+    #[must_use]
+    pub fn service(&self, port: u16) -> SocketAddr {
+        (self.vip, port).into()
+    }
+
+    /// Adds a file to what all web servers serve: the first `size` bytes of [`content`].
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn serve(&self, path: &str, size: u64) -> Result<PathBuf> {
+        let file = self.testbed.dir().join("www").join(path);
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        content::write_file(&file, size)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
+    }
+
+    /// The engine's arguments for this site: its interfaces and who owns the VIP.
+    #[must_use]
+    pub fn engine_arguments(&self) -> Vec<&'static str> {
+        let mut arguments = vec!["--interface", "eth0"];
+        if self.options.topology == Topology::TwoArm {
+            arguments.extend(["--interface", "eth1"]);
+        }
+        if self.options.vip == Vip::Engine {
+            arguments.push("--own-vips");
+        }
+        if self.options.forward == Forward::FullNat {
+            let local = if self.options.topology == Topology::TwoArm {
+                ["10.0.0.50", "fd00:10::50"]
+            } else {
+                ["192.0.2.50", "fd00:192::50"]
+            };
+            arguments.extend(local.iter().flat_map(|local| ["--local-address", local]));
+        }
+        arguments
+    }
+
+    /// Starts the engine on the director and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// When it is not built or ends at once; the error holds what it printed.
+    pub fn start_engine(&mut self, extra: &[&str]) -> Result<()> {
+        self.start_engine_by(&[], extra)
+    }
+
+    /// The same, started by another program: the words before the engine's name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_engine`].
+    pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
+        self.engine = None;
+        let program = programs::find("lvs-dataplane")?.display().to_string();
+        let mut words = launcher.to_vec();
+        words.push(&program);
+        words.extend(self.engine_arguments());
+        words.extend_from_slice(extra);
+        let mut engine = self.director.spawn(words[0], &words[1..])?;
+        let director = &self.director;
+        let mut ended = false;
+        wait_until(
+            "the engine's control socket",
+            Duration::from_secs(10),
+            || {
+                ended = !engine.is_running();
+                ended || director.has_abstract_socket("lvs-dataplane")
+            },
+        )
+        .with_context(|| engine.log())?;
+        anyhow::ensure!(
+            !ended,
+            "the engine ended at once; it printed:\n{}",
+            engine.log()
+        );
+        self.engine = Some(engine);
+        self.lvsadm("-L -n").map(drop)
+    }
+
+    /// Runs `lvsadm` on the director; the arguments are separated by blanks.
+    ///
+    /// # Errors
+    ///
+    /// When it exits other than with 0.
+    pub fn lvsadm(&self, arguments: &str) -> Result<String> {
+        let words: Vec<&str> = arguments.split_ascii_whitespace().collect();
+        self.director
+            .run(programs::find("lvsadm")?, &words)
+            .with_context(|| format!("lvsadm {arguments}"))
+    }
+
+    /// Feeds `lvsadm -R`.
+    ///
+    /// # Errors
+    ///
+    /// When it exits other than with 0.
+    pub fn lvsadm_restore(&self, rules: &str) -> Result<String> {
+        run_with_input(
+            self.director.command(programs::find("lvsadm")?).arg("-R"),
+            rules,
+        )
+    }
+
+    /// Adds a TCP service at the VIP with all real servers, in the site's forwarding method, each of weight 1.
+    ///
+    /// # Errors
+    ///
+    /// When `lvsadm` refuses.
+    pub fn add_service(&self, port: u16, scheduler: &str) -> Result<()> {
+        self.add_service_weighted("-t", port, scheduler, &vec![1; self.servers.len()])
+    }
+
+    /// Adds a service (`-t` or `-u`) with the first servers, one for each weight.
+    ///
+    /// # Errors
+    ///
+    /// When `lvsadm` refuses.
+    pub fn add_service_weighted(
+        &self,
+        protocol: &str,
+        port: u16,
+        scheduler: &str,
+        weights: &[u32],
+    ) -> Result<()> {
+        let service = self.service(port);
+        self.lvsadm(&format!("-A {protocol} {service} -s {scheduler}"))?;
+        for (index, weight) in weights.iter().enumerate() {
+            let server = SocketAddr::from((self.real_address(index), port));
+            self.lvsadm(&format!(
+                "-a {protocol} {service} -r {server} {} -w {weight}",
+                self.options.forward.flag()
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Requests to port 80 of the VIP.
+    #[must_use]
+    pub fn load(&self) -> LoadOptions {
+        LoadOptions::new(self.service(80))
+    }
+}

@@ -1,0 +1,62 @@
+//! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
+
+use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceInfo, Sysctl};
+
+/// Owner that the daemon writes into its services.
+pub const OWNER: &str = "lvsd";
+
+/// Why an engine did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// It answered that it will not; nothing has changed.
+    #[error("{}", .0.message)]
+    Refused(Failure),
+    /// It did not answer.
+    #[error("the engine does not answer: {0}")]
+    Lost(String),
+}
+
+/// A connection to an engine. Calls block; the daemon makes them away from its event loop.
+pub trait EngineControl: Send {
+    /// State of the engine.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; so for all of these.
+    fn info(&mut self) -> Result<Info, ControlError>;
+
+    /// All services with their servers, whoever owns them.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError>;
+
+    /// All sysctls.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError>;
+
+    /// The rules for marks.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn marks(&mut self) -> Result<Vec<String>, ControlError>;
+
+    /// The addresses that stand for clients with full NAT.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn local(&mut self) -> Result<LocalPool, ControlError>;
+
+    /// Makes all of these changes in their order, or none.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal names the first change that cannot be made.
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
+
+    /// Stops the engine.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn stop(&mut self) -> Result<(), ControlError>;
+}

@@ -1,0 +1,318 @@
+//! An engine in memory, for tests: a director of `lvs-core` that takes changes as the real engine
+//! does, and forwards nothing.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use lvs_core::api::{
+    Call, Done, Info, LocalPool, Permissive, ServerInfo, ServiceId, ServiceInfo, Sysctl,
+};
+use lvs_core::{Control, Instant, Options, Sysctls};
+
+use crate::config::Dataplane;
+use crate::engine::control::{ControlError, EngineControl};
+use crate::engine::{ConnectError, Host};
+use crate::host_addresses::Addresses;
+use crate::reconcile::Actual;
+
+/// An engine.
+#[derive(Debug)]
+pub(crate) struct Engine(Control);
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self(Control::new(Options {
+            max_connections: 1,
+            ..Options::default()
+        }))
+    }
+}
+
+impl Engine {
+    /// Makes all changes, or none.
+    pub(crate) fn apply(&mut self, changes: &[Call]) -> Result<(), ControlError> {
+        match self.0.apply(changes, &Permissive, Instant::ZERO) {
+            Ok(_) => Ok(()),
+            Err(refused) => {
+                let mut failure = refused.failure;
+                failure.change = (changes.len() > 1).then_some(refused.change);
+                Err(ControlError::Refused(failure))
+            }
+        }
+    }
+
+    /// What it holds.
+    pub(crate) fn held(&self) -> Held {
+        let control = &self.0;
+        let service = |service: &lvs_core::Service| ServiceInfo {
+            service: service.key().into(),
+            config: service.config().clone(),
+            owner: service.owner().map(ToOwned::to_owned),
+            stats: service.stats(),
+            servers: service.servers().iter().map(|s| server_info(s)).collect(),
+        };
+        let sysctl = |name: &&str| {
+            let value = control.sysctls().get(name).ok()?;
+            Some(((*name).to_owned(), value))
+        };
+        let (local, hairpin) = control.local_pool();
+        Held(Actual {
+            services: control.services().map(service).collect(),
+            vips: control.own_vips().iter().copied().collect(),
+            sysctls: Sysctls::NAMES.iter().filter_map(sysctl).collect(),
+            marks: control.marks().iter().map(ToString::to_string).collect(),
+            local: LocalPool {
+                addresses: local.iter().map(|local| local.addr).collect(),
+                hairpin,
+            },
+        })
+    }
+}
+
+fn server_info(server: &lvs_core::Server) -> ServerInfo {
+    ServerInfo {
+        server: server.addr(),
+        config: server.config(),
+        active: server.active(),
+        inactive: server.inactive(),
+        persistent: server.templates(),
+        overloaded: server.is_overloaded(),
+        slow_start: None,
+        latency_us: None,
+        stats: lvs_core::api::Stats::default(),
+    }
+}
+
+/// What an engine held at some moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held(pub(crate) Actual);
+
+impl Held {
+    pub(crate) fn service(&self, id: ServiceId) -> Option<&ServiceInfo> {
+        self.0.services.iter().find(|s| s.service == id)
+    }
+
+    pub(crate) fn vips(&self) -> &BTreeSet<IpAddr> {
+        &self.0.vips
+    }
+
+    pub(crate) fn sysctl(&self, name: &str) -> Option<&str> {
+        let mut all = self.0.sysctls.iter();
+        all.find(|(n, _)| n == name)
+            .map(|(_, value)| value.as_str())
+    }
+}
+
+/// A machine with at most one engine, shared between a test and the daemon.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct World(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    engine: Option<Engine>,
+    /// Grows with each engine: a connection belongs to one.
+    epoch: u32,
+    starts: u32,
+    foreign: bool,
+    refuses: bool,
+    /// Takes requests and does not answer.
+    hangs: bool,
+    /// One does not get an answer.
+    hung: bool,
+    changes: Vec<Call>,
+    requests: usize,
+}
+
+impl World {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    pub(crate) fn host(&self) -> FakeHost {
+        FakeHost {
+            world: self.clone(),
+        }
+    }
+
+    pub(crate) fn control(&self) -> Box<dyn EngineControl> {
+        Box::new(FakeControl {
+            world: self.clone(),
+            epoch: self.state().epoch,
+        })
+    }
+
+    /// What the engine holds.
+    pub(crate) fn engine(&self) -> Held {
+        let state = self.state();
+        state.engine.as_ref().map(Engine::held).unwrap_or_default()
+    }
+
+    pub(crate) fn running(&self) -> bool {
+        self.state().engine.is_some()
+    }
+
+    pub(crate) fn starts(&self) -> u32 {
+        self.state().starts
+    }
+
+    /// All changes that any engine has made.
+    pub(crate) fn changes(&self) -> Vec<Call> {
+        self.state().changes.clone()
+    }
+
+    /// How many requests to change something any engine was sent.
+    pub(crate) fn requests(&self) -> usize {
+        self.state().requests
+    }
+
+    pub(crate) fn crash(&self) {
+        self.state().engine = None;
+    }
+
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.state().hangs = hangs;
+    }
+
+    pub(crate) fn hung(&self) -> bool {
+        self.state().hung
+    }
+
+    pub(crate) fn start_foreign(&self) {
+        let mut state = self.state();
+        state.engine = Some(Engine::default());
+        state.epoch += 1;
+        state.foreign = true;
+    }
+
+    pub(crate) fn refuse_to_start(&self) {
+        self.state().refuses = true;
+    }
+
+    /// Servers of a service with their weights, by address.
+    pub(crate) fn weights(&self, id: ServiceId) -> Vec<(SocketAddr, i32)> {
+        let held = self.engine();
+        let servers = held.service(id).map_or(&[][..], |service| &service.servers);
+        let mut all: Vec<_> = servers
+            .iter()
+            .map(|server| (server.server, server.config.weight))
+            .collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+pub(crate) struct FakeHost {
+    world: World,
+}
+
+impl Host for FakeHost {
+    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
+        if self.world.running() {
+            Ok(self.world.control())
+        } else {
+            Err(ConnectError::Absent("nobody listens".into()))
+        }
+    }
+
+    fn start(&mut self, _: &Dataplane) -> Result<(), String> {
+        let mut state = self.world.state();
+        state.starts += 1;
+        if !state.refuses {
+            state.engine = Some(Engine::default());
+            state.epoch += 1;
+            state.foreign = false;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        let state = self.world.state();
+        (state.starts > 0 && state.engine.is_none()).then(|| "it ended with exit status: 1".into())
+    }
+
+    fn kill(&mut self) {
+        self.world.crash();
+    }
+
+    fn alive(&mut self, _: u32) -> bool {
+        self.world.running()
+    }
+
+    fn started_by_us(&self, _: u32) -> bool {
+        !self.world.state().foreign
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses::default()
+    }
+}
+
+struct FakeControl {
+    world: World,
+    epoch: u32,
+}
+
+impl FakeControl {
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
+        while self.world.state().hangs {
+            self.world.state().hung = true;
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let mut state = self.world.state();
+        if state.engine.is_none() || state.epoch != self.epoch {
+            return Err(ControlError::Lost("the connection ended".into()));
+        }
+        Ok(work(&mut state))
+    }
+
+    fn held(&self) -> Result<Actual, ControlError> {
+        self.with(|state| {
+            let engine = state.engine.as_ref();
+            engine.map(Engine::held).unwrap_or_default().0
+        })
+    }
+}
+
+impl EngineControl for FakeControl {
+    fn info(&mut self) -> Result<Info, ControlError> {
+        let own_vips = self.held()?.vips.into_iter().collect();
+        self.with(|state| Info {
+            pid: state.epoch,
+            own_vips,
+            ..Info::default()
+        })
+    }
+
+    fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
+        Ok(self.held()?.services)
+    }
+
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {
+        let all = self.held()?.sysctls.into_iter();
+        Ok(all.map(|(name, value)| Sysctl { name, value }).collect())
+    }
+
+    fn marks(&mut self) -> Result<Vec<String>, ControlError> {
+        Ok(self.held()?.marks)
+    }
+
+    fn local(&mut self) -> Result<LocalPool, ControlError> {
+        Ok(self.held()?.local)
+    }
+
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        self.with(|state| {
+            state.requests += 1;
+            if let Some(engine) = &mut state.engine {
+                engine.apply(changes)?;
+            }
+            state.changes.extend_from_slice(changes);
+            Ok(Done::default())
+        })?
+    }
+
+    fn stop(&mut self) -> Result<(), ControlError> {
+        self.with(|state| state.engine = None)
+    }
+}
