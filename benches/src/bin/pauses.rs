@@ -1,0 +1,205 @@
+//! How long a packet worker is held up while a large table is filled: the longest batch, and the longest time between two.
+//!
+//! ```text
+//! cargo run --release -p lvs-bench --bin pauses
+//! ```
+//!
+//! Needs root. An engine in a network namespace of its own forwards a flood of datagrams while 2,277 services with 37,205
+//! servers are filled by one `apply`, and for as long without that. What the scheduler of this host adds is in both.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
+use lvs_dataplane::control::Address;
+use lvs_dataplane::engine::{Config, Engine, Pauses};
+use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::wire::ipv4;
+use lvs_dataplane::sys;
+
+const SERVICES: u32 = 2_277;
+const SERVERS: u32 = 37_205;
+/// Connections of the flood.
+const FLOWS: u16 = 1000;
+/// One frame in so many is from a new client, if there are any.
+const NEW: u64 = 100;
+const ROUNDS: usize = 5;
+
+fn main() -> Result<()> {
+    sys::unshare_network().context("cannot make a network namespace (run as root)")?;
+    for command in [
+        "link set lo up",
+        "link add v0 address 02:00:00:00:00:01 type veth peer name v1",
+        "address add 10.0.0.1/24 dev v0",
+        "link set v0 up",
+        "link set v1 up",
+        "neighbour add 10.0.0.2 lladdr 02:00:00:00:00:02 dev v0 nud permanent",
+        "neighbour add 10.0.0.3 lladdr 02:00:00:00:00:03 dev v0 nud permanent",
+        "route add default via 10.0.0.3",
+    ] {
+        let done = Command::new("ip").args(command.split(' ')).status()?;
+        ensure!(done.success(), "ip {command}");
+    }
+    let engine = Engine::start(Config {
+        interfaces: vec!["v0".to_owned()],
+        address: Some(Address::new(&format!("@lvs-pauses-{}", std::process::id()))),
+        ..Config::default()
+    })?;
+    let flood = Flood::start()?;
+    for (name, new) in [("established only", false), ("1 in 100 new", true)] {
+        flood.new.store(new, Ordering::Relaxed);
+        println!("{name}");
+        for round in 1..=ROUNDS {
+            call(&engine, vec![Call::ServiceFlush {}])?;
+            call(&engine, fill(true))?;
+            thread::sleep(Duration::from_millis(500));
+            let started = Instant::now();
+            let idle = measure(&engine, &flood, || {
+                thread::sleep(Duration::from_millis(600));
+                Ok(())
+            })?;
+            let changes = fill(false);
+            let filling = measure(&engine, &flood, || call(&engine, changes))?;
+            println!(
+                "  {round}: alone {idle}; while filling {filling} ({:.1?} in all)",
+                started.elapsed()
+            );
+        }
+    }
+    flood.stop.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn call(engine: &Engine, changes: Vec<Call>) -> Result<()> {
+    let done = engine.call(Call::Apply { changes });
+    let done = done.map_err(|failure| anyhow::anyhow!("{}", failure.message))?;
+    ensure!(done == serde_json::json!({}), "warnings: {done}");
+    Ok(())
+}
+
+fn measure(engine: &Engine, flood: &Flood, run: impl FnOnce() -> Result<()>) -> Result<String> {
+    engine.shared().take_pauses();
+    let (sent, started) = (flood.sent.load(Ordering::Relaxed), Instant::now());
+    run()?;
+    let took = started.elapsed();
+    let sent = flood.sent.load(Ordering::Relaxed) - sent;
+    let Pauses { batch, gap } = engine.shared().take_pauses();
+    let rate = sent as f64 / took.as_secs_f64() / 1000.0;
+    Ok(format!(
+        "batch {batch:.0?}, gap {gap:.0?} at {rate:.0} kpps over {took:.0?}"
+    ))
+}
+
+/// The service of the flood (`first`), or all others.
+fn fill(first: bool) -> Vec<Call> {
+    let service = |number: u32| ServiceId::Udp {
+        address: ([10, 200, byte(number / 250), byte(number % 250 + 1)], 53).into(),
+    };
+    let config = ServiceConfig::new(Family::V4, "wlc");
+    let add_service = |number| {
+        Call::ServiceAdd(ServiceSpec {
+            service: service(number),
+            config: config.clone(),
+            owner: None,
+        })
+    };
+    let add_server = |number, server| {
+        Call::ServerAdd(ServerSpec {
+            service: service(number),
+            server,
+            config: ServerConfig::new(1, Forwarding::Nat),
+        })
+    };
+    if first {
+        let server = ([10, 0, 0, 2], 53).into();
+        return vec![add_service(0), add_server(0, server)];
+    }
+    let mut changes: Vec<Call> = (1..=SERVICES).map(add_service).collect();
+    changes.extend((0..SERVERS).map(|n| {
+        let addr = [
+            10,
+            100 + byte(n / 62_500),
+            byte(n / 250 % 250),
+            byte(n % 250 + 1),
+        ];
+        add_server(n % SERVICES + 1, (addr, 53).into())
+    }));
+    changes
+}
+
+fn byte(n: u32) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
+/// Datagrams to the first service, as fast as they go.
+struct Flood {
+    new: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Flood {
+    fn start() -> Result<Self> {
+        let ifindex = sys::if_index("v1")?;
+        let mut io = AfPacket::open(ifindex, "v1")?;
+        let this = Self {
+            new: Arc::default(),
+            stop: Arc::default(),
+            sent: Arc::default(),
+        };
+        let (new, stop, sent) = (this.new.clone(), this.stop.clone(), this.sent.clone());
+        thread::spawn(move || {
+            let mut number = 0_u64;
+            let mut room: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
+            while !stop.load(Ordering::Relaxed) {
+                let new = new.load(Ordering::Relaxed);
+                let mut batch: Vec<Frame> = (0..BATCH)
+                    .map(|_| {
+                        number += 1;
+                        datagram(number, new)
+                    })
+                    .collect();
+                io.send(&mut batch);
+                sent.fetch_add(BATCH as u64, Ordering::Relaxed);
+                // What comes back is not looked at.
+                while io.recv(&mut room).is_ok_and(|count| count == BATCH) {}
+                // A rate that leaves the other threads of a small machine their share.
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Ok(this)
+    }
+}
+
+fn datagram(number: u64, new: bool) -> Frame {
+    let flow = u16::try_from(number % u64::from(FLOWS)).unwrap_or(0);
+    let fresh = new && number.is_multiple_of(NEW);
+    let client = if fresh {
+        let [.., a, b, c] = (number / NEW).to_be_bytes();
+        [198, 18 + (a & 1), b, c]
+    } else {
+        [192, 0, 2, 7]
+    };
+    let mut bytes = vec![0; 14 + 28 + 18];
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 3]);
+    bytes[12] = 8;
+    let ip = &mut bytes[14..];
+    ip[0] = 0x45;
+    ip[3] = 46;
+    ip[8] = 64;
+    ip[9] = 17;
+    ip[12..16].copy_from_slice(&client);
+    ip[16..20].copy_from_slice(&[10, 200, 0, 1]);
+    ip[20..22].copy_from_slice(&(1024 + flow).to_be_bytes());
+    ip[23] = 53;
+    ip[25] = 26;
+    ipv4::finish_header(ip);
+    Frame::from_bytes(&bytes)
+}
