@@ -1,16 +1,16 @@
 //! The one way in for changes: a list of calls is checked as a whole, then made as a whole.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
+use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::Plan;
+use super::plan::{Noted, Plan};
 use super::{Call, Failure, FailureCode, LocalPool, ServerSpec, ServiceSpec, Sysctl, Timeouts};
 use crate::control::ServiceKeyOrd;
 use crate::control::check::{self, View};
@@ -181,50 +181,10 @@ impl Control {
         host: &dyn Host,
         now: Instant,
     ) -> Result<Applied, Refused> {
-        if calls.len() > CHANGES_MAX {
-            return Err(Refused {
-                change: CHANGES_MAX,
-                failure: Failure::new(
-                    FailureCode::Full,
-                    format!(
-                        "{} changes: {CHANGES_MAX} at most are taken at once",
-                        calls.len()
-                    ),
-                ),
-            });
-        }
-        let steps = self.check(calls, host)?;
-        let mut applied = Applied::default();
-        let mut marks = Vec::new();
-        if steps.iter().any(Step::is_about_marks) {
-            marks.extend_from_slice(&self.marks);
-        }
-        for step in steps {
-            let made = self.make(step, &mut marks, &mut applied, now);
-            debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
-        }
-        if applied.marks {
-            self.marks = Arc::from(marks);
-        }
-        Ok(applied)
-    }
-
-    /// Whether these changes can be made one after the other; reads what they say.
-    fn check<'a>(&self, calls: &'a [Call], host: &dyn Host) -> Result<Vec<Step<'a>>, Refused> {
-        let refused = |change, failure| Refused { change, failure };
-        if let [call] = calls {
-            let step = check_call(self, self, call, host);
-            return Ok(vec![step.map_err(|failure| refused(0, failure))?]);
-        }
-        let mut plan = Plan::new(self);
-        let mut steps = Vec::with_capacity(calls.len());
-        for (change, call) in calls.iter().enumerate() {
-            let step = check_call(&plan, self, call, host);
-            let step = step.map_err(|failure| refused(change, failure))?;
-            step.note(&mut plan);
-            steps.push(step);
-        }
-        Ok(steps)
+        let mut changes = Changes::new(calls)?;
+        changes.check(self, host, usize::MAX)?;
+        let applied = changes.make(self, now, usize::MAX);
+        Ok(applied.unwrap_or_default())
     }
 
     fn make(
@@ -278,6 +238,113 @@ impl Control {
     }
 }
 
+/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in pieces: whoever has a lock around
+/// it can let go of it in between, so that a long list holds up no packets. First everything is checked, then everything is
+/// made. Nobody else may make changes meanwhile; packets and the clock may go on.
+pub struct Changes<'a> {
+    calls: &'a [Call],
+    /// Calls that were checked.
+    checked: usize,
+    noted: Option<Noted>,
+    steps: VecDeque<Step<'a>>,
+    marks: Option<Vec<MarkRule>>,
+    applied: Applied,
+}
+
+impl fmt::Debug for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes")
+            .field("calls", &self.calls.len())
+            .field("checked", &self.checked)
+            .field("unmade", &self.steps.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Changes<'a> {
+    /// Nothing is checked yet.
+    ///
+    /// # Errors
+    /// If there are more than [`CHANGES_MAX`].
+    pub fn new(calls: &'a [Call]) -> Result<Self, Refused> {
+        if calls.len() > CHANGES_MAX {
+            return Err(Refused {
+                change: CHANGES_MAX,
+                failure: Failure::new(
+                    FailureCode::Full,
+                    format!(
+                        "{} changes: {CHANGES_MAX} at most are taken at once",
+                        calls.len()
+                    ),
+                ),
+            });
+        }
+        Ok(Self {
+            calls,
+            checked: 0,
+            noted: None,
+            steps: VecDeque::with_capacity(calls.len()),
+            marks: None,
+            applied: Applied::default(),
+        })
+    }
+
+    /// Checks up to `count` more, each against what those before it leave. `false`: all are checked.
+    ///
+    /// # Errors
+    /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
+    pub fn check(
+        &mut self,
+        control: &Control,
+        host: &dyn Host,
+        count: usize,
+    ) -> Result<bool, Refused> {
+        let refused = |change, failure| Refused { change, failure };
+        if let [call] = self.calls {
+            let step = check_call(control, control, call, host);
+            self.steps
+                .push_back(step.map_err(|failure| refused(0, failure))?);
+            self.checked = 1;
+            return Ok(false);
+        }
+        let noted = self.noted.take().unwrap_or_else(|| Noted::new(control));
+        let mut plan = Plan::resume(control, noted);
+        let end = self.checked.saturating_add(count).min(self.calls.len());
+        for (change, call) in self.calls.iter().enumerate().take(end).skip(self.checked) {
+            let step = check_call(&plan, control, call, host);
+            let step = step.map_err(|failure| refused(change, failure))?;
+            step.note(&mut plan);
+            self.steps.push_back(step);
+        }
+        self.checked = end;
+        self.noted = Some(plan.into_noted());
+        Ok(self.checked < self.calls.len())
+    }
+
+    /// Makes up to `count` more of those that were checked. When all are made: what the packet side has to follow.
+    pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
+        if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
+            self.marks = Some(control.marks.to_vec());
+        }
+        let marks = self.marks.get_or_insert_default();
+        for _ in 0..count {
+            let Some(step) = self.steps.pop_front() else {
+                break;
+            };
+            let made = control.make(step, marks, &mut self.applied, now);
+            debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
+        }
+        if !self.steps.is_empty() {
+            return None;
+        }
+        let applied = core::mem::take(&mut self.applied);
+        if applied.marks {
+            control.marks = Arc::from(core::mem::take(marks));
+        }
+        Some(applied)
+    }
+}
+
 impl Step<'_> {
     /// Changes the plan as [`Control::make`] will change the director.
     fn note(&self, plan: &mut Plan<'_>) {
@@ -304,9 +371,9 @@ impl Step<'_> {
             Self::StartMaster(..) => plan.set_daemon(SyncRole::Master, true),
             Self::StartBackup(..) => plan.set_daemon(SyncRole::Backup, true),
             Self::StopDaemon(role) => plan.set_daemon(*role, false),
-            Self::InsertMark(..) => plan.marks += 1,
-            Self::DeleteMark(_) => plan.marks -= 1,
-            Self::SetMarks(rules) => plan.marks = rules.len(),
+            Self::InsertMark(..) => plan.noted().marks += 1,
+            Self::DeleteMark(_) => plan.noted().marks -= 1,
+            Self::SetMarks(rules) => plan.noted().marks = rules.len(),
             Self::SetLocal(pool, _) => plan.set_local(|family| serves(pool, family)),
             Self::Zero(_) | Self::SetTimeouts(_) | Self::SetSysctl(_) | Self::OwnVips(_) => {}
         }

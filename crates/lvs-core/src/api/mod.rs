@@ -14,7 +14,7 @@ mod apply;
 mod call;
 mod plan;
 
-pub use self::apply::{Applied, CHANGES_MAX, Done, Host, Need, Permissive, Refused};
+pub use self::apply::{Applied, CHANGES_MAX, Changes, Done, Host, Need, Permissive, Refused};
 pub use self::call::{Access, Call, Request};
 pub use crate::explain::{Candidate, Explanation};
 pub use crate::stats::{Counts, Stats};

@@ -8,11 +8,16 @@ use crate::control::check::{Census, Facts, View, is_mixed};
 use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 
-/// What changes would leave, as far as later ones are checked against it. It holds what they touch, and nothing else: a
-/// list of ten changes to a table of 40,000 servers copies none of these.
+/// What changes would leave, as far as later ones are checked against it: the director as it is, and what they touch.
 pub(super) struct Plan<'a> {
     control: &'a Control,
-    /// The services of `control` are gone.
+    noted: Noted,
+}
+
+/// What changes touch, and nothing else: a list of ten changes to a table of 40,000 servers copies none of these.
+#[derive(Default)]
+pub(super) struct Noted {
+    /// The services of the director are gone.
     flushed: bool,
     /// Services that were touched; `None` for those that are gone.
     services: BTreeMap<ServiceKeyOrd, Option<Planned>>,
@@ -36,11 +41,10 @@ struct Planned {
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-impl<'a> Plan<'a> {
+impl Noted {
     /// Nothing is changed yet.
-    pub(super) fn new(control: &'a Control) -> Self {
+    pub(super) fn new(control: &Control) -> Self {
         Self {
-            control,
             flushed: false,
             services: BTreeMap::new(),
             mixed: View::mixed(control),
@@ -50,6 +54,23 @@ impl<'a> Plan<'a> {
             backup: View::runs(control, SyncRole::Backup),
             marks: control.marks().len(),
         }
+    }
+}
+
+impl<'a> Plan<'a> {
+    /// Goes on with what was noted.
+    pub(super) const fn resume(control: &'a Control, noted: Noted) -> Self {
+        Self { control, noted }
+    }
+
+    /// What was noted so far.
+    pub(super) fn into_noted(self) -> Noted {
+        self.noted
+    }
+
+    /// To be changed.
+    pub(super) const fn noted(&mut self) -> &mut Noted {
+        &mut self.noted
     }
 
     /// The director as it is.
@@ -68,7 +89,7 @@ impl<'a> Plan<'a> {
             kept: false,
             servers: BTreeMap::new(),
         };
-        self.services.insert(key.into(), Some(planned));
+        self.noted.services.insert(key.into(), Some(planned));
     }
 
     pub(super) fn edit_service(&mut self, key: &ServiceKey, one_packet: bool, needs_replies: bool) {
@@ -80,17 +101,17 @@ impl<'a> Plan<'a> {
 
     pub(super) fn delete_service(&mut self, key: &ServiceKey) {
         if let Some(facts) = self.service(key) {
-            self.mixed -= facts.census.mixed;
-            self.full_nat[key.family() as usize] -= facts.census.full_nat;
-            self.services.insert(key.into(), None);
+            self.noted.mixed -= facts.census.mixed;
+            self.noted.full_nat[key.family() as usize] -= facts.census.full_nat;
+            self.noted.services.insert(key.into(), None);
         }
     }
 
     pub(super) fn flush(&mut self) {
-        self.flushed = true;
-        self.services.clear();
-        self.mixed = 0;
-        self.full_nat = [0; 2];
+        self.noted.flushed = true;
+        self.noted.services.clear();
+        self.noted.mixed = 0;
+        self.noted.full_nat = [0; 2];
     }
 
     /// A server is added, edited or (without a method) gone.
@@ -117,26 +138,26 @@ impl<'a> Plan<'a> {
         }
         planned.servers.insert(addr, forwarding);
         let new = planned.facts.census;
-        self.mixed = self.mixed - old.mixed + new.mixed;
-        let full_nat = &mut self.full_nat[key.family() as usize];
+        self.noted.mixed = self.noted.mixed - old.mixed + new.mixed;
+        let full_nat = &mut self.noted.full_nat[key.family() as usize];
         *full_nat = *full_nat - old.full_nat + new.full_nat;
     }
 
     pub(super) fn set_local(&mut self, serves: impl Fn(Family) -> bool) {
-        self.local = FAMILIES.map(serves);
+        self.noted.local = FAMILIES.map(serves);
     }
 
     pub(super) const fn set_daemon(&mut self, role: SyncRole, runs: bool) {
         match role {
-            SyncRole::Master => self.master = runs,
-            SyncRole::Backup => self.backup = runs,
+            SyncRole::Master => self.noted.master = runs,
+            SyncRole::Backup => self.noted.backup = runs,
         }
     }
 
     /// The service, to be changed.
     fn touch(&mut self, key: &ServiceKey) -> Option<&mut Planned> {
         let facts = self.service(key)?;
-        let place = self.services.entry(key.into());
+        let place = self.noted.services.entry(key.into());
         let planned = place.or_insert_with(|| {
             Some(Planned {
                 facts,
@@ -150,15 +171,15 @@ impl<'a> Plan<'a> {
 
 impl View for Plan<'_> {
     fn service(&self, key: &ServiceKey) -> Option<Facts> {
-        match self.services.get(&key.into()) {
+        match self.noted.services.get(&key.into()) {
             Some(planned) => planned.as_ref().map(|planned| planned.facts),
-            None if self.flushed => None,
+            None if self.noted.flushed => None,
             None => View::service(self.control, key),
         }
     }
 
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding> {
-        match self.services.get(&key.into()) {
+        match self.noted.services.get(&key.into()) {
             Some(planned) => {
                 let planned = planned.as_ref()?;
                 match planned.servers.get(&addr) {
@@ -167,31 +188,31 @@ impl View for Plan<'_> {
                     None => None,
                 }
             }
-            None if self.flushed => None,
+            None if self.noted.flushed => None,
             None => View::server(self.control, key, facts, addr),
         }
     }
 
     fn runs(&self, role: SyncRole) -> bool {
         match role {
-            SyncRole::Master => self.master,
-            SyncRole::Backup => self.backup,
+            SyncRole::Master => self.noted.master,
+            SyncRole::Backup => self.noted.backup,
         }
     }
 
     fn mixed(&self) -> usize {
-        self.mixed
+        self.noted.mixed
     }
 
     fn full_nat(&self, family: Family) -> usize {
-        self.full_nat[family as usize]
+        self.noted.full_nat[family as usize]
     }
 
     fn has_local(&self, family: Family) -> bool {
-        self.local[family as usize]
+        self.noted.local[family as usize]
     }
 
     fn marks(&self) -> usize {
-        self.marks
+        self.noted.marks
     }
 }

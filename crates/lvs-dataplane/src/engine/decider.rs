@@ -71,7 +71,7 @@ impl Decider {
 
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
-        self.shared.control().sweep(&mut self.shard);
+        self.shared.control_for_packet().sweep(&mut self.shard);
     }
 
     /// What the first rule for marks says that takes a packet.
@@ -173,10 +173,11 @@ impl Decide for Decider {
         };
         let verdict = match self.shard.handle_packet(meta, now) {
             Ok(verdict) => verdict,
-            Err(pending) => self
-                .shared
-                .control()
-                .admit(&mut self.shard, meta, pending, now),
+            Err(pending) => {
+                self.shared
+                    .control_for_packet()
+                    .admit(&mut self.shard, meta, pending, now)
+            }
         };
         self.count(meta.tuple, verdict)
     }
@@ -187,11 +188,12 @@ impl Decide for Decider {
         }
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
-            Err(pending) => {
-                self.shared
-                    .control()
-                    .admit_icmp_error(&mut self.shard, error, pending, now)
-            }
+            Err(pending) => self.shared.control_for_packet().admit_icmp_error(
+                &mut self.shard,
+                error,
+                pending,
+                now,
+            ),
         };
         self.count(error.inner, verdict)
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{Failure, FailureCode};
@@ -25,10 +26,15 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often others give way to packets that wait for the control half, before they queue like them.
+const PATIENCE: usize = 1000;
+
 /// Shared by the control server's threads, the keeper and the packet workers.
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
+    /// Packet workers that wait for it.
+    wanted: AtomicUsize,
     /// Held by whoever makes changes: they are followed in the order in which they are made.
     changing: Mutex<()>,
     started: SystemInstant,
@@ -81,6 +87,7 @@ impl Shared {
     pub(super) fn new(control: Control, side: Side, virtual_time: bool) -> Self {
         Self {
             control: Mutex::new(control),
+            wanted: AtomicUsize::new(0),
             changing: Mutex::default(),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
@@ -89,8 +96,31 @@ impl Shared {
         }
     }
 
-    /// The director's control half. The lock is held for one operation at a time, never while waiting for anything.
+    /// The director's control half. The lock is held for one short operation at a time, never while waiting for anything. A
+    /// packet that waits for it goes first.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        let mut patience = PATIENCE;
+        while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
+            patience -= 1;
+            thread::yield_now();
+        }
+        self.lock_control()
+    }
+
+    /// As [`control`](Self::control), for a packet.
+    pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
+        match self.control.try_lock() {
+            Ok(control) => control,
+            Err(_) => {
+                self.wanted.fetch_add(1, Ordering::AcqRel);
+                let control = self.lock_control();
+                self.wanted.fetch_sub(1, Ordering::AcqRel);
+                control
+            }
+        }
+    }
+
+    fn lock_control(&self) -> MutexGuard<'_, Control> {
         // A panic aborts the released engine; in a test that catches one, the data are still whole.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,11 +1,14 @@
 //! Calls that change something: one way in for all of them.
 
-use lvs_core::api::{Call, Done, Failure, Refused};
+use lvs_core::api::{Applied, Call, Changes, Done, Failure, Refused};
 use serde_json::Value;
 
 use super::to_value;
 use crate::engine::shared::{Shared, Side};
 use crate::host::update::Update;
+
+/// Changes that are made with the control half locked: some ten microseconds.
+const PIECE: usize = 16;
 
 impl Shared {
     /// Makes these changes, or none, and waits until the packet path has followed: when the caller has its answer, the
@@ -31,15 +34,30 @@ impl Shared {
 
     fn apply_on_host(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
         let _changing = self.changing();
-        let host = self.view();
-        let now = self.now();
-        let applied = self.control().apply(changes, &*host, now)?;
+        let applied = self.make(changes)?;
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };
         // It is done, whatever comes.
         let followed = self.follow(update);
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
+    }
+
+    /// Makes changes, or none; a long list in pieces, between which packets that need the control half have their turn.
+    fn make(&self, calls: &[Call]) -> Result<Applied, Refused> {
+        let host = self.view();
+        let now = self.now();
+        if calls.len() <= PIECE {
+            return self.control().apply(calls, &*host, now);
+        }
+        let mut changes = Changes::new(calls)?;
+        while changes.check(&self.control(), &*host, PIECE)? {}
+        loop {
+            let applied = changes.make(&mut self.control(), now, PIECE);
+            if let Some(applied) = applied {
+                return Ok(applied);
+            }
+        }
     }
 
     /// Has the keeper follow a change, and waits until every packet worker has what it has published. Gives what could not
