@@ -4,8 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::api::{
-    Access, CHANGES_MAX, Call, Done, Failure, FailureCode, Host, LocalPool, Need, Permissive,
-    ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl, Timeouts,
+    Access, CHANGES_MAX, Call, Changes, Done, Failure, FailureCode, Host, LocalPool, Need,
+    Permissive, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl, Timeouts,
 };
 use lvs_core::{
     Control, Error, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
@@ -226,6 +226,36 @@ proptest! {
             }
             prop_assert_eq!(picture(&whole), picture(&single));
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_list_in_pieces_is_the_same_list(
+        before in prop::collection::vec(call(), 0..12),
+        list in prop::collection::vec(call(), 2..12),
+        piece in 1_usize..4,
+    ) {
+        let (mut whole, mut pieces) = (control(), control());
+        let now = Instant::ZERO;
+        for call in &before {
+            let call = std::slice::from_ref(call);
+            prop_assert_eq!(
+                whole.apply(call, &SmallHost, now),
+                pieces.apply(call, &SmallHost, now)
+            );
+        }
+        let made = (|| {
+            let mut changes = Changes::new(&list)?;
+            while changes.check(&pieces, &SmallHost, piece)? {}
+            loop {
+                if let Some(applied) = changes.make(&mut pieces, now, piece) {
+                    return Ok(applied);
+                }
+            }
+        })();
+        prop_assert_eq!(whole.apply(&list, &SmallHost, now), made);
+        prop_assert_eq!(picture(&whole), picture(&pieces));
     }
 }
 
