@@ -195,7 +195,7 @@ impl Templates {
             {
                 self.by_engine.remove(&key);
             }
-            self.table.get_mut(index).hide_template();
+            self.table.hide_template(index);
         }
     }
 
