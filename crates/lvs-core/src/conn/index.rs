@@ -85,7 +85,8 @@ impl Index {
     }
 
     /// Whether a reference is in.
-    pub(crate) fn contains(&self, hash: u64, reference: u32) -> bool {
+    #[cfg(test)]
+    fn contains(&self, hash: u64, reference: u32) -> bool {
         self.place_of(hash, reference).is_some()
     }
 
