@@ -160,7 +160,8 @@ enum Profile {
 enum WhenFull {
     /// Drop its packets.
     Drop,
-    /// Let it take the place of an old one (not built yet).
+    /// Let it take the place of another one: half-open or ended ones first, then unused and idle ones, never one that moves
+    /// data.
     Evict,
 }
 
@@ -210,10 +211,6 @@ fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
             backend: Backend::AfXdp,
             ..
         } => "--backend af_xdp",
-        Args {
-            when_full: WhenFull::Evict,
-            ..
-        } => "--when-full evict",
         Args { workers, .. } if *workers != 1 => "--workers above 1",
         _ => return Ok(()),
     };
@@ -270,6 +267,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        when_full: match args.when_full {
+            WhenFull::Drop => lvs_core::WhenFull::Drop,
+            WhenFull::Evict => lvs_core::WhenFull::Evict,
+        },
         ftp_ports: args
             .helper
             .into_iter()

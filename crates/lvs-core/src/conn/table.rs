@@ -697,7 +697,10 @@ mod tests {
     fn one_clients_port_to_all_ports_or_addresses_makes_no_chain() {
         let mut table = ConnTable::new(1 << 17, 1);
         let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
-        let virt = |n: u16| SocketAddr::from(([10, 2, (n >> 8) as u8, n as u8], 80));
+        let virt = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            SocketAddr::from(([10, 2, high, low], 80))
+        };
         let port = |n: u16| SocketAddr::from(([10, 0, 0, 1], n));
         let behind = |n: u16| SocketAddr::from(([10, 1, 0, 2], n));
         for n in 1..=u16::MAX {

@@ -20,7 +20,16 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
              raise weight or threshold (-e ... -w, -x)."
         }
         DropReason::TableFull => {
-            "Start lvs-dataplane with a larger --max-connections, or shorten the timeouts (lvsadm --set)."
+            "Start lvs-dataplane with a larger --max-connections, or shorten the timeouts (lvsadm --set); under a flood, start \
+             it with --when-full evict, and limit the service (lvsadm limit)."
+        }
+        DropReason::ServiceFull | DropReason::ServiceRate => {
+            "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see where so many connections come from \
+             (lvsadm -Lnc)."
+        }
+        DropReason::SourceRate => {
+            "One source opens more connections than the service's limit for one allows (limits in its TOML, lvsadm limit). \
+             Behind an address translator many clients are one source: raise it if honest ones are meant."
         }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {

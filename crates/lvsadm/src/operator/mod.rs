@@ -7,6 +7,7 @@ mod doctor;
 mod drain;
 mod explain;
 mod host;
+mod limit;
 mod local;
 mod mark;
 mod pcapng;
@@ -165,6 +166,33 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "Servers added with --fullnat see one of these addresses in place of the client and answer to it, so that their gateway may be anything. An address that the host does not have is answered for by the engine. Each brings 64,512 connections for each server. With hairpin on, NAT (-m) does the same for clients whose answers would not come back here: those on a server's own network, and servers of the same service.",
         flags: &[],
         run: local::run,
+    },
+    Operator {
+        name: "limit",
+        arguments: "SERVICE",
+        summary: "show or set what a service takes at most",
+        text: "SERVICE as for drain. Without an option, the limits in force. What is over a limit is dropped and counted (lvsadm drops); connections that are there go on. A service of lvsd keeps them until lvsd changes it: write limits = { ... } in its file.",
+        flags: &[
+            flag("--connections", "N", "connections at a time; 0 is no limit"),
+            flag("--rate", "N", "new connections a second, and at once"),
+            flag(
+                "--source-rate",
+                "N",
+                "new connections a second, and at once, from one source",
+            ),
+            flag(
+                "--source-bits-v4",
+                "N",
+                "bits of an IPv4 address that make a source; 32 if not given",
+            ),
+            flag(
+                "--source-bits-v6",
+                "N",
+                "bits of an IPv6 address that make a source; 64 if not given",
+            ),
+            flag("--off", "", "no limits but those that are given as well"),
+        ],
+        run: limit::run,
     },
     Operator {
         name: "capture",
@@ -416,6 +444,16 @@ fn service_and_server(
         )),
         Ok(_) => Err(Trouble::Usage(format!("{service}: not a service"))),
     }
+}
+
+/// A service by itself, as [`service_and_server`] takes it.
+fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
+    let server = if service.contains('[') {
+        "[::1]"
+    } else {
+        "127.0.0.1"
+    };
+    service_and_server(run, service, server).map(|(service, _)| service)
 }
 
 fn service_text(service: ServiceId) -> String {

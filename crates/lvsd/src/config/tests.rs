@@ -705,6 +705,17 @@ fn what_goes_beyond_the_kernel() {
         lvs_core::OnServerDown::Reset
     );
     assert_eq!(service.on_down, OnDown::Remove, "a failed check means down");
+    let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
+    let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
+    assert_eq!(
+        limited.services[0].config.extras.limits,
+        lvs_core::Limits {
+            connections: 1000,
+            source_rate: 20,
+            source_bits_v6: 56,
+            ..lvs_core::Limits::default()
+        }
+    );
     let plain = load(&file("forward = \"nat\""));
     assert!(plain.services[0].config.extras.is_off());
 
@@ -724,6 +735,10 @@ fn what_goes_beyond_the_kernel() {
         (
             "forward = \"nat\"\nslow_start = \"500ms\"",
             "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",
+            "error: source_bits_v4 33 is out of range\n --> test.toml:4:29\n",
         ),
         (
             "forward = \"nat\"\nslow_start = \"2d\"",
@@ -766,12 +781,6 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "test.toml:2:11",
             "more than one worker is not built yet",
             "write workers = 1",
-        ),
-        (
-            "when_full = \"evict\"",
-            "test.toml:2:13",
-            "when_full = \"evict\" is not built yet",
-            "write when_full = \"drop\"",
         ),
     ] {
         let said = errors(&format!("[dataplane]\n{line}\n"));

@@ -29,7 +29,6 @@ impl Checker<'_> {
         let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
         let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
         self.not_built(raw.backend.as_ref(), "backend", "af_xdp", "af_packet");
-        self.not_built(raw.when_full.as_ref(), "when_full", "evict", "drop");
         if backend.as_deref() == Some("tun") {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }

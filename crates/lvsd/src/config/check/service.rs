@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, OnServerDown, Protocol, ServiceConfig, ServiceFlags};
+use lvs_core::{Family, Forwarding, Limits, OnServerDown, Protocol, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
 use super::{Checker, SCHEDULERS, SLOW_START_MAX, WEIGHT_MAX, label, port};
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::{self, ManyPorts};
-use crate::config::raw::{RawPersistence, RawService};
+use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::config::{OnDown, Server, Service, VipMode};
 
 impl Checker<'_> {
@@ -397,6 +397,32 @@ impl Checker<'_> {
                 );
             }
             config.extras.slow_start = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+        }
+        if let Some(limits) = &raw.limits {
+            config.extras.limits = self.limits(limits);
+        }
+    }
+
+    /// What a service takes at most.
+    fn limits(&mut self, raw: &RawLimits) -> Limits {
+        const MOST: i64 = u32::MAX as i64;
+        let mut count = |value: &Option<Spanned<Whole>>, what: &str| {
+            let n = self.number(value.as_ref(), what, 1..=MOST);
+            n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+        };
+        let connections = count(&raw.connections, "connections");
+        let rate = count(&raw.rate, "rate");
+        let source_rate = count(&raw.source_rate, "source_rate");
+        let mut bits = |value: &Option<Spanned<Whole>>, what: &str, most: i64| {
+            let n = self.number(value.as_ref(), what, 1..=most);
+            n.and_then(|n| u8::try_from(n).ok()).unwrap_or(0)
+        };
+        Limits {
+            connections,
+            rate,
+            source_rate,
+            source_bits_v4: bits(&raw.source_bits_v4, "source_bits_v4", 32),
+            source_bits_v6: bits(&raw.source_bits_v6, "source_bits_v6", 128),
         }
     }
 
