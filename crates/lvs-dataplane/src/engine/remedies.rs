@@ -112,6 +112,10 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         | FrameDrop::TinyFragment
         | FrameDrop::ShortHeader
         | FrameDrop::BadAggregate => MALFORMED,
+        FrameDrop::TinySegments => {
+            "A guest on a virtual link sends aggregates that no TCP makes: find it (lvsadm capture dropped -w FILE), and switch \
+             the segmentation offload of its device off (ethtool -K IF tso off gso off)."
+        }
         FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,
         FrameDrop::FragmentMemory => {
             "Somebody floods with fragments, or packets are lost on the way in. Have clients send smaller datagrams."

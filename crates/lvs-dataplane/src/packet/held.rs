@@ -1,7 +1,9 @@
 //! Packets that wait for the link-layer address of their next hop.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use lvs_core::Instant;
@@ -11,9 +13,9 @@ use crate::packet::net::PortId;
 
 /// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
-/// Packets that wait at most.
+/// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
-/// Bytes that wait at most.
+/// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
 /// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
 /// is for those of which it never speaks again.
@@ -27,23 +29,55 @@ struct Queue {
     asked: Instant,
 }
 
-/// The queues of packets that wait.
-#[derive(Debug, Default)]
+/// The packets of one worker that wait, in copies of their own size.
+#[derive(Debug)]
 pub struct Held {
     queues: HashMap<(PortId, IpAddr), Queue>,
     frames: usize,
     bytes: usize,
+    limits: Limits,
     /// Packets that waited in vain, or gave way to others.
     pub dropped: u64,
 }
 
+/// What may wait at most.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    per_neighbour: usize,
+    total: usize,
+    bytes: usize,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self::of_workers(NonZeroUsize::MIN)
+    }
+}
+
 impl Held {
+    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among them.
+    pub fn of_workers(workers: NonZeroUsize) -> Self {
+        let share = |all: usize| all.div_ceil(workers.get());
+        Self {
+            queues: HashMap::new(),
+            frames: 0,
+            bytes: 0,
+            limits: Limits {
+                per_neighbour: share(PER_NEIGHBOUR),
+                total: share(TOTAL),
+                bytes: share(BYTES),
+            },
+            dropped: 0,
+        }
+    }
+
     /// Lets `frame` wait; whether the kernel should be asked for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
-        if self.frames >= TOTAL || self.bytes + frame.len() > BYTES {
-            // All queues are bounded together: the newcomer loses, whoever has waited is served first.
+        if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
+            // All queues are bounded together: the newcomer loses, whoever has waited is served first. Its next hop is asked
+            // for all the same, or nobody would get there as long as others fill the queues.
             self.dropped += 1;
-            return false;
+            return self.asks(port, addr, now);
         }
         let mut ask = false;
         let queue = self.queues.entry((port, addr)).or_insert_with(|| {
@@ -57,7 +91,7 @@ impl Held {
             queue.asked = now;
             ask = true;
         }
-        if queue.frames.len() >= PER_NEIGHBOUR
+        if queue.frames.len() >= self.limits.per_neighbour
             && let Some((_, old)) = queue.frames.pop_front()
         {
             self.frames -= 1;
@@ -68,6 +102,26 @@ impl Held {
         self.bytes += frame.len();
         queue.frames.push_back((now, frame));
         ask
+    }
+
+    /// Whether the kernel should be asked for an address that no packet may wait for.
+    fn asks(&mut self, port: PortId, addr: IpAddr, now: Instant) -> bool {
+        let room = self.queues.len() < 2 * self.limits.total;
+        match self.queues.entry((port, addr)) {
+            Entry::Occupied(queue) if now.saturating_since(queue.get().asked) < ASK_AGAIN => false,
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().asked = now;
+                true
+            }
+            Entry::Vacant(place) if room => {
+                place.insert(Queue {
+                    frames: VecDeque::new(),
+                    asked: now,
+                });
+                true
+            }
+            Entry::Vacant(_) => false,
+        }
     }
 
     /// Takes out what waits for a neighbour, in order.
@@ -93,6 +147,7 @@ impl Held {
             frames,
             bytes,
             dropped,
+            limits: _,
         } = self;
         queues.retain(|_, queue| {
             while let Some((since, _)) = queue.frames.front()
@@ -103,7 +158,7 @@ impl Held {
                 *bytes -= frame.len();
                 *dropped += 1;
             }
-            !queue.frames.is_empty()
+            !queue.frames.is_empty() || now.saturating_since(queue.asked) < ASK_AGAIN
         });
     }
 
@@ -115,5 +170,30 @@ impl Held {
     /// Whether none waits.
     pub const fn is_empty(&self) -> bool {
         self.frames == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_next_hop_is_asked_for_though_others_fill_the_queues() {
+        let mut held = Held::default();
+        let (port, now) = (PortId(1), Instant::from_secs(1));
+        let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+        let frame = || Frame::from_bytes(&[0; 60]);
+        for n in 0..4096 {
+            assert!(held.hold(port, hop(n), frame(), now));
+        }
+        // Full: the packet is lost, the question is asked; once a second, and not for everybody.
+        assert!(held.hold(port, hop(9000), frame(), now));
+        assert!(!held.hold(port, hop(9000), frame(), now));
+        assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));
+        let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
+        assert_eq!(asked.count(), TOTAL - 1);
+        assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
+        held.expire(now + TIMEOUT);
+        assert!(held.is_empty() && held.queues.is_empty());
     }
 }

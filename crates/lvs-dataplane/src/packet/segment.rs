@@ -1,11 +1,18 @@
 //! What a network device does for others, in software: finishing checksums and cutting aggregates into segments.
 
 use crate::packet::drop::FrameDrop;
-use crate::packet::frame::{Frame, Offload, SegmentKind};
+use crate::packet::frame::{Frame, SegmentKind};
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Sum;
-use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32};
+use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
 
+/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4 link carries less than
+/// 68 bytes, RFC 791 section 3.2).
+const TCP_LEAST: usize = 48;
+/// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
+const TCP_MOST: usize = 65_535 / TCP_LEAST;
+/// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
+const UDP_MOST: usize = 128;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
@@ -64,7 +71,8 @@ impl Cut {
     /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be fragmented (UFO).
     ///
     /// # Errors
-    /// [`FrameDrop::BadAggregate`] if it contradicts its headers.
+    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it would become more
+    /// packets than any host means by it.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -73,26 +81,30 @@ impl Cut {
         let ip = frame.bytes();
         let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
             (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
-                .get(packet.l4 + 12)
+                .get(packet.l4 + tcp::field::DATA_OFFSET)
                 .map_or(0, |b| usize::from(b >> 4) * 4),
             (SegmentKind::Udp, 17, _) => 8,
             (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
             _ => return Err(FrameDrop::BadAggregate),
         };
         let headers = packet.l4 + header;
-        let least = if segments.kind == SegmentKind::Udp {
-            8
-        } else {
-            20
-        };
+        let udp = segments.kind == SegmentKind::Udp;
+        let least = if udp { 8 } else { 20 };
         if header < least || ip.len() < headers || segments.size == 0 {
             return Err(FrameDrop::BadAggregate);
         }
-        Ok(Some(Self {
+        let cut = Self {
             kind: segments.kind,
             headers,
             size: usize::from(segments.size),
-        }))
+        };
+        let tiny = !udp && header - least + cut.size < TCP_LEAST;
+        let most = if udp { UDP_MOST } else { TCP_MOST };
+        // One segment alone may be as short as it likes: nothing is cut.
+        if cut.count(ip.len()) > if tiny { 1 } else { most } {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok(Some(cut))
     }
 
     /// Length of the longest segment, IP header included.
@@ -113,63 +125,105 @@ impl Cut {
         }
     }
 
-    /// Cuts the aggregate in `frame` and gives each segment, finished, to `emit`. `spare` makes empty frames.
-    pub fn segments(
+    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked for.
+    pub fn segments<'a>(
         &self,
-        frame: &Frame,
-        packet: &Packet,
-        mut spare: impl FnMut() -> Frame,
-        mut emit: impl FnMut(Frame),
-    ) {
+        frame: &'a Frame,
+        packet: &'a Packet,
+    ) -> impl Iterator<Item = Segment<'a>> + use<'a> {
         let ip = frame.bytes();
         let (headers, data) = ip.split_at(self.headers.min(ip.len()));
-        let count = self.count(ip.len());
-        let id = be16(ip, 4);
-        let sequence = be32(ip, packet.l4 + 4);
-        let mut sent = 0u32;
-        for index in 0..count {
-            let from = (index * self.size).min(data.len());
-            let part = &data[from..(from + self.size).min(data.len())];
-            let mut segment = spare();
-            segment.clear();
-            if !segment.extend(headers) || !segment.extend(part) {
-                continue; // Unreachable: a spare frame takes what the aggregate took.
+        let (cut, count) = (*self, self.count(ip.len()));
+        (0..count).map(move |index| {
+            let from = (index * cut.size).min(data.len());
+            Segment {
+                kind: cut.kind,
+                packet,
+                headers,
+                data: &data[from..(from + cut.size).min(data.len())],
+                from,
+                index,
+                last: index + 1 == count,
             }
-            segment.offload = Offload::default();
-            let len = segment.len();
-            let out = segment.bytes_mut();
-            if packet.is_ipv6() {
-                ipv6::finish_len(out);
-            } else {
-                put16(out, 2, u16::try_from(len).unwrap_or(u16::MAX));
-                // The segments of one aggregate count up, as a sender's would.
-                put16(out, 4, id.wrapping_add(u16::try_from(index).unwrap_or(0)));
-                ipv4::finish_header(out);
-            }
-            let (src, dst) = (ip_src(out), ip_dst(out));
-            let l4 = &mut out[packet.l4..];
-            let field = if self.kind == SegmentKind::Udp {
-                put16(l4, 4, u16::try_from(len - packet.l4).unwrap_or(u16::MAX));
-                6
-            } else {
-                put32(l4, 4, sequence.wrapping_add(sent));
-                if index + 1 < count {
-                    l4[13] &= !FIN_PSH;
-                }
-                if index > 0 {
-                    l4[13] &= !CWR;
-                }
-                16
-            };
-            sent = sent.wrapping_add(u32::try_from(part.len()).unwrap_or(0));
-            put16(l4, field, 0);
-            let sum = Sum::ZERO
-                .pseudo(src, dst, packet.protocol.0, l4.len())
-                .bytes(l4)
-                .finish();
-            put16(l4, field, if sum == 0 { 0xffff } else { sum });
-            emit(segment);
+        })
+    }
+}
+
+/// One segment that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    kind: SegmentKind,
+    packet: &'a Packet,
+    headers: &'a [u8],
+    data: &'a [u8],
+    /// Where `data` lies in the payload that is cut.
+    from: usize,
+    index: usize,
+    last: bool,
+}
+
+impl Segment<'_> {
+    /// Length of the segment, headers included.
+    pub const fn len(&self) -> usize {
+        self.headers.len() + self.data.len()
+    }
+
+    /// Whether it carries nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Writes the segment, finished, to `out`; `false` if there is no room.
+    #[must_use]
+    pub fn write(&self, out: &mut Frame) -> bool {
+        out.clear();
+        if !out.extend(self.headers) || !out.extend(self.data) {
+            return false;
         }
+        let ip = out.bytes_mut();
+        self.finish_ip(ip);
+        self.finish_transport(ip);
+        true
+    }
+
+    fn finish_ip(&self, ip: &mut [u8]) {
+        if self.packet.is_ipv6() {
+            return ipv6::finish_len(ip);
+        }
+        let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
+        put16(ip, ipv4::field::TOTAL_LEN, len);
+        // The segments of one aggregate count up, as a sender's would.
+        let index = u16::try_from(self.index).unwrap_or(0);
+        let id = be16(ip, ipv4::field::ID).wrapping_add(index);
+        put16(ip, ipv4::field::ID, id);
+        ipv4::finish_header(ip);
+    }
+
+    fn finish_transport(&self, ip: &mut [u8]) {
+        let (src, dst) = (ip_src(ip), ip_dst(ip));
+        let l4 = &mut ip[self.packet.l4..];
+        let checksum = if self.kind == SegmentKind::Udp {
+            let len = u16::try_from(l4.len()).unwrap_or(u16::MAX);
+            put16(l4, udp::field::LENGTH, len);
+            udp::field::CHECKSUM
+        } else {
+            let before = u32::try_from(self.from).unwrap_or(0);
+            let sequence = be32(l4, tcp::field::SEQUENCE).wrapping_add(before);
+            put32(l4, tcp::field::SEQUENCE, sequence);
+            if !self.last {
+                l4[tcp::field::FLAGS] &= !FIN_PSH;
+            }
+            if self.index > 0 {
+                l4[tcp::field::FLAGS] &= !CWR;
+            }
+            tcp::field::CHECKSUM
+        };
+        put16(l4, checksum.clone(), 0);
+        let sum = Sum::ZERO
+            .pseudo(src, dst, self.packet.protocol.0, l4.len())
+            .bytes(l4)
+            .finish();
+        put16(l4, checksum, if sum == 0 { 0xffff } else { sum });
     }
 }
 
@@ -183,9 +237,64 @@ mod tests {
     use etherparse::PacketBuilder;
     use proptest::prelude::*;
 
+    fn aggregate(
+        kind: SegmentKind,
+        size: u16,
+        options: usize,
+        len: usize,
+    ) -> Result<usize, FrameDrop> {
+        let mut ip = Vec::new();
+        let data = vec![0; len];
+        let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        if kind == SegmentKind::Udp {
+            builder
+                .udp(1, 2)
+                .write(&mut ip, &data)
+                .expect("a vector takes all");
+        } else {
+            let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
+            let builder = builder.expect("options of a header");
+            builder.write(&mut ip, &data).expect("a vector takes all");
+        }
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.segments = Some(Segments {
+            kind,
+            size,
+            header_len: 0,
+            ecn: false,
+        });
+        let packet = parse::ip(frame.bytes(), true).expect("valid");
+        Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
+    }
+
+    #[test]
+    fn segments_that_no_host_makes_are_refused() {
+        let tiny = Err(FrameDrop::TinySegments);
+        for (kind, size, options, len, expected) in [
+            (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
+            // Time stamps take their room of the smallest segment; with all options, 8 bytes are left.
+            (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
+            (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365 + 1, tiny),
+            (SegmentKind::Tcp4, 1, 0, 1, Ok(1)),
+            (SegmentKind::Udp, 1, 0, 128, Ok(128)),
+            (SegmentKind::Udp, 1, 0, 129, tiny),
+            (SegmentKind::Udp, 500, 0, 64_000, Ok(128)),
+        ] {
+            let got = aggregate(kind, size, options, len);
+            assert_eq!(
+                got, expected,
+                "{kind:?} of {size}, {options} bytes of options, {len}"
+            );
+        }
+    }
+
     proptest! {
         #[test]
-        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 1u16..1500, udp: bool, six: bool) {
+        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -207,8 +316,14 @@ mod tests {
             frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
             let packet = parse::ip(frame.bytes(), true).expect("valid");
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
-            let mut parts = Vec::new();
-            cut.segments(&frame, &packet, Frame::new, |segment| parts.push(segment));
+            let parts: Vec<Frame> = cut
+                .segments(&frame, &packet)
+                .map(|segment| {
+                    let mut part = Frame::with_capacity(segment.len());
+                    assert!(segment.write(&mut part));
+                    part
+                })
+                .collect();
             prop_assert_eq!(parts.len(), cut.count(ip.len()));
             let mut joined = Vec::new();
             for (i, part) in parts.iter().enumerate() {

@@ -104,7 +104,7 @@ impl Net for Table {
     }
 
     fn is_forged(&self, src: IpAddr) -> bool {
-        !self.bare && self.is_local(src)
+        !self.bare && (self.is_local(src) || self.is_own_vip(src))
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {
@@ -300,7 +300,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),

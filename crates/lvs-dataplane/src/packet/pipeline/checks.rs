@@ -5,20 +5,25 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Hook, Instant, Reply};
 
-use super::{ClampMss, Cx, Fate, Job, Pipeline};
+use super::datagram::Job;
+use super::{ClampMss, Cx, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mss;
+use crate::packet::segment::Cut;
 use crate::packet::wire::icmp::ErrorKind;
 use crate::packet::wire::ip_options::{self, Refused};
 use crate::packet::wire::{ipv4, ipv6};
 
 /// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
 /// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
-/// [`Net::forges_vips`] does not say otherwise.
+/// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
+/// answer would come back to the host, or to the engine, or go round for ever.
 pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
+    let forged =
+        || net.is_forged(packet.src) && (to_vip || net.forges_vips() || !net.is_vip(packet.src));
     match packet.src {
         IpAddr::V4(src) => {
             src.is_loopback()
@@ -26,16 +31,54 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
-                || (net.is_forged(packet.src)
-                    && (to_vip || net.forges_vips() || !net.is_vip(packet.src)))
+                || forged()
         }
         IpAddr::V6(src) => {
-            src.is_loopback() || packet.dst.is_loopback() || src.to_ipv4_mapped().is_some()
+            src.is_loopback()
+                || packet.dst.is_loopback()
+                || src.to_ipv4_mapped().is_some()
+                || forged()
         }
     }
 }
 
 impl Pipeline {
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`). `way`: to
+    /// which server it was, and whether by tunnel.
+    pub(super) fn too_big<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        way: Option<(IpAddr, bool)>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let packet = &job.packet;
+        // What came in fragments of IPv6 fits as it fitted before.
+        let longest = match job.history {
+            Some(history) if packet.is_ipv6() => history.longest,
+            _ => packet.len,
+        };
+        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+            return None;
+        }
+        let longest = match Cut::new(frame, packet) {
+            Ok(Some(cut)) => cut.longest(packet.len),
+            Ok(None) => longest,
+            Err(reason) => return Some(Fate::Dropped(reason)),
+        };
+        if longest <= mtu {
+            return None;
+        }
+        if let Some((server, tunnel)) = way {
+            self.common.oversize.note(server, tunnel, mtu, longest);
+        }
+        let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
+        self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
     /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.
     pub(super) fn read_options<N: Net>(
         &mut self,
@@ -107,7 +150,7 @@ impl Pipeline {
     /// Milliseconds since midnight, UTC.
     fn time_of_day(&self, now: Instant) -> u32 {
         const DAY_MS: u128 = 86_400_000;
-        let since = self.midnight + now.saturating_since(Instant::ZERO);
+        let since = self.common.midnight + now.saturating_since(Instant::ZERO);
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
@@ -120,7 +163,7 @@ impl Pipeline {
         mtu: usize,
         cx: &Cx<'_, N>,
     ) {
-        let Some(clamp) = self.settings.clamp_mss else {
+        let Some(clamp) = self.common.settings.clamp_mss else {
             return;
         };
         if !mss::opens(frame.bytes(), &job.packet) {
