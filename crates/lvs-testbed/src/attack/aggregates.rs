@@ -12,7 +12,7 @@ pub(super) struct TinyAggregates {
 }
 
 impl TinyAggregates {
-    pub(super) fn new(target: &Target) -> Box<dyn Volley> {
+    pub(super) fn volley(target: &Target) -> Box<dyn Volley> {
         Box::new(Self {
             target: *target,
             n: 0,

@@ -13,7 +13,7 @@ pub(super) struct Land {
 }
 
 impl Land {
-    pub(super) fn new(target: &Target) -> Box<dyn Volley> {
+    pub(super) fn volley(target: &Target) -> Box<dyn Volley> {
         Box::new(Self {
             target: *target,
             n: 0,
