@@ -75,7 +75,15 @@ impl Decider {
                 ];
                 reason("host", count, told)
             });
-        drops.chain(accepts)
+        let evicted = self.shard.evictions();
+        let evicted = [
+            (evicted.half_open, remedies::EVICTED_HALF_OPEN),
+            (evicted.ended, remedies::EVICTED_ENDED),
+            (evicted.unused, remedies::EVICTED_UNUSED),
+            (evicted.idle, remedies::EVICTED_IDLE),
+        ];
+        let evicted = evicted.map(|(count, told)| reason("drop", count, told));
+        drops.chain(evicted).chain(accepts)
     }
 
     /// Lets the shared half do what is due, and brings `next` forward to the moment when more will be.

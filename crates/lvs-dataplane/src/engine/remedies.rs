@@ -188,6 +188,28 @@ pub(super) const VLAN: [&str; 3] = [
     "Of a VLAN that has no device here.",
     "If services are in it: --interface NAME.VLAN makes one.",
 ];
+const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
+                       and limit the service that is flooded (lvsadm limit).";
+pub(super) const EVICTED_HALF_OPEN: [&str; 3] = [
+    "evicted_half_open",
+    "A half-open connection, or a single datagram's, that gave way to a new one when the table was full.",
+    EVICTED,
+];
+pub(super) const EVICTED_ENDED: [&str; 3] = [
+    "evicted_ended",
+    "A connection in TIME_WAIT or CLOSE that gave way to a new one when the table was full.",
+    EVICTED,
+];
+pub(super) const EVICTED_UNUSED: [&str; 3] = [
+    "evicted_unused",
+    "A connection that gave way to a new one when the table was full, because nothing had passed but its handshake.",
+    EVICTED,
+];
+pub(super) const EVICTED_IDLE: [&str; 3] = [
+    "evicted_idle",
+    "A connection that gave way to a new one when the table was full, because it had been idle for a minute.",
+    EVICTED,
+];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     "no_neighbour",
     "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
