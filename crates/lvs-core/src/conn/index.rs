@@ -8,6 +8,7 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::fmt;
 
 /// References in a line: 64 bytes of them.
 const WIDTH: usize = 8;
@@ -21,7 +22,6 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 ///
 /// A place in use holds the upper half of the hash, by which most others are told apart without a look at what they
 /// refer to, above the reference plus one; 0 is a free place.
-#[derive(Debug)]
 pub(crate) struct Index {
     /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
@@ -116,6 +116,15 @@ impl Index {
         // Another line, which is not told by the first.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
+    }
+}
+
+impl fmt::Debug for Index {
+    /// What is in it, wherever it lies in memory.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places = self.places[self.first..].iter().enumerate();
+        let used = places.filter(|&(_, &place)| place != 0);
+        f.debug_map().entries(used).finish()
     }
 }
 

@@ -11,6 +11,8 @@ use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, 
 const TCP_LEAST: usize = 48;
 /// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
+/// The same for smaller ones: a few of them harm nobody.
+const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
 const FIN_PSH: u8 = 0x09;
@@ -100,8 +102,7 @@ impl Cut {
         };
         let tiny = !udp && header - least + cut.size < TCP_LEAST;
         let most = if udp { UDP_MOST } else { TCP_MOST };
-        // One segment alone may be as short as it likes: nothing is cut.
-        if cut.count(ip.len()) > if tiny { 1 } else { most } {
+        if cut.count(ip.len()) > if tiny { TINY_MOST } else { most } {
             return Err(FrameDrop::TinySegments);
         }
         Ok(Some(cut))
@@ -279,7 +280,8 @@ mod tests {
             (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
             (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),
             (SegmentKind::Tcp4, 8, 40, 8 * 1365 + 1, tiny),
-            (SegmentKind::Tcp4, 1, 0, 1, Ok(1)),
+            (SegmentKind::Tcp4, 1, 0, 64, Ok(64)),
+            (SegmentKind::Tcp4, 1, 0, 65, tiny),
             (SegmentKind::Udp, 1, 0, 128, Ok(128)),
             (SegmentKind::Udp, 1, 0, 129, tiny),
             (SegmentKind::Udp, 500, 0, 64_000, Ok(128)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::honest::{Honest, HonestOptions};
+use super::honest::{Honest, HonestOptions, LARGE, SMALL};
 use super::{Attack, Means, Outcome};
 use crate::netns::Host;
 use crate::programs;
@@ -85,6 +85,9 @@ impl Bed {
             let program = server.spawn(programs::own()?, &["echo", &port])?;
             server.wait_for_port("udp", ECHO)?;
             site.programs.push(program);
+        }
+        for size in [SMALL, LARGE] {
+            site.serve(&format!("s/{size}"), size as u64)?;
         }
         site.start_engine(attack.engine)?;
         let bed = Self { site, attacker };

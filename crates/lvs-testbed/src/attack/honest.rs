@@ -13,8 +13,8 @@ use crate::load::{LoadOptions, WrongByte, fetch};
 use crate::netns::Host;
 
 /// Size of what a new connection asks for, and of a download.
-const SMALL: usize = 1024;
-const LARGE: usize = 1 << 20;
+pub(super) const SMALL: usize = 1024;
+pub(super) const LARGE: usize = 1 << 20;
 /// Threads that open connections: more than are open at a time as long as all is well.
 const OPENERS: usize = 24;
 /// Downloads at a time.
