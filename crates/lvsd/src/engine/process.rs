@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use lvs_core::api::DEFAULT_SOCKET;
 
 use crate::config::Dataplane;
-use crate::engine::control::Control;
+use crate::engine::control::EngineControl;
 use crate::engine::socket;
 use crate::engine::{ConnectError, Host};
 use crate::host_addresses::Addresses;
@@ -68,7 +68,7 @@ pub fn lock(socket: &str) -> Result<Lock, String> {
 }
 
 impl Host for Machine {
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
+    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
         socket::connect(&self.socket)
     }
 
