@@ -9,7 +9,7 @@
 //! half-open, three more windows are looked at, far apart: those that came together lie together.
 
 use core::cmp::Reverse;
-use core::ops::Range;
+use core::ops::{AddAssign, Range};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 
@@ -52,6 +52,15 @@ pub struct Evictions {
     pub unused: u64,
     /// Ones without a packet for a minute.
     pub idle: u64,
+}
+
+impl AddAssign for Evictions {
+    fn add_assign(&mut self, other: Self) {
+        self.half_open += other.half_open;
+        self.ended += other.ended;
+        self.unused += other.unused;
+        self.idle += other.idle;
+    }
 }
 
 /// How much a connection is missed; the least first.

@@ -1,4 +1,4 @@
-//! Packets that wait for the link-layer address of their next hop.
+//! Packets that wait: for the link-layer address of their next hop, or until the host does not see their answers.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use lvs_core::Instant;
 
 use crate::packet::frame::Frame;
+use crate::packet::intercept::LocalClient;
 use crate::packet::net::PortId;
 
 /// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
@@ -23,6 +24,14 @@ pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// What a packet waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cause {
+    Neighbour(PortId, IpAddr),
+    /// It is one of the host's own, whose answers are not intercepted yet.
+    LocalClient(LocalClient),
+}
+
 #[derive(Debug)]
 struct Queue {
     frames: VecDeque<(Instant, Frame)>,
@@ -32,7 +41,9 @@ struct Queue {
 /// The packets of one worker that wait, in copies of their own size.
 #[derive(Debug)]
 pub struct Held {
-    queues: HashMap<(PortId, IpAddr), Queue>,
+    queues: HashMap<Cause, Queue>,
+    /// Queues of local clients.
+    clients: usize,
     frames: usize,
     bytes: usize,
     limits: Limits,
@@ -60,6 +71,7 @@ impl Held {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
             queues: HashMap::new(),
+            clients: 0,
             frames: 0,
             bytes: 0,
             limits: Limits {
@@ -73,15 +85,26 @@ impl Held {
 
     /// Lets `frame` wait; whether the kernel should be asked for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::Neighbour(port, addr), frame, now)
+    }
+
+    /// Lets a packet of the host's own, translated and without link header, wait until its connection's answers are
+    /// intercepted; whether that should be asked for now.
+    pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::LocalClient(client), frame, now)
+    }
+
+    fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
             // All queues are bounded together: the newcomer loses, whoever has waited is served first. Its next hop is asked
             // for all the same, or nobody would get there as long as others fill the queues.
             self.dropped += 1;
-            return self.asks(port, addr, now);
+            return self.asks(cause, now);
         }
         let mut ask = false;
-        let queue = self.queues.entry((port, addr)).or_insert_with(|| {
+        let queue = self.queues.entry(cause).or_insert_with(|| {
             ask = true;
+            self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
             Queue {
                 frames: VecDeque::new(),
                 asked: now,
@@ -104,16 +127,17 @@ impl Held {
         ask
     }
 
-    /// Whether the kernel should be asked for an address that no packet may wait for.
-    fn asks(&mut self, port: PortId, addr: IpAddr, now: Instant) -> bool {
+    /// Whether what no packet may wait for should be asked for.
+    fn asks(&mut self, cause: Cause, now: Instant) -> bool {
         let room = self.queues.len() < 2 * self.limits.total;
-        match self.queues.entry((port, addr)) {
+        match self.queues.entry(cause) {
             Entry::Occupied(queue) if now.saturating_since(queue.get().asked) < ASK_AGAIN => false,
             Entry::Occupied(mut queue) => {
                 queue.get_mut().asked = now;
                 true
             }
             Entry::Vacant(place) if room => {
+                self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
                 place.insert(Queue {
                     frames: VecDeque::new(),
                     asked: now,
@@ -126,7 +150,37 @@ impl Held {
 
     /// Takes out what waits for a neighbour, in order.
     pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
-        let queue = self.queues.remove(&(port, addr));
+        self.take_for(Cause::Neighbour(port, addr))
+    }
+
+    /// Takes out the packets of local clients whose answers are intercepted by now, as `is_intercepted` says.
+    pub fn take_local_clients(
+        &mut self,
+        is_intercepted: impl Fn(&LocalClient) -> bool,
+    ) -> Vec<Frame> {
+        let ready: Vec<Cause> = self
+            .queues
+            .keys()
+            .filter(|cause| matches!(cause, Cause::LocalClient(client) if is_intercepted(client)))
+            .copied()
+            .collect();
+        let mut frames = Vec::new();
+        for cause in ready {
+            frames.extend(self.take_for(cause));
+        }
+        frames
+    }
+
+    /// Whether packets of local clients wait.
+    pub const fn has_local_clients(&self) -> bool {
+        self.clients > 0
+    }
+
+    fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Frame> + use<> {
+        let queue = self.queues.remove(&cause);
+        if queue.is_some() && matches!(cause, Cause::LocalClient(_)) {
+            self.clients -= 1;
+        }
         let frames = queue.map(|queue| queue.frames).unwrap_or_default();
         self.frames -= frames.len();
         self.bytes -= frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
@@ -144,12 +198,13 @@ impl Held {
     pub fn expire(&mut self, now: Instant) {
         let Self {
             queues,
+            clients,
             frames,
             bytes,
             dropped,
             limits: _,
         } = self;
-        queues.retain(|_, queue| {
+        queues.retain(|cause, queue| {
             while let Some((since, _)) = queue.frames.front()
                 && now.saturating_since(*since) >= TIMEOUT
                 && let Some((_, frame)) = queue.frames.pop_front()
@@ -158,7 +213,10 @@ impl Held {
                 *bytes -= frame.len();
                 *dropped += 1;
             }
-            !queue.frames.is_empty() || now.saturating_since(queue.asked) < ASK_AGAIN
+            let asked = now.saturating_since(queue.asked) < ASK_AGAIN;
+            let empty = queue.frames.is_empty() && !asked;
+            *clients -= usize::from(empty && matches!(cause, Cause::LocalClient(_)));
+            !empty
         });
     }
 
