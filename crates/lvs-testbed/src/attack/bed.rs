@@ -77,9 +77,14 @@ impl Bed {
         let mut site = Site::new(options)?;
         let [attacker] = site.testbed.hosts(["attacker"])?;
         site.testbed.plug(lan, &attacker, "eth0")?;
-        attacker.sh("ip link set eth0 up")?;
-        site.director
-            .sh(&format!("ip addr add {OTHER}/32 dev eth0"))?;
+        // The attacker is the way to its sources that do not exist, and drops what comes for them.
+        attacker.sh(
+            "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
+        )?;
+        site.director.sh(&format!(
+            "ip addr add {OTHER}/32 dev eth0\nip route add 198.18.0.0/15 via 192.0.2.200\n\
+             ip route add 2001:db8::/32 via fd00:192::200"
+        ))?;
         for server in site.servers.clone() {
             let port = ECHO.to_string();
             let program = server.spawn(programs::own()?, &["echo", &port])?;
