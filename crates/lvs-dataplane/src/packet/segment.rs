@@ -11,6 +11,9 @@ use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, 
 const TCP_LEAST: usize = 48;
 /// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
+/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's becomes so many at most.
+/// 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones repeats them one by one, and they pass.
+pub const CUT_MOST: usize = 512;
 /// The same for smaller ones: a few of them harm nobody.
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).

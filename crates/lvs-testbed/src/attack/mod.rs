@@ -113,7 +113,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "aggregates",
-        summary: "64 KiB in segments of 1 byte, and of 48, into a tunnel",
+        summary: "64 KiB in segments of 1 byte, and of 48, which are to be cut for a tunnel",
         site: (Forward::Tun, Vip::Host),
         engine: &[],
         rate: 1000,

@@ -8,7 +8,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop, PortInfo};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mac;
-use crate::packet::segment::{Cut, finish_checksum};
+use crate::packet::segment::{CUT_MOST, Cut, finish_checksum};
 use crate::packet::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
 /// In how many pieces a packet leaves.
@@ -87,6 +87,9 @@ impl Pipeline {
         let fits = cut.longest(frame.len()) <= mtu;
         if fits && link.info.offload {
             return self.emit(frame, link, cx);
+        }
+        if cut.count(frame.len()) > CUT_MOST {
+            return Fate::Dropped(FrameDrop::TinySegments);
         }
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
         for segment in cut.segments(frame, packet) {
