@@ -13,7 +13,7 @@ const TCP_LEAST: usize = 48;
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's becomes so many at most.
 /// 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones repeats them one by one, and they pass.
-pub const CUT_MOST: usize = 512;
+const CUT_MOST: usize = 512;
 /// The same for smaller ones: a few of them harm nobody.
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
@@ -130,15 +130,21 @@ impl Cut {
     }
 
     /// The segments of the aggregate in `frame`, in order. They are not made before they are asked for.
+    ///
+    /// # Errors
+    /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,
         packet: &'a Packet,
-    ) -> impl Iterator<Item = Segment<'a>> + use<'a> {
+    ) -> Result<impl Iterator<Item = Segment<'a>> + use<'a>, FrameDrop> {
         let ip = frame.bytes();
         let (headers, data) = ip.split_at(self.headers.min(ip.len()));
         let (cut, count) = (*self, self.count(ip.len()));
-        (0..count).map(move |index| {
+        if count > CUT_MOST {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok((0..count).map(move |index| {
             let from = (index * cut.size).min(data.len());
             Segment {
                 kind: cut.kind,
@@ -149,7 +155,7 @@ impl Cut {
                 index,
                 last: index + 1 == count,
             }
-        })
+        }))
     }
 }
 
@@ -323,6 +329,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             let parts: Vec<Frame> = cut
                 .segments(&frame, &packet)
+                .expect("not too many")
                 .map(|segment| {
                     let mut part = Frame::with_capacity(segment.len());
                     assert!(segment.write(&mut part));

@@ -8,7 +8,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop, PortInfo};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mac;
-use crate::packet::segment::{CUT_MOST, Cut, finish_checksum};
+use crate::packet::segment::{Cut, finish_checksum};
 use crate::packet::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
 /// In how many pieces a packet leaves.
@@ -88,11 +88,12 @@ impl Pipeline {
         if fits && link.info.offload {
             return self.emit(frame, link, cx);
         }
-        if cut.count(frame.len()) > CUT_MOST {
-            return Fate::Dropped(FrameDrop::TinySegments);
-        }
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-        for segment in cut.segments(frame, packet) {
+        for segment in segments {
             let mut out = cx.out.spare(segment.len());
             fate = if !segment.write(&mut out) {
                 Fate::Dropped(FrameDrop::NoRoom)
