@@ -12,6 +12,7 @@ use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::down::Down;
+use crate::evict::Hand;
 use crate::ftp;
 use crate::local_ports::LocalPorts;
 use crate::packet::{SCTP_ABORT, is_ipsec, opens};
@@ -46,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) backup_only: bool,
     /// The synchronisation master that runs.
     pub(crate) master: Option<crate::sync::Master>,
+    /// A full table ends connections for new ones.
+    pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
     /// Virtual ports whose connections the helper for FTP looks at.
@@ -207,6 +210,8 @@ pub struct Shard {
     pub(crate) down: Down,
     /// What the helper knows of FTP's control connections, by the connections' indices.
     pub(crate) sessions: BTreeMap<u32, ftp::Session>,
+    /// Which connections give way when the table is full.
+    pub(crate) hand: Hand,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -764,6 +769,7 @@ impl Shard {
             slot.control = TEMPLATE_BIT | number;
         }
         let tracked = slot.has(flag::TRACKED);
+        self.make_room(now);
         let index = self.table.insert(slot, now)?;
         if tracked {
             self.down.track(index);
@@ -992,7 +998,7 @@ impl Shard {
     }
 
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
-    fn destroy(&mut self, index: u32) -> bool {
+    pub(crate) fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
         let full_nat = slot.method() == Forwarding::FullNat;
         let helped = slot.has(flag::HELPED);

@@ -160,6 +160,8 @@ enum Profile {
 enum WhenFull {
     /// Drop their packets
     Drop,
+    /// End another connection: a half-open or ended one, else an unused or idle one, never one that moves data
+    Evict,
 }
 
 /// The ports of a helper.
@@ -254,6 +256,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        when_full: match args.when_full {
+            WhenFull::Drop => lvs_core::WhenFull::Drop,
+            WhenFull::Evict => lvs_core::WhenFull::Evict,
+        },
         ftp_ports: args
             .helper
             .into_iter()

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attack;
 pub mod conformance;
 pub mod content;
 pub mod decap;

@@ -30,7 +30,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry};
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::info;
 
@@ -90,6 +90,8 @@ pub struct Config {
     pub settings: Settings,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
+    /// What a full table does with a new connection.
+    pub when_full: WhenFull,
     /// Sysctls to set before anything else, as name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
@@ -371,6 +373,7 @@ fn new_control(config: &Config) -> Result<(Control, Options), StartError> {
     let mut options = Options {
         seed: random_seed()?,
         profile: config.profile,
+        when_full: config.when_full,
         schedulers: config.schedulers.clone(),
         shards: WORKERS.get(),
         ..Options::default()

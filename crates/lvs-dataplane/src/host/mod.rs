@@ -3,6 +3,7 @@
 pub(crate) mod interception;
 pub(crate) mod keeper;
 mod links;
+mod listener;
 pub(crate) mod local_nodes;
 mod neighbours;
 pub mod shield;

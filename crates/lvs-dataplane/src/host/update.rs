@@ -335,6 +335,7 @@ impl Keeper {
         if tables.vips != reached || tables.own != answered {
             tables.vips = reached;
             tables.own = answered;
+            tables.follow_own();
             self.next.tables_differ = true;
         }
     }
@@ -443,6 +444,7 @@ impl Keeper {
             self.tables.vips.insert(addr);
             if own || routed {
                 self.tables.own.insert(addr);
+                self.tables.follow_own();
             }
             if own {
                 more.own_vips.insert(addr);

@@ -80,7 +80,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// What a full table does with a new connection: `drop`.
+    /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
@@ -128,7 +128,25 @@ pub(super) struct RawService {
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
+    /// What it takes at most. Default: no limits.
+    pub(super) limits: Option<RawLimits>,
     pub(super) server: Vec<Spanned<RawServer>>,
+}
+
+/// `limits = { ... }`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawLimits {
+    /// Connections at a time. Default: no limit.
+    pub(super) connections: Option<Spanned<Whole>>,
+    /// New connections a second. Default: no limit.
+    pub(super) rate: Option<Spanned<Whole>>,
+    /// New connections a second from one source. Default: no limit.
+    pub(super) source_rate: Option<Spanned<Whole>>,
+    /// Bits of an IPv4 address that make a source. Default: 32.
+    pub(super) source_bits_v4: Option<Spanned<Whole>>,
+    /// Bits of an IPv6 address that make a source. Default: 64.
+    pub(super) source_bits_v6: Option<Spanned<Whole>>,
 }
 
 /// `persistence = { ... }`.

@@ -715,6 +715,17 @@ fn what_goes_beyond_the_kernel() {
         OnCheckFailure::Remove,
         "a failed check means down"
     );
+    let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
+    let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
+    assert_eq!(
+        limited.services[0].config.extras.limits,
+        lvs_core::Limits {
+            connections: 1000,
+            source_rate: 20,
+            source_bits_v6: 56,
+            ..lvs_core::Limits::default()
+        }
+    );
     let plain = load(&file("forward = \"nat\""));
     assert!(plain.services[0].config.extras.is_off());
 
@@ -734,6 +745,10 @@ fn what_goes_beyond_the_kernel() {
         (
             "forward = \"nat\"\nslow_start = \"500ms\"",
             "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",
+            "error: source_bits_v4 33 is out of range\n --> test.toml:4:29\n",
         ),
         (
             "forward = \"nat\"\nslow_start = \"2d\"",
@@ -778,10 +793,10 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "write workers = 1",
         ),
         (
-            "when_full = \"evict\"",
+            "when_full = \"grow\"",
             "test.toml:2:13",
-            "unknown word `evict`",
-            "one of: drop",
+            "unknown word `grow`",
+            "one of: drop, evict",
         ),
     ] {
         let said = errors(&format!("[dataplane]\n{line}\n"));

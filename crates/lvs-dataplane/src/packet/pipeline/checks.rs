@@ -19,8 +19,11 @@ use crate::packet::wire::{ipv4, ipv6};
 
 /// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
 /// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
-/// [`Net::forges_vips`] does not say otherwise.
+/// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
+/// answer would come back to the host, or to the engine, or go round for ever.
 pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
+    let forged =
+        || net.is_forged(packet.src) && (to_vip || net.forges_vips() || !net.is_vip(packet.src));
     match packet.src {
         IpAddr::V4(src) => {
             src.is_loopback()
@@ -28,11 +31,13 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
-                || (net.is_forged(packet.src)
-                    && (to_vip || net.forges_vips() || !net.is_vip(packet.src)))
+                || forged()
         }
         IpAddr::V6(src) => {
-            src.is_loopback() || packet.dst.is_loopback() || src.to_ipv4_mapped().is_some()
+            src.is_loopback()
+                || packet.dst.is_loopback()
+                || src.to_ipv4_mapped().is_some()
+                || forged()
         }
     }
 }

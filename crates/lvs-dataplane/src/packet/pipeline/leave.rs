@@ -88,8 +88,12 @@ impl Pipeline {
         if fits && link.info.offload {
             return self.emit(frame, link, cx);
         }
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-        for segment in cut.segments(frame, packet) {
+        for segment in segments {
             let mut out = cx.out.spare(segment.len());
             fate = if !segment.write(&mut out) {
                 Fate::Dropped(FrameDrop::NoRoom)

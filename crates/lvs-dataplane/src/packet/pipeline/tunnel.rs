@@ -113,8 +113,12 @@ impl Pipeline {
         hop: &NextHop,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-        for segment in cut.segments(frame, packet) {
+        for segment in segments {
             let mut out = cx.out.spare(segment.len());
             fate = if segment.write(&mut out) {
                 self.tunnelled(&mut out, &outer, hop, Pieces::Relayed, cx)

@@ -21,7 +21,7 @@ impl Checker<'_> {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }
         let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
-        let when_full = self.one_of(raw.when_full.as_ref(), &["drop"]);
+        let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         self.helpers(raw);
         self.interfaces(raw);
