@@ -1,5 +1,7 @@
 //! Packet engine of a Linux Virtual Server in userspace.
 #![deny(unsafe_code)]
+// They wait for whoever reads, and panic where nobody can: `log` does neither.
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod control;
 #[cfg(feature = "engine")]
@@ -8,6 +10,8 @@ pub mod engine;
 pub mod host;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "log")]
+pub mod log;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]

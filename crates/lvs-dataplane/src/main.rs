@@ -1,5 +1,6 @@
 //! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
 
+use std::env;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -12,10 +13,12 @@ use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{self, Config, Engine};
+use lvs_dataplane::log;
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
 /// Packet engine of a Linux Virtual Server in userspace.
@@ -183,21 +186,20 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_env_filter(
-            EnvFilter::builder()
-                .with_env_var("LVS_LOG")
-                .with_default_directive(tracing::Level::INFO.into())
-                .from_env_lossy(),
-        )
-        .with_target(false)
-        .init();
+    let filter = EnvFilter::builder()
+        .with_env_var("LVS_LOG")
+        .with_default_directive(Level::INFO.into())
+        .from_env_lossy();
+    // Both write to the same standard error then.
+    let mark = env::var_os("LVS_STARTED_BY").map(|_| "engine");
+    // Without a log it forwards all the same.
+    let _log = log::start(filter, mark).inspect_err(|error| {
+        log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+    });
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lvs-dataplane: {error:#}");
+            log::say(Level::ERROR, format_args!("lvs-dataplane: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -11,6 +11,8 @@
 //! The daemon may crash or be killed at any time: the engine goes on, and the next daemon attaches and finds nothing to
 //! change.
 #![forbid(unsafe_code)]
+// They wait for whoever reads, and panic where nobody can: `lvs_dataplane::log` does neither.
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod cli;
 pub mod client;
