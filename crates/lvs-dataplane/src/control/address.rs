@@ -8,15 +8,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 
+use super::peer::{self, Own, Refusal, Root};
+use super::place;
+
 /// The environment variable that names another socket than the default one.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 
-/// A Unix socket by abstract name (`@lvs-dataplane`) or by path.
-///
-/// Every network namespace has its own abstract names, as it has its own IPVS.
+/// Where an engine listens, or is looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// An abstract name, without the NUL in front.
+    /// Where an engine of this network namespace is when nobody says: at this path in `/run/lvs`. An engine that may not
+    /// listen there, and one of a version before 0.2, has the abstract name `@lvs-dataplane`, and is found.
+    Usual(PathBuf),
+    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its own, and any user can take
+    /// one that is free.
     Abstract(Vec<u8>),
     /// A path.
     Path(PathBuf),
@@ -44,26 +49,32 @@ impl Address {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Abstract(_) => None,
-            Self::Path(path) => Some(path),
+            Self::Usual(path) | Self::Path(path) => Some(path),
         }
+    }
+
+    /// The abstract name for those who have no place in `/run/lvs`.
+    pub(super) fn by_name() -> Self {
+        Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
 
     pub(super) fn socket_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Abstract(name) => SocketAddr::from_abstract_name(name),
-            Self::Path(path) => SocketAddr::from_pathname(path),
+            Self::Usual(path) | Self::Path(path) => SocketAddr::from_pathname(path),
         }
     }
 
+    /// Connects to exactly this address.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         UnixStream::connect_addr(&self.socket_addr()?)
     }
 }
 
 impl Default for Address {
-    /// `@lvs-dataplane`.
+    /// The usual one of this thread's network namespace; `@lvs-dataplane` where `/proc` does not tell which that is.
     fn default() -> Self {
-        Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
+        place::socket().map_or_else(Self::by_name, Self::Usual)
     }
 }
 
@@ -71,7 +82,30 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Abstract(name) => write!(f, "@{}", name.escape_ascii()),
-            Self::Path(path) => path.display().fmt(f),
+            Self::Usual(path) | Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Who listens at the other end of `stream`, if that is not to be believed: its user, and why.
+///
+/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less harm than to obey it.
+pub(super) fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    let uid = peer.uid.as_raw();
+    let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0);
+    match Own::look().trusts_listener(uid, || peer::root(pid, || true)) {
+        Ok(()) => None,
+        Err(refusal) => Some((uid, refusal)),
+    }
+}
+
+impl Own {
+    /// Whether a process of `uid` that listens is to be believed: root with the capability, or our own user.
+    fn trusts_listener(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
+        match self.trusts(uid, root) {
+            Err(Refusal::Unseen) => Ok(()),
+            other => other,
         }
     }
 }

@@ -120,7 +120,9 @@ pub(crate) fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
 
 /// The effective capabilities in the text of `/proc/PID/status`.
 fn effective(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
@@ -133,7 +135,8 @@ fn same_user_namespace(pid: u32) -> io::Result<bool> {
         Ok(theirs) => Ok(theirs == name("self")?),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             for map in ["uid_map", "gid_map"] {
-                if fs::read(format!("/proc/{pid}/{map}"))? != fs::read(format!("/proc/self/{map}"))? {
+                if fs::read(format!("/proc/{pid}/{map}"))? != fs::read(format!("/proc/self/{map}"))?
+                {
                     return Ok(false);
                 }
             }
@@ -192,7 +195,11 @@ mod tests {
             net_admin: own.net_admin,
         };
         assert_eq!(root(pid, || true), seen);
-        assert_eq!(root(pid, || false), Root::Unseen, "it may be another one by now");
+        assert_eq!(
+            root(pid, || false),
+            Root::Unseen,
+            "it may be another one by now"
+        );
         assert_eq!(root(0, || true), Root::Unseen);
         assert_eq!(root(u32::MAX, || true), Root::Unseen);
     }

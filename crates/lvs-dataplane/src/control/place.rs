@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 
 /// The directory.
-pub const DIRECTORY: &str = "/run/lvs";
+pub(super) const DIRECTORY: &str = "/run/lvs";
 
 /// The control socket of this thread's network namespace; `None` where `/proc` does not tell.
 pub(super) fn socket() -> Option<PathBuf> {
@@ -109,7 +109,10 @@ mod tests {
         let path = directory("made");
         prepare(&path).expect("it is made");
         prepare(&path).expect("it is there");
-        assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, 0o755);
+        assert_eq!(
+            fs::metadata(&path).expect("it is there").mode() & 0o777,
+            0o755
+        );
         fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
         let open = prepare(&path).expect_err("everybody's");
         assert!(open.to_string().contains("others than its owner"), "{open}");

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::bench::{self, BenchFrame};
 use super::capture;
 use super::shared::{Command, Question, Shared};
-use crate::control::server::{Engine, Sink};
+use crate::control::server::{Handler, Sink};
 
 /// Slots of the table that are looked at in one go, so that a listing never holds up packets for long.
 const LIST_PIECE: usize = 512;
@@ -25,7 +25,7 @@ const CAPTURE_IDLE: Duration = Duration::from_secs(1);
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 
-impl Engine for Shared {
+impl Handler for Shared {
     fn name(&self) -> String {
         concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
     }

@@ -30,7 +30,7 @@ pub use self::rules::RulesError;
 pub use self::shared::Shared;
 use self::worker::{Setup, Worker};
 use crate::control::Address;
-use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
+use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::shield::ShieldError;
 use crate::host::steering::SteeringError;
 use crate::io::af_packet::OpenError;
@@ -51,6 +51,8 @@ pub struct Config {
     pub address: Option<Address>,
     /// Group whose members may change things, besides root and the engine's own user.
     pub group: Option<u32>,
+    /// Group whose members, and nobody else without the right to change things, may look; `None` for everybody.
+    pub readers: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
     /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
@@ -222,10 +224,12 @@ impl Engine {
         // First of all: a second engine must not touch anything.
         let server = Server::bind(
             &address,
-            Access {
-                group: config.group,
+            Permissions {
+                writers: config.group,
+                readers: config.readers,
             },
         )?;
+        let address = server.address().clone();
         let mut options = Options {
             seed: random_seed()?,
             profile: config.profile,
@@ -303,7 +307,7 @@ impl Engine {
     /// The refusal that the client would get; then nothing has changed.
     pub fn call(&self, call: Call) -> Result<Value, Failure> {
         let mut nowhere = std::io::sink();
-        server::Engine::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
+        server::Handler::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
     }
 
     /// A handle to stop the engine from another thread.
