@@ -16,6 +16,7 @@ use lvs_dataplane::engine::{self, Config, Engine};
 use lvs_dataplane::log;
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Settings};
+use lvs_dataplane::sys::group_id;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::Level;
@@ -42,9 +43,19 @@ struct Args {
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: @lvs-dataplane; each network namespace has its own.
+    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network namespace, or
+    /// @lvs-dataplane where that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
+
+    /// Let members of this group change things over the control socket, besides root with CAP_NET_ADMIN and the engine's
+    /// own user.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    group: Option<u32>,
+
+    /// Let only members of this group, and those who may change things, look. Default: everybody.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    readers: Option<u32>,
 
     /// Services and servers to start with, in the format of `ipvsadm-save -n`.
     #[arg(long, value_name = "FILE")]
@@ -182,6 +193,18 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// The number of a group.
+fn group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match group_id(text) {
+        Ok(Some(number)) => Ok(number),
+        Ok(None) => Err("there is no such group: `getent group` lists them".to_owned()),
+        Err(error) => Err(format!("the groups cannot be read: {error}")),
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::builder()
@@ -235,7 +258,12 @@ fn run(args: Args) -> anyhow::Result<()> {
             Backend::AfPacket => engine::Backend::AfPacket,
         },
         interfaces: args.interface,
-        address: args.socket.as_ref().map(Address::new),
+        address: args
+            .socket
+            .filter(|text| !text.is_empty())
+            .map(Address::new),
+        group: args.group,
+        readers: args.readers,
         own_vips: args.own_vips,
         local_addresses: args.local_address,
         hairpin: args.hairpin,

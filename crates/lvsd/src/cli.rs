@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use lvs_dataplane::control::Address;
 use lvs_dataplane::log;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -12,7 +13,7 @@ use tracing::Level;
 
 use crate::config::{Config, LoadError};
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{Machine, default_socket, lock};
+use crate::engine::process::{Machine, lock};
 use crate::health::Network;
 use crate::notify::Notify;
 use crate::words::counted;
@@ -41,7 +42,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     check_config: Option<Option<PathBuf>>,
 
-    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file.
+    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one in /run/lvs, of which
+    /// every network namespace has its own.
     #[arg(long, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
@@ -123,12 +125,12 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
 }
 
 fn run(arguments: Arguments, config: Config) -> Result<(), String> {
-    let socket = arguments
+    let address = arguments
         .socket
         .filter(|s| !s.is_empty())
         .or_else(|| config.dataplane.socket.clone())
-        .unwrap_or_else(default_socket);
-    let _lock = lock(&socket)?;
+        .map_or_else(Address::default, Address::new);
+    let _lock = lock(&address)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -140,7 +142,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
             leave: arguments.leave,
             notify: Notify::from_env(),
         };
-        daemon::run(options, config, Machine::new(&socket), Network, signals).await
+        daemon::run(options, config, Machine::new(&address), Network, signals).await
     });
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();

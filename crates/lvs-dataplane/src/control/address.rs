@@ -7,12 +7,22 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::peer::{self, Own, Refusal, Root};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::peer::{self, Own, Refusal};
 use super::place;
 
 /// The environment variable that names another socket than the default one.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
+
+/// How long a listener may leave connections waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How soon it is tried again.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where an engine listens, or is looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,9 +75,27 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address.
+    /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the connections that wait.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
-        UnixStream::connect_addr(&self.socket_addr()?)
+        let address = match self {
+            Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
+            Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
+        };
+        // An ordinary connect would wait for as long as a listener likes, and anybody may listen at a name.
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => break,
+                Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(PAUSE),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
     }
 }
 
@@ -94,18 +122,8 @@ pub(super) fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
     let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
     let uid = peer.uid.as_raw();
     let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0);
-    match Own::look().trusts_listener(uid, || peer::root(pid, || true)) {
-        Ok(()) => None,
+    match Own::look().trusts(uid, || peer::root(pid, || true)) {
+        Ok(()) | Err(Refusal::Unseen) => None,
         Err(refusal) => Some((uid, refusal)),
-    }
-}
-
-impl Own {
-    /// Whether a process of `uid` that listens is to be believed: root with the capability, or our own user.
-    fn trusts_listener(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
-        match self.trusts(uid, root) {
-            Err(Refusal::Unseen) => Ok(()),
-            other => other,
-        }
     }
 }

@@ -150,6 +150,7 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             io::ErrorKind::NotFound => Error::Absent { address },
             io::ErrorKind::ConnectionRefused => refused(address),
             io::ErrorKind::PermissionDenied => Error::Denied { address },
+            io::ErrorKind::WouldBlock => Error::Silent { address, pid: None },
             _ => Error::Connect { address, source },
         }
     })?;

@@ -137,8 +137,11 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // An engine of an older version, which knows no lock.
+                // An engine of an older version, which knows no lock; perhaps one that hangs.
                 Ok(_) => return Err(running(address)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(running(address));
+                }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(failed)?;
                 }

@@ -19,4 +19,4 @@ mod tests;
 
 pub use address::{Address, SOCKET_VARIABLE};
 pub use client::{Client, Error};
-pub use place::{Lock, LockError};
+pub use place::{LockError, Steering, steer};

@@ -13,9 +13,17 @@
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use lvs_core::api::DEFAULT_SOCKET;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+
+use super::Address;
+use super::address::impostor;
+
+/// What the name of the lock of those who steer has more than the socket's.
+const STEERED: &str = ".lvsd.lock";
 
 /// The directory.
 pub(super) const DIRECTORY: &str = "/run/lvs";
@@ -50,9 +58,68 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes this process the only one that steers the engine at `address`, for as long as what it gets lives, and among those of
+/// this network namespace.
+///
+/// # Errors
+/// [`LockError::Held`]: another one does. Anybody can take the abstract name that goes with it, so that is believed only of
+/// those who could be an `lvsd`.
+pub fn steer(address: &Address) -> Result<Steering, LockError> {
+    let file = match address {
+        Address::Usual(path) => path
+            .parent()
+            .map_or(Ok(()), prepare)
+            .map_err(LockError::Io)
+            .and_then(|()| Lock::beside(path, STEERED)),
+        Address::Path(path) => Lock::beside(path, STEERED),
+        Address::Abstract(_) => Err(LockError::Io(io::ErrorKind::Unsupported.into())),
+    };
+    let file = match file {
+        Err(held @ LockError::Held(_)) => return Err(held),
+        other => other,
+    };
+    // Older versions know nothing but the name.
+    let name = match address {
+        Address::Usual(_) => "lvsd".to_owned(),
+        Address::Abstract(name) if name == DEFAULT_SOCKET.as_bytes() => "lvsd".to_owned(),
+        other => format!("lvsd:{other}"),
+    };
+    let name = Address::Abstract(name.into_bytes());
+    let bound = name
+        .socket_addr()
+        .and_then(|address| UnixListener::bind_addr(&address));
+    let name = match bound {
+        Ok(listener) => Some(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match name.connect() {
+                Ok(stream) if impostor(&stream).is_none() => {
+                    let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
+                    let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_pid()).ok());
+                    return Err(LockError::Held(pid.filter(|pid| *pid != 0)));
+                }
+                // Somebody else's, or gone by now.
+                _ => None,
+            }
+        }
+        Err(error) => {
+            return file
+                .map(|lock| Steering(Some(lock), None))
+                .map_err(|_| error.into());
+        }
+    };
+    Ok(Steering(file.ok(), name))
+}
+
+/// What [`steer`] gives: a locked file where there can be one, and a name.
+#[derive(Debug)]
+pub struct Steering(
+    #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,
+    #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
+);
+
 /// A file that is locked for as long as this lives, and with the process gone, however that ends.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "its life is what matters")] File);
+pub(super) struct Lock(#[expect(dead_code, reason = "its life is what matters")] File);
 
 /// Why there is no lock.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +137,7 @@ impl Lock {
     ///
     /// # Errors
     /// See [`LockError`].
-    pub fn beside(socket: &Path, suffix: &str) -> Result<Self, LockError> {
+    pub(super) fn beside(socket: &Path, suffix: &str) -> Result<Self, LockError> {
         let mut name = socket.as_os_str().to_owned();
         name.push(suffix);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;

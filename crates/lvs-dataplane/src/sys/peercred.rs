@@ -1,5 +1,6 @@
 //! Who is at the other end of a Unix socket (`SO_PEERCRED`, `SO_PEERGROUPS`, unix(7)).
 
+use std::ffi::CString;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -129,6 +130,37 @@ impl Process {
     }
 }
 
+/// The number of the group `name`, as the system's databases have it (getgrnam_r(3)); `None` if there is none.
+///
+/// # Errors
+/// The databases cannot be read.
+pub fn group_id(name: &str) -> io::Result<Option<u32>> {
+    let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let mut buffer = vec![0 as libc::c_char; 1 << 10];
+    loop {
+        let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the name ends with a NUL, the buffer is as long as it is said to be, and all live for the call.
+        let rc = unsafe {
+            libc::getgrnam_r(
+                name.as_ptr(),
+                group.as_mut_ptr(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                &raw mut found,
+            )
+        };
+        match rc {
+            0 if found.is_null() => return Ok(None),
+            // SAFETY: the call has filled in `group`, which `found` points to.
+            0 => return Ok(Some(unsafe { (*found).gr_gid })),
+            // A group with very many members.
+            libc::ERANGE if buffer.len() < 1 << 24 => buffer.resize(buffer.len() * 4, 0),
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
 /// The effective user of this process.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: the call takes nothing and always succeeds.
@@ -149,6 +181,14 @@ mod tests {
         assert_eq!(cred.uid, own_uid());
         assert!(!peer_in_group(&a, u32::MAX - 7)?);
         assert!(Process::of_peer(&a, cred.pid).is_there());
+        Ok(())
+    }
+
+    #[test]
+    fn groups_have_numbers() -> io::Result<()> {
+        assert_eq!(group_id("root")?, Some(0));
+        assert_eq!(group_id("no such group")?, None);
+        assert!(group_id("a\0b").is_err());
         Ok(())
     }
 

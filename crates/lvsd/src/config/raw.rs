@@ -48,7 +48,7 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,

@@ -1,13 +1,11 @@
 //! The real host: the engine's socket, its process, and the lock that keeps a second daemon away.
 
 use std::io::ErrorKind;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use lvs_core::api::DEFAULT_SOCKET;
+use lvs_dataplane::control::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
 
 use crate::config::Dataplane;
 use crate::engine::control::Control;
@@ -21,55 +19,42 @@ const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 /// This machine, with the engine at a socket.
 #[derive(Debug)]
 pub struct Machine {
-    socket: String,
+    address: Address,
     child: Option<Child>,
 }
 
 impl Machine {
-    /// With the engine at `socket`: `@name` or a path.
-    pub fn new(socket: &str) -> Self {
+    /// With the engine at `address`.
+    pub fn new(address: &Address) -> Self {
         Self {
-            socket: socket.to_owned(),
+            address: address.clone(),
             child: None,
         }
     }
 }
 
-/// The socket that is used when nothing else is said.
-pub fn default_socket() -> String {
-    format!("@{DEFAULT_SOCKET}")
-}
-
-/// Held while this daemon is the one that steers an engine.
-#[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "its life is what matters")] UnixListener);
-
-/// Makes this daemon the only one for the engine at `socket`. The lock is an abstract socket, so each network namespace
-/// has its own, and it is gone with the process however that ends.
+/// Makes this daemon the only one for the engine at `address` in this network namespace, until what it gives is dropped.
 ///
 /// # Errors
 /// There is another one, in words.
-pub fn lock(socket: &str) -> Result<Lock, String> {
-    let name = if socket == default_socket() {
-        "lvsd".to_owned()
-    } else {
-        format!("lvsd:{socket}")
-    };
-    let bound = SocketAddr::from_abstract_name(name.as_bytes())
-        .and_then(|address| UnixListener::bind_addr(&address));
-    match bound {
-        Ok(listener) => Ok(Lock(listener)),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => Err(format!(
-            "another lvsd steers the engine at {socket} in this network namespace (it holds the socket @{name}; `ss -xlp | grep @{name}` shows it); \
-             send that one a SIGHUP to reload, or stop it first"
-        )),
-        Err(error) => Err(format!("cannot take the lock @{name}: {error}")),
-    }
+pub fn lock(address: &Address) -> Result<Steering, String> {
+    steer(address).map_err(|error| match error {
+        LockError::Held(pid) => {
+            let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            format!(
+                "another lvsd{pid} steers the engine at {address} in this network namespace; \
+                 send that one a SIGHUP to reload, or stop it first"
+            )
+        }
+        LockError::Io(error) => {
+            format!("cannot be sure to be the only lvsd for {address}: {error}")
+        }
+    })
 }
 
 impl Host for Machine {
     fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
-        socket::connect(&self.socket)
+        socket::connect(&self.address)
     }
 
     fn start(&mut self, options: &Dataplane) -> Result<(), String> {
@@ -80,8 +65,6 @@ impl Host for Machine {
         let mut command = Command::new(&program);
         command
             .args(options.arguments())
-            .arg("--socket")
-            .arg(&self.socket)
             .env(MARK.0, MARK.1)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
@@ -89,6 +72,10 @@ impl Host for Machine {
             .stdin(Stdio::null())
             // Its own process group: what a terminal sends to us does not reach it, and it outlives us.
             .process_group(0);
+        match &self.address {
+            Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
+            named => command.arg("--socket").arg(named.to_string()),
+        };
         match command.spawn() {
             Ok(child) => {
                 tracing::info!(pid = child.id(), "starting {}", program.display());
@@ -156,7 +143,7 @@ mod tests {
 
     #[test]
     fn one_lock_a_socket() {
-        let name = format!("@lvsd-test-{}", std::process::id());
+        let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
         assert!(second.contains("another lvsd"), "{second}");

@@ -9,12 +9,12 @@ use serde::de::IgnoredAny;
 use crate::engine::ConnectError;
 use crate::engine::control::{Control, ControlError, Op};
 
-/// Connects to the engine at `socket`: `@name` or a path.
+/// Connects to the engine at `address`.
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub fn connect(socket: &str) -> Result<Box<dyn Control>, ConnectError> {
-    let client = Client::connect(&Address::new(socket)).map_err(|error| match error {
+pub fn connect(address: &Address) -> Result<Box<dyn Control>, ConnectError> {
+    let client = Client::connect(address).map_err(|error| match error {
         Error::Absent { .. } | Error::Stale { .. } | Error::Gone { .. } => {
             ConnectError::Absent(error.to_string())
         }
@@ -22,7 +22,8 @@ pub fn connect(socket: &str) -> Result<Box<dyn Control>, ConnectError> {
     })?;
     if !client.hello().writable {
         return Err(ConnectError::Refused(format!(
-            "the engine at {socket} lets this user look only; run lvsd as root or as the engine's user"
+            "the engine at {address} lets this process look only; run lvsd as root with CAP_NET_ADMIN, as the engine's user, or in \
+             the group of its --group"
         )));
     }
     Ok(Box::new(Connection(client)))
