@@ -190,13 +190,30 @@ impl Client {
     /// # Errors
     /// Everything in [`Error`].
     pub fn connect(address: &Address) -> Result<Self, Error> {
+        Self::connect_within(address, GREETING, SILENCE)
+    }
+
+    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when it has said nothing for
+    /// this long.
+    ///
+    /// # Errors
+    /// Everything in [`Error`].
+    pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
+        Self::connect_within(address, patience, patience)
+    }
+
+    fn connect_within(
+        address: &Address,
+        greeting: Duration,
+        silence: Duration,
+    ) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,
             _ => open(address)?,
         };
         // A socket that takes no timeout is none of this system's.
-        let _ = stream.set_read_timeout(Some(GREETING));
-        let _ = stream.set_write_timeout(Some(SILENCE));
+        let _ = stream.set_read_timeout(Some(greeting));
+        let _ = stream.set_write_timeout(Some(silence));
         let mut client = Self {
             address: address.clone(),
             stream: BufReader::with_capacity(64 << 10, stream),
@@ -225,8 +242,15 @@ impl Client {
             });
         }
         client.hello = hello;
-        let _ = client.stream.get_ref().set_read_timeout(Some(SILENCE));
+        client.set_patience(silence);
         Ok(client)
+    }
+
+    /// From now on the engine counts as stopped when it has said nothing for this long.
+    pub fn set_patience(&self, patience: Duration) {
+        let stream = self.stream.get_ref();
+        let _ = stream.set_read_timeout(Some(patience));
+        let _ = stream.set_write_timeout(Some(patience));
     }
 
     /// What the engine said of itself.

@@ -149,7 +149,7 @@ impl<P: Prober> Daemon<P> {
             biased;
             done = work => done?,
             // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
-            hang = signals.hangs(&engine) => return Err(hang),
+            hang = signals.hurries(&engine) => return Err(hang),
         };
         match step {
             Step::InStep { refused, again } => {

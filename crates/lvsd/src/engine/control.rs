@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use lvs_core::api::{
     Failure, Info, LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl,
@@ -41,9 +42,12 @@ pub enum ControlError {
     /// It answered that it will not; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// It did not answer.
+    /// The connection to it has ended.
     #[error("the engine does not answer: {0}")]
     Lost(String),
+    /// It is there, and says nothing.
+    #[error("the engine hangs: {0}")]
+    Silent(String),
 }
 
 /// A connection to an engine. Calls block; the daemon makes them away from its event loop.
@@ -83,6 +87,9 @@ pub trait Control: Send {
     /// # Errors
     /// See [`ControlError`].
     fn apply(&mut self, op: &Op) -> Result<(), ControlError>;
+
+    /// From now on the engine hangs when it says nothing for this long.
+    fn set_patience(&mut self, patience: Duration);
 
     /// Stop the engine.
     ///

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use lvs_core::api::{
     Failure, FailureCode, Info, LocalPool, ServerInfo, ServiceId, ServiceInfo, Stats,
@@ -127,6 +128,10 @@ struct State {
     hangs: bool,
     /// One does not get an answer.
     hung: bool,
+    /// Says nothing, until it is ended.
+    silent: bool,
+    /// Process ids of engines that were ended.
+    ended: Vec<u32>,
     ops: Vec<Op>,
 }
 
@@ -177,6 +182,14 @@ impl World {
         self.state().hung
     }
 
+    pub(crate) fn fall_silent(&self) {
+        self.state().silent = true;
+    }
+
+    pub(crate) fn ended(&self) -> Vec<u32> {
+        self.state().ended.clone()
+    }
+
     pub(crate) fn start_foreign(&self) {
         let mut state = self.state();
         state.engine = Some(Engine::default());
@@ -210,8 +223,14 @@ pub(crate) struct FakeHost {
 }
 
 impl Host for FakeHost {
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
-        if self.world.running() {
+    fn connect(&mut self, _: Duration) -> Result<Box<dyn Control>, ConnectError> {
+        let state = self.world.state();
+        let (silent, pid) = (state.silent, Some(state.epoch));
+        drop(state);
+        if silent {
+            let why = "the engine says nothing".into();
+            Err(ConnectError::Silent { why, pid })
+        } else if self.world.running() {
             Ok(self.world.control())
         } else {
             Err(ConnectError::Absent("nobody listens".into()))
@@ -236,6 +255,15 @@ impl Host for FakeHost {
 
     fn kill(&mut self) {
         self.world.crash();
+    }
+
+    fn end(&mut self, pid: u32) -> Result<(), String> {
+        let mut state = self.world.state();
+        assert_eq!(pid, state.epoch);
+        state.ended.push(pid);
+        state.silent = false;
+        state.engine = None;
+        Ok(())
     }
 
     fn alive(&mut self, _: u32) -> bool {
@@ -263,6 +291,9 @@ impl FakeControl {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let mut state = self.world.state();
+        if state.silent {
+            return Err(ControlError::Silent("it says nothing".into()));
+        }
         if state.engine.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));
         }
@@ -306,6 +337,8 @@ impl Control for FakeControl {
             s.engine.as_mut().map_or(Ok(()), |e| e.apply(op))
         })?
     }
+
+    fn set_patience(&mut self, _: Duration) {}
 
     fn stop(&mut self) -> Result<(), ControlError> {
         self.with(|s| s.engine = None)

@@ -4,8 +4,13 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use lvs_dataplane::control::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::config::Dataplane;
 use crate::engine::control::Control;
@@ -15,6 +20,9 @@ use crate::host_addresses::Addresses;
 
 /// Tells an engine of ours from others: it stands in the environment of those that a daemon has started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
+
+/// How long a process that was killed may take to be gone.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This machine, with the engine at a socket.
 #[derive(Debug)]
@@ -53,8 +61,15 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
 }
 
 impl Host for Machine {
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
-        socket::connect(&self.address)
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn Control>, ConnectError> {
+        let child = self.child.as_ref().map(Child::id);
+        socket::connect(&self.address, patience).map_err(|error| match error {
+            ConnectError::Silent { why, pid } => ConnectError::Silent {
+                why,
+                pid: pid.or(child),
+            },
+            other => other,
+        })
     }
 
     fn start(&mut self, options: &Dataplane) -> Result<(), String> {
@@ -105,6 +120,32 @@ impl Host for Machine {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+        }
+    }
+
+    fn end(&mut self, pid: u32) -> Result<(), String> {
+        if self.child.as_ref().is_some_and(|child| child.id() == pid) {
+            self.kill();
+            return Ok(());
+        }
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let process = id
+            .ok_or(Errno::SRCH)
+            .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+            .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+        // Only now: while the descriptor is open, the id is this process's or nobody's.
+        if !self.started_by_us(pid) {
+            return Err(format!("process {pid} is none that an lvsd has started"));
+        }
+        pidfd_send_signal(&process, Signal::KILL)
+            .map_err(|error| format!("process {pid} cannot be ended: {error}"))?;
+        let limit = Timespec {
+            tv_sec: END_LIMIT.as_secs().cast_signed(),
+            tv_nsec: 0,
+        };
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+            Ok(1) => Ok(()),
+            _ => Err(format!("process {pid} does not end (state D in `ps`?)")),
         }
     }
 

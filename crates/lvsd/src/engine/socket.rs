@@ -1,23 +1,28 @@
 //! [`Control`] over the engine's control socket.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use lvs_core::api::{Call, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
+use lvs_core::api::{Call, FailureCode, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
 use crate::engine::ConnectError;
 use crate::engine::control::{Control, ControlError, Op};
 
-/// Connects to the engine at `address`.
+/// Connects to the engine at `address`, which hangs if it says nothing for `patience`.
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub fn connect(address: &Address) -> Result<Box<dyn Control>, ConnectError> {
-    let client = Client::connect(address).map_err(|error| match error {
+pub fn connect(address: &Address, patience: Duration) -> Result<Box<dyn Control>, ConnectError> {
+    let client = Client::connect_patiently(address, patience).map_err(|error| match error {
         Error::Absent { .. } | Error::Stale { .. } | Error::Gone { .. } => {
             ConnectError::Absent(error.to_string())
         }
+        Error::Silent { pid, .. } => ConnectError::Silent {
+            why: error.to_string(),
+            pid,
+        },
         _ => ConnectError::Refused(error.to_string()),
     })?;
     if !client.hello().writable {
@@ -33,7 +38,12 @@ struct Connection(Client);
 
 fn translate(error: Error) -> ControlError {
     match error {
+        // The control socket answers, and what is behind it does not.
+        Error::Refused(failure) if failure.code == FailureCode::Internal => {
+            ControlError::Silent(failure.message)
+        }
         Error::Refused(failure) => ControlError::Refused(failure),
+        Error::Silent { .. } => ControlError::Silent(error.to_string()),
         other => ControlError::Lost(other.to_string()),
     }
 }
@@ -100,6 +110,10 @@ impl Control for Connection {
             },
         };
         self.done(&call)
+    }
+
+    fn set_patience(&mut self, patience: Duration) {
+        self.0.set_patience(patience);
     }
 
     fn stop(&mut self) -> Result<(), ControlError> {
