@@ -8,7 +8,7 @@ use lvs_core::sync::{Backup, Master};
 use lvs_core::{Forwarding, ServerConfig, ServiceKey};
 use serde_json::Value;
 
-use super::bed::{Bed, Emitted, port_name, port_named, server_mac};
+use super::bed::{Bed, Emitted, port_name, port_named};
 use super::case::{Halt, Json, Replayed, hex, sysctl_text, unhex};
 use super::frames;
 use super::packets::seconds;
@@ -86,8 +86,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     bed.director.control.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
-            bed.net
-                .route_to_host(super::case::prefix(mark.text("dst")?)?);
+            bed.route_to_host(super::case::prefix(mark.text("dst")?)?);
         }
     }
     for addr in config.items("neigh") {
@@ -96,7 +95,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
             .unwrap_or_default()
             .parse()
             .context("a neighbour is an address")?;
-        bed.net.make_neighbour(addr, server_mac(addr));
+        bed.make_neighbour(addr);
     }
     for service in config.items("services") {
         bed.add_service(service, None)?;

@@ -41,6 +41,8 @@ use crate::health::Probe;
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
+    /// The file.
+    pub path: String,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
     /// Options of an engine that the daemon starts.
@@ -193,9 +195,23 @@ pub enum OnCheckFailure {
     Remove,
 }
 
+/// A line of the file, from 1. Two things that differ only in where they stand are the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line(pub usize);
+
+impl PartialEq for Line {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Line {}
+
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
+    /// Where it stands.
+    pub line: Line,
     /// Name in logs.
     pub name: String,
     /// What the engine knows it by.
@@ -233,6 +249,8 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
+    /// Where it stands.
+    pub line: Line,
     /// Address and port.
     pub address: SocketAddr,
     /// Its settings in the engine while it is healthy.
@@ -301,7 +319,10 @@ impl Config {
         let mut config = None;
         if let Some(raw) = raw {
             let complete = findings.is_empty();
-            config = Some(check::check(&raw, text, complete, &mut findings));
+            config = Some(Self {
+                path: path.to_owned(),
+                ..check::check(&raw, text, complete, &mut findings)
+            });
             if complete && raw.service.is_empty() {
                 findings.push(
                     Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")

@@ -262,6 +262,8 @@ impl<P: Prober> Daemon<P> {
             .iter()
             .map(|service| DesiredService {
                 id: service.id,
+                name: service.name.clone(),
+                line: service.line,
                 config: service.config.clone(),
                 on_check_failure: service.on_check_failure,
                 servers: service
@@ -269,6 +271,7 @@ impl<P: Prober> Daemon<P> {
                     .iter()
                     .map(|server| DesiredServer {
                         address: server.address,
+                        line: server.line,
                         config: server.config,
                         health: self.health(&(service.id, server.address)),
                     })
@@ -277,6 +280,7 @@ impl<P: Prober> Daemon<P> {
             .collect();
         Goal {
             desired: Desired {
+                file: self.config.path.clone(),
                 services,
                 vips: self.vips.iter().copied().collect(),
                 sysctls: self.config.sysctls.clone(),

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::config::Dataplane;
-use crate::engine::control::Control;
+use crate::engine::control::EngineControl;
 use crate::engine::socket;
 use crate::engine::{ConnectError, Host};
 use crate::host_addresses::Addresses;
@@ -61,7 +61,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
 }
 
 impl Host for Machine {
-    fn connect(&mut self, patience: Duration) -> Result<Box<dyn Control>, ConnectError> {
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn EngineControl>, ConnectError> {
         let child = self.child.as_ref().map(Child::id);
         socket::connect(&self.address, patience).map_err(|error| match error {
             ConnectError::Silent { why, pid } => ConnectError::Silent {

@@ -97,6 +97,12 @@ pub fn traffic_class(ip: &[u8]) -> u8 {
     (be16(ip, field::CLASS) >> 4).to_be_bytes()[1]
 }
 
+/// Stores the traffic class in a header without flow label.
+#[inline]
+pub fn set_traffic_class(ip: &mut [u8], class: u8) {
+    put16(ip, field::CLASS, 0x6000 | u16::from(class) << 4);
+}
+
 /// Marks the packet as having met congestion (RFC 3168).
 pub fn set_congestion(ip: &mut [u8]) {
     let word = be16(ip, field::CLASS) | 3 << 4;

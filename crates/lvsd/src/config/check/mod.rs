@@ -17,7 +17,7 @@ use toml::Spanned;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Daemon, Service};
+use crate::config::{Config, Daemon, Line, Service};
 
 /// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
 const SCHEDULERS: [&str; 16] = [
@@ -41,6 +41,7 @@ pub(in crate::config) fn check(
 ) -> Config {
     let mut checker = Checker {
         text,
+        line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
         routed: None,
@@ -59,6 +60,7 @@ pub(in crate::config) fn check(
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
     Config {
+        path: String::new(),
         daemon: Daemon {
             adopt: raw.lvsd.adopt.unwrap_or(false),
             log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
@@ -99,6 +101,7 @@ const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
 
 struct Checker<'a> {
     text: &'a str,
+    line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
     /// Where the file says that the host routes packets to the engine.
@@ -110,6 +113,11 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn report(&mut self, finding: Diagnostic) {
         self.findings.push(finding);
+    }
+
+    /// The line that something begins in.
+    fn line(&self, span: &Range<usize>) -> Line {
+        Line(1 + self.line_ends.partition_point(|end| *end < span.start))
     }
 
     /// The first line of a table, which is where something missing is shown.

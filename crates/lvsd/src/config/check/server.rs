@@ -64,6 +64,7 @@ impl Checker<'_> {
         config.lower = u32::try_from(lower.unwrap_or(0)).unwrap_or(0);
         config.tunnel = self.server_tunnel(raw, forward, method, defaults);
         Some(Server {
+            line: self.line(&span),
             address,
             config,
             check: plan.and_then(|plan| self.check(plan, address, &at)),

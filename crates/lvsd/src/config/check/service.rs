@@ -171,6 +171,7 @@ impl Checker<'_> {
         let id = id?;
         let name = raw.name.as_ref().map(|name| name.get_ref().clone());
         Some(Service {
+            line: self.line(span),
             name: name
                 .or_else(|| ports.as_ref().map(ToString::to_string))
                 .unwrap_or_else(|| label(&id)),
