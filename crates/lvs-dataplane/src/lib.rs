@@ -16,7 +16,11 @@ pub mod log;
 pub mod names;
 #[cfg(feature = "engine")]
 pub mod netlink;
+#[cfg(feature = "log")]
+pub mod notify;
 #[cfg(feature = "engine")]
 pub mod packet;
 #[cfg(feature = "engine")]
 pub mod sys;
+#[cfg(feature = "engine")]
+pub mod watchdog;

@@ -14,9 +14,11 @@ use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{self, Config, Engine};
 use lvs_dataplane::log;
+use lvs_dataplane::notify::Notify;
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Settings};
 use lvs_dataplane::sys::group_id;
+use lvs_dataplane::watchdog::{self, Feeder};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::Level;
@@ -298,6 +300,15 @@ fn run(args: Args) -> anyhow::Result<()> {
         },
         ..Config::default()
     })?;
+    let notify = Notify::from_env();
+    notify.send("READY=1");
+    let _fed = match (watchdog::interval(), engine.address()) {
+        (Some(interval), Some(address)) => {
+            let feeder = Feeder::start(address.clone(), notify, interval);
+            Some(feeder.context("cannot feed the watchdog")?)
+        }
+        _ => None,
+    };
     let shared = engine.shared();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {

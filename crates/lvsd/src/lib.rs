@@ -22,6 +22,7 @@ pub mod daemon;
 pub mod engine;
 pub mod health;
 pub mod host_addresses;
-pub mod notify;
 pub mod reconcile;
 mod words;
+
+pub use lvs_dataplane::notify;

@@ -310,6 +310,11 @@ impl Engine {
         server::Handler::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
     }
 
+    /// Where its control socket is.
+    pub fn address(&self) -> Option<&Address> {
+        self.server.as_ref().map(Handle::address)
+    }
+
     /// A handle to stop the engine from another thread.
     pub fn shared(&self) -> Arc<Shared> {
         self.shared.clone()

@@ -382,11 +382,12 @@ impl Link {
             // Without the list nothing can be decided.
             return Ok(self.remember(refusals));
         }
+        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
             desired.vips.clear();
         } else {
-            let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
             let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
             actual.vips = match &self.told {
                 // Others may own VIPs too; only ours count.

@@ -46,10 +46,6 @@ const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {
     match error {
-        // The control socket answers, and what is behind it does not.
-        Error::Refused(failure) if failure.code == FailureCode::Internal => {
-            ControlError::Silent(failure.message)
-        }
         Error::Refused(failure) => ControlError::Refused(failure),
         Error::Silent { .. } => ControlError::Silent(error.to_string()),
         other => ControlError::Lost(other.to_string()),
@@ -58,7 +54,13 @@ fn translate(error: Error) -> ControlError {
 
 impl EngineControl for Connection {
     fn info(&mut self) -> Result<Info, ControlError> {
-        self.0.call(&Call::Info {}).map_err(translate)
+        self.0.call(&Call::Info {}).map_err(|error| match error {
+            // The control socket answers, and the packet path or the keeper behind it does not.
+            Error::Refused(failure) if failure.code == FailureCode::Internal => {
+                ControlError::Silent(failure.message)
+            }
+            other => translate(other),
+        })
     }
 
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
