@@ -285,7 +285,7 @@ impl FakeControl {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
         while self.world.state().hangs {
             self.world.state().hung = true;
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         let mut state = self.world.state();
         if state.silent {

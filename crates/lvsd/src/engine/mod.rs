@@ -515,6 +515,7 @@ impl Link {
 }
 
 /// Why an engine is of no use any more.
+#[derive(Debug)]
 struct Loss {
     why: String,
     /// It is there, and says nothing.
