@@ -12,6 +12,8 @@ pub mod host;
 pub mod io;
 #[cfg(feature = "log")]
 pub mod log;
+#[cfg(feature = "engine")]
+mod mailbox;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]

@@ -1,0 +1,59 @@
+//! Packets shown to whoever asks.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, FailureCode};
+use serde_json::Value;
+
+use super::end;
+use crate::control::server::Sink;
+use crate::engine::capture::{Capture, QUEUE, READERS_MAX, Reader};
+use crate::engine::shared::Shared;
+
+/// How long a capture without packets is silent.
+const IDLE: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Hands out packets until the client is gone.
+    pub(super) fn capture(
+        &self,
+        filter: CaptureFilter,
+        out: &mut Sink<'_>,
+    ) -> Result<Value, Failure> {
+        let _place = self.captures().take().ok_or_else(|| {
+            Failure::new(
+                FailureCode::Full,
+                format!("there are {READERS_MAX} captures already: end one"),
+            )
+        })?;
+        let (sender, packets) = mpsc::sync_channel(QUEUE);
+        let reader = Arc::<Reader>::default();
+        let weak = Arc::downgrade(&reader);
+        self.ask(move |packets| {
+            packets.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
+        })?;
+        while !self.is_stopping() {
+            match packets.recv_timeout(IDLE) {
+                Ok(packet) => {
+                    reader.took(&packet);
+                    out.item(&packet)?;
+                    for packet in packets.try_iter().take(QUEUE) {
+                        reader.took(&packet);
+                        out.item(&packet)?;
+                    }
+                }
+                // Shows whether the client is still there.
+                Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new(
+                        FailureCode::Unsupported,
+                        "no packet ever comes: the engine has no interfaces or ends",
+                    ));
+                }
+            }
+            out.flush()?;
+        }
+        end(out)
+    }
+}
