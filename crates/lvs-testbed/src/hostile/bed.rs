@@ -425,7 +425,7 @@ impl Bed {
             }
         }
         let env = Env {
-            net: &self.around,
+            net: &self.net,
             intercept: &self.intercept,
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
