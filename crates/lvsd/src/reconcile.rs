@@ -1,9 +1,10 @@
-//! From what the engine holds to what it should hold: [`diff`], a pure function, gives the changes in
-//! the order in which no connection suffers. Start-up, reload and health changes all end here.
+//! From what the engine holds to what it should hold: [`diff`], a pure function, gives the changes
+//! in the order in which no connection suffers. Start-up, reload and health changes all end here.
 //!
-//! * A server that stays is edited, never deleted and added again: its connections, counters and place in the
-//!   scheduler's list remain.
-//! * In a service, servers come before others go, so that it is never without one because of a change.
+//! * A server that stays is edited, never deleted and added again: its connections, counters and
+//!   place in the scheduler's list remain.
+//! * In a service, servers come before others go, so that it is never without one because of a
+//!   change.
 //! * A VIP is owned only after its services are there, and given up before they go: clients in
 //!   between would be refused instead of being sent to another director.
 //! * A service that is not ours is never touched.
@@ -28,7 +29,7 @@ pub enum Health {
     Unknown,
 }
 
-/// What an engine shall hold for us.
+/// What an engine should hold for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// The file, for messages.
@@ -49,7 +50,7 @@ pub struct Desired {
     pub adopt: bool,
 }
 
-/// A service as it shall be.
+/// A service as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
     /// Which one.
@@ -66,7 +67,7 @@ pub struct DesiredService {
     pub servers: Vec<DesiredServer>,
 }
 
-/// A server as it shall be.
+/// A server as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
     /// Address and port.
@@ -169,8 +170,8 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
     }
 }
 
-/// The rules for marks that the engine is to have: those of the file, or those that others have set, and behind them those
-/// for services of many ports.
+/// The rules for marks that the engine should have: those of the file, or those that others have
+/// set, and behind them those for services of many ports.
 fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();
@@ -212,7 +213,7 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, changes: &
     let mut wanted = Vec::new();
     for server in &service.servers {
         let now = now(server.address);
-        let Some(config) = shall_be(server, service.on_check_failure, now) else {
+        let Some(config) = target_config(server, service.on_check_failure, now) else {
             continue;
         };
         wanted.push(server.address);
@@ -237,8 +238,8 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, changes: &
     }
 }
 
-/// Settings that a server shall have; `None` if it shall not be there.
-fn shall_be(
+/// Settings that a server should have; `None` if it should not be there.
+fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,
     now: Option<ServerConfig>,
@@ -251,7 +252,8 @@ fn shall_be(
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
         (Health::Down, OnCheckFailure::Remove) => None,
-        // A daemon that was restarted must neither drop a server that serves nor bring back one that is down.
+        // A daemon that was restarted must neither drop a server that serves nor bring back one
+        // that is down.
         (Health::Unknown, _) => match now? {
             ServerConfig { weight: 0, .. } => Some(quiesced),
             _ => Some(server.config),
@@ -270,7 +272,8 @@ fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
 }
 
 fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
-    // The engine turns the method of a server with one of its own addresses into `Local`, as the kernel does.
+    // The engine turns the method of a server with one of its own addresses into `Local`, as the
+    // kernel does.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
     let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
     forwarding
@@ -444,8 +447,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any engine takes the plan as one list; it gives what was wanted, leaves the rest alone, and
-        /// nothing is left to do afterwards.
+        /// Any engine takes the plan as one list; it gives what was wanted, leaves the rest alone,
+        /// and nothing is left to do afterwards.
         #[test]
         fn reaches_the_goal(desired in desired(), history in history()) {
             let mut engine = engine(&history);
@@ -489,7 +492,8 @@ mod tests {
             }
         }
 
-        /// A server that is there before and after is never deleted, and no service is deleted and added again.
+        /// A server that is there before and after is never deleted, and no service is deleted and
+        /// added again.
         #[test]
         fn never_disturbs_what_stays(desired in desired(), history in history()) {
             let plan = diff(&desired, &actual(&engine(&history)));

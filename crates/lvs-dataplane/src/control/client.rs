@@ -27,7 +27,7 @@ const GREETING: Duration = Duration::from_secs(5);
 pub enum Error {
     /// Nobody listens there.
     #[error(
-        "no packet engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
+        "no engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
     )]
     Absent {
@@ -36,14 +36,14 @@ pub enum Error {
     },
     /// A socket file without a listener.
     #[error(
-        "{address} is what an engine that ended has left: start lvs-dataplane, which replaces it"
+        "{address} is a stale socket of an engine that has ended: start lvs-dataplane, which replaces it"
     )]
     Stale {
         /// Where.
         address: Address,
     },
     /// The socket's or its directory's permissions.
-    #[error("this user may not open {address}: run as root or as the engine's user")]
+    #[error("permission denied on {address}: run as root or as the engine's user")]
     Denied {
         /// Where.
         address: Address,
@@ -85,8 +85,8 @@ pub enum Error {
     },
     /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has no time for it.
     #[error(
-        "the engine at {address} says nothing{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT lets \
-         a stopped one go on; else end it and start lvs-dataplane again",
+        "the engine at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
+         resumes a stopped one; otherwise end it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
     Silent {
@@ -97,14 +97,14 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error(
-        "the engine at {address} ended in the middle of its answer: look at its log, and start it again"
+        "the engine at {address} ended while it was answering: look at its log, and start it again"
     )]
     Gone {
         /// Where.
         address: Address,
     },
     /// What came is not an answer.
-    #[error("what answers at {address} is no packet engine: {message}")]
+    #[error("what answers at {address} is not an engine: {message}")]
     Garbled {
         /// Where.
         address: Address,

@@ -1,4 +1,5 @@
-//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong out.
+//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong
+//! out.
 //!
 //! ```text
 //! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
@@ -287,7 +288,8 @@ impl Config {
     /// Reads and checks a file. The report that comes with a configuration holds warnings only.
     ///
     /// # Errors
-    /// The file cannot be read ([`LoadError::Read`]) or is no text ([`LoadError::NotText`]), or something in it is wrong ([`LoadError::Refused`]).
+    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or
+    /// something in it is wrong ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
         let name = path.display().to_string();
         let bytes = match std::fs::read(path) {
@@ -342,7 +344,7 @@ impl Config {
         }
     }
 
-    /// The VIPs that the engine shall own, `on_host` telling whether the host has an address.
+    /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
             self.services
@@ -380,7 +382,7 @@ pub enum LoadError {
     /// It is not UTF-8, as TOML is.
     #[error(
         "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
-         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is no text"
+         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
     )]
     NotText {
         /// The file.
@@ -409,7 +411,8 @@ fn cure(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and reported.
+/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and
+/// reported.
 ///
 /// serde stops at the first error, so the offender is cut out of the tree and the rest read again.
 fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
@@ -492,7 +495,8 @@ fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
 
 /// serde's message in our words, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
-    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no fields).
+    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
+    // fields).
     if let Some(rest) = message.strip_prefix("unknown field `") {
         let mut quoted = rest.split('`').step_by(2);
         let key = quoted.next().unwrap_or_default();

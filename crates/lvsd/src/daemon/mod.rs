@@ -1,4 +1,5 @@
-//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`] carries it out.
+//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`]
+//! carries it out.
 //!
 //! ```text
 //! file ──(start, SIGHUP)──┐
@@ -49,7 +50,7 @@ pub struct Options {
 struct Daemon<P> {
     options: Options,
     config: Config,
-    /// The VIPs that the engine is to own, decided when the file was loaded.
+    /// The VIPs that the engine should own, decided when the file was loaded.
     vips: Vec<IpAddr>,
     /// This file, or one before it, had rules for marks.
     had_marks: bool,
@@ -230,11 +231,11 @@ impl<P: Prober> Daemon<P> {
                 }
                 if config.dataplane != self.config.dataplane {
                     tracing::warn!(
-                        "[dataplane] has changed; it takes effect when the engine is started again"
+                        "[dataplane] has changed; it takes effect when the engine is restarted"
                     );
                 }
                 if config.daemon.log != self.config.daemon.log {
-                    tracing::warn!("`log` has changed; it takes effect when lvsd is started again");
+                    tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
                 }
                 self.load(config, link);
             }
@@ -310,8 +311,8 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot is near enough where
-/// the machine was never suspended, and systemd only compares it with its own.
+/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot
+/// is near enough where the machine was never suspended, and systemd only compares it with its own.
 fn monotonic_us() -> u64 {
     let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds: f64 = text

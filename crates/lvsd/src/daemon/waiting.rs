@@ -28,7 +28,8 @@ impl Signals {
         }
     }
 
-    /// The next signal, one that came early first. Without a sender there is nothing left but to stop.
+    /// The next signal, one that came early first. Without a sender there is nothing left but to
+    /// stop.
     pub(super) async fn next(&mut self) -> Signal {
         match self.early.take() {
             Some(signal) => signal,
@@ -92,5 +93,5 @@ pub(super) async fn blocking<T: Send + 'static>(
         (link, result)
     })
     .await
-    .map_err(|e| format!("a fault of lvsd itself: {e}"))
+    .map_err(|e| format!("internal error of lvsd: {e}"))
 }

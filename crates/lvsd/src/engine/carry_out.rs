@@ -1,4 +1,5 @@
-//! Having an engine make a list of changes: all at once where it can, the rest without what it refuses.
+//! Having an engine make a list of changes: all at once where it can, the rest without what it
+//! refuses.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -46,8 +47,8 @@ impl<'a> CarryOut<'a> {
             if !waits && self.attempt(piece)?.is_none() {
                 continue;
             }
-            // One that is refused must not hold up the other services, and what comes after a service
-            // (its servers, the VIPs) must not come before it.
+            // One that is refused must not hold up the other services, and what comes after a
+            // service (its servers, the VIPs) must not come before it.
             let together = |a: &Call, b: &Call| subject(a).is_some() && subject(a) == subject(b);
             for group in piece.chunk_by(together) {
                 self.without_refused(group)?;
@@ -265,7 +266,8 @@ mod tests {
             changes.extend((1..10).map(|host| server(n, host / 2)));
         }
         let (refusals, requests, held) = run(&changes);
-        // Of each good service four servers stand there twice; server 0 is 10.0.0.0, which is one more.
+        // Of each good service four servers stand there twice; server 0 is 10.0.0.0, which is one
+        // more.
         assert_eq!(refusals.len(), 100 + 100 * 4, "{:?}", &refusals[..9]);
         assert_eq!(held.len(), 100);
         assert!(requests <= 3 * refusals.len() + 200 + 1, "{requests}");

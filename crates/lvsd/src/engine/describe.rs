@@ -104,7 +104,7 @@ impl<'a> Names<'a> {
                 verb("delete", "deleted"),
                 self.service(service, "")
             ),
-            // The daemon makes no others.
+            // The daemon does not make others.
             other => format!("{} {other:?}", verb("make", "made")),
         }
     }

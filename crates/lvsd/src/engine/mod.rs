@@ -1,4 +1,5 @@
-//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; start over when it is lost.
+//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; start
+//! over when it is lost.
 //!
 //! ```text
 //! no engine ── connect ──▶ attached ── sync ──▶ in step ──▶ sync again: a change, or every few seconds
@@ -7,7 +8,8 @@
 //!     └── wait until it answers
 //! ```
 //!
-//! Everything here blocks for a short while at most and is called away from the event loop; time is a parameter.
+//! Everything here blocks for a short while at most and is called away from the event loop; time is
+//! a parameter.
 
 mod carry_out;
 pub mod control;
@@ -35,7 +37,8 @@ use crate::reconcile::{Actual, Desired, diff};
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// How often a starting engine is tried.
 const START_POLL: Duration = Duration::from_millis(20);
-/// How often an engine that is in step is looked at: it may have died, or somebody may have changed our services.
+/// How often an engine that is in step is looked at: it may have died, or somebody may have changed
+/// our services.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// How often it is seen whether the engine's process is still there, which costs next to nothing.
 const POLL: Duration = Duration::from_millis(200);
@@ -100,19 +103,21 @@ pub trait Host: Send + 'static {
     /// Whether the process `pid` is still there.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed since.
+    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed
+    /// since.
     fn started_by_us(&self, pid: u32) -> bool;
 
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 }
 
-/// What the engine shall be and hold.
+/// What the engine should be and hold.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
     /// Services, servers, sysctls, and the VIPs once `announce` is set.
     pub desired: Desired,
-    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are added.
+    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are
+    /// added.
     pub announce: bool,
     /// Options of an engine that has to be started.
     pub dataplane: Dataplane,
@@ -306,7 +311,7 @@ impl Link {
         if let Some(since) = self.starting {
             if let Some(how) = ended {
                 self.starting = None;
-                let why = format!("the engine did not start: {how}; its own message stands above");
+                let why = format!("the engine did not start: {how}; its own message is above");
                 return Err(self.give_up_or_wait(why, now));
             }
             if now.duration_since(since) < START_LIMIT {
@@ -363,7 +368,7 @@ impl Link {
         );
         if !started && !self.ours {
             tracing::info!(
-                "somebody else started this engine: [dataplane] does not apply to it, and it stays when lvsd stops"
+                "this engine was not started by lvsd: [dataplane] does not apply to it, and it keeps running when lvsd stops"
             );
         }
     }

@@ -18,7 +18,8 @@ use crate::engine::socket;
 use crate::engine::{ConnectError, Host};
 use crate::host_addresses::Addresses;
 
-/// Tells an engine of ours from others: it stands in the environment of those that a daemon has started.
+/// Tells an engine of ours from others: it stands in the environment of those that a daemon has
+/// started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
 /// How long a process that was killed may take to be gone.
@@ -85,7 +86,8 @@ impl Host for Machine {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::null())
-            // Its own process group: what a terminal sends to us does not reach it, and it outlives us.
+            // Its own process group: what a terminal sends to us does not reach it, and it outlives
+            // us.
             .process_group(0);
         match &self.address {
             Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),

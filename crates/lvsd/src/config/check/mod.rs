@@ -1,4 +1,5 @@
-//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
+//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
+//! together.
 
 mod engine;
 mod forward;
@@ -11,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Protocol};
+use lvs_core::{Family, Protocol, Registry};
 use toml::Spanned;
 
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
@@ -19,20 +20,14 @@ use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::{Config, Daemon, Line, Service};
 
-/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
-const SCHEDULERS: [&str; 16] = [
-    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
-    "ewma", "none",
-];
-
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
 
 /// The kernel's bound of a weight, and ipvsadm's.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
 
-/// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
-/// missing is then not complained about.
+/// Checks everything. `complete` is false if parts of the file were left out because they could not
+/// be read; what is missing is then not complained about.
 pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
@@ -44,6 +39,7 @@ pub(in crate::config) fn check(
         line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
+        schedulers: Registry::new(),
         routed: None,
         local: None,
     };
@@ -104,6 +100,8 @@ struct Checker<'a> {
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
+    /// Those that the engine has.
+    schedulers: Registry,
     /// Where the file says that the host routes packets to the engine.
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.

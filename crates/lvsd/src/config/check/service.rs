@@ -207,7 +207,7 @@ impl Checker<'_> {
         }
         if matches!(id, Some(ServiceId::Fwmark { .. })) && !many_ports {
             self.report(
-                Diagnostic::error(place.span(), "a service with a mark has no VIP")
+                Diagnostic::error(place.span(), "a service with a mark does not have a VIP")
                     .help("remove `vip`; put the addresses on the host, or route them here"),
             );
         }
