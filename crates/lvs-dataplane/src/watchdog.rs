@@ -1,9 +1,10 @@
 //! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the engine works as a whole.
 //!
-//! A thread that lives says nothing about the others. So the engine asks itself over its own control socket for what none of its
-//! parts can answer alone: the socket's threads take the question, the packet path and the keeper of the host add what they know.
-//! Only an answer feeds the watchdog. Time in which the whole process does not run, as with a machine that sleeps, counts no
-//! more than the manager says it does.
+//! A thread that lives says nothing about the others. So the engine asks itself over its own
+//! control socket for what none of its parts can answer alone: the socket's threads take the
+//! question, the packet path and the keeper of the host add what they know. Only an answer feeds
+//! the watchdog. Time in which the whole process does not run, as with a machine that sleeps,
+//! counts no more than the manager says it does.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -14,7 +15,8 @@ use lvs_core::api::{Call, FailureCode, Info};
 use crate::control::{Address, Client, Error};
 use crate::notify::Notify;
 
-/// How long the service manager waits to be fed before it ends this process; `None` if it does not watch it.
+/// How long the service manager waits to be fed before it ends this process; `None` if it does not
+/// watch it.
 pub fn interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let for_us = match std::env::var_os("WATCHDOG_PID") {

@@ -1,4 +1,5 @@
-//! The program with a standard error that takes nothing: it runs on, and it ends when it is told to.
+//! The program with a standard error that takes nothing: it runs on, and it ends when it is told
+//! to.
 //!
 //! What packets do meanwhile is tested with real ones in `lvs-testbed/tests/logging.rs`.
 #![cfg(feature = "engine")]

@@ -1,4 +1,5 @@
-//! The program under a service manager that watches it: fed while it answers, and not when it hangs.
+//! The program under a service manager that watches it: fed while it answers, and not when it
+//! hangs.
 #![cfg(feature = "engine")]
 
 use std::os::unix::net::UnixDatagram;

@@ -27,11 +27,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Where an engine listens, or is looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Where an engine of this network namespace is when nobody says: at this path in `/run/lvs`. An engine that may not
-    /// listen there, and one of a version before 0.2, has the abstract name `@lvs-dataplane`, and is found.
+    /// Where an engine of this network namespace is when nobody says: at this path in `/run/lvs`.
+    /// An engine that may not listen there, and one of a version before 0.2, has the abstract name
+    /// `@lvs-dataplane`, and is found.
     Usual(PathBuf),
-    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its own, and any user can take
-    /// one that is free.
+    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its
+    /// own, and any user can take one that is free.
     Abstract(Vec<u8>),
     /// A path.
     Path(PathBuf),
@@ -75,13 +76,15 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the connections that wait.
+    /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the
+    /// connections that wait.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
             Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
         };
-        // An ordinary connect would wait for as long as a listener likes, and anybody may listen at a name.
+        // An ordinary connect would wait for as long as a listener likes, and anybody may listen at
+        // a name.
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let deadline = Instant::now() + PATIENCE;
@@ -100,7 +103,8 @@ impl Address {
 }
 
 impl Default for Address {
-    /// The usual one of this thread's network namespace; `@lvs-dataplane` where `/proc` does not tell which that is.
+    /// The usual one of this thread's network namespace; `@lvs-dataplane` where `/proc` does not
+    /// tell which that is.
     fn default() -> Self {
         place::socket().map_or_else(Self::by_name, Self::Usual)
     }
@@ -117,7 +121,8 @@ impl fmt::Display for Address {
 
 /// Who listens at the other end of `stream`, if that is not to be believed: its user, and why.
 ///
-/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less harm than to obey it.
+/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less
+/// harm than to obey it.
 pub(super) fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
     let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
     let uid = peer.uid.as_raw();

@@ -1,5 +1,5 @@
-//! How many connections there may be, and whose: those who may only look can neither lock out those who may act, nor each other,
-//! nor make the engine work for them without a bound.
+//! How many connections there may be, and whose: those who may only look can neither lock out those
+//! who may act, nor each other, nor make the engine work for them without a bound.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -73,7 +73,8 @@ impl Place {
         self.reader.is_some()
     }
 
-    /// Waits until this user may be given a list; `None` if that takes too long. Those who may act do not wait.
+    /// Waits until this user may be given a list; `None` if that takes too long. Those who may act
+    /// do not wait.
     pub(super) fn list(&self) -> Option<List<'_>> {
         if let Some(uid) = self.reader {
             let busy = |state: &mut State| {

@@ -50,8 +50,8 @@ pub enum Error {
     },
     /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and this user are believed.
     #[error(
-        "{address} is served by a process of user {uid}, which is neither this user nor root with CAP_NET_ADMIN: it may be no \
-         engine. If it is yours, have it listen at a path (--socket /run/...) and name that"
+        "{address} is served by a process of user {uid}, which is neither this user nor root with \
+         CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
     )]
     Impostor {
         /// Where.

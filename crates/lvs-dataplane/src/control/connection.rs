@@ -1,4 +1,5 @@
-//! One connection: requests are bounded before they are read, refused before they are parsed, and then answered.
+//! One connection: requests are bounded before they are read, refused before they are parsed, and
+//! then answered.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -18,7 +19,8 @@ use super::server::{Handler, Sink};
 const HELLO_MAX: u64 = 4 << 10;
 /// The longest request of a client that may only look.
 const REQUEST_MAX: u64 = 16 << 10;
-/// The longest of a client that may change things: a list of [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
+/// The longest of a client that may change things: a list of
+/// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
 /// How long a client may take to make room for more of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -197,8 +199,8 @@ impl Session<'_> {
     }
 }
 
-/// The call of this method with these parameters. The method stands first, so that they are read as what they are, and never
-/// kept as anything else.
+/// The call of this method with these parameters. The method stands first, so that they are read as
+/// what they are, and never kept as anything else.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;

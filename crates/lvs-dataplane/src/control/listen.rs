@@ -104,7 +104,8 @@ impl Listener {
         match bound {
             Err(BindError::Io { source, .. }) => {
                 let directory = place::DIRECTORY;
-                // Expected of users without rights, who have a network namespace of their own, and so a name.
+                // Expected of users without rights, who have a network namespace of their own, and
+                // so a name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
                         "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have taken; \
@@ -194,7 +195,8 @@ impl Drop for Listener {
     }
 }
 
-/// Whether there is a socket at `path`; `None` if there is nothing. A link is no socket, wherever it leads.
+/// Whether there is a socket at `path`; `None` if there is nothing. A link is no socket, wherever
+/// it leads.
 fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(Some(meta.file_type().is_socket())),
@@ -203,7 +205,8 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     }
 }
 
-/// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it may do. Gives device and inode.
+/// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it
+/// may do. Gives device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     // Not by name, which could lead elsewhere by now if others may write to the directory.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

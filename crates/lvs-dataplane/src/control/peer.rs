@@ -1,8 +1,9 @@
 //! Whom a process at the other end of a control socket is to be taken for.
 //!
-//! The kernel lets those configure IPVS who have `CAP_NET_ADMIN` in the user namespace of their network, not those whose user id
-//! is 0: a container's root on the host's network has the one and not the other (CVE-2020-15257 was a daemon that did not ask).
-//! So user 0 has to have the capability, as far as `/proc` tells. Other users have to be the engine's own, or in its group.
+//! The kernel lets those configure IPVS who have `CAP_NET_ADMIN` in the user namespace of their
+//! network, not those whose user id is 0: a container's root on the host's network has the one and
+//! not the other (CVE-2020-15257 was a daemon that did not ask). So user 0 has to have the
+//! capability, as far as `/proc` tells. Other users have to be the engine's own, or in its group.
 
 use std::fs;
 use std::io;
@@ -32,7 +33,8 @@ pub(crate) enum Root {
 pub(crate) struct Own {
     /// Effective user.
     pub(crate) uid: u32,
-    /// It has `CAP_NET_ADMIN` in effect. Without, it has nothing to guard that its user does not have anyway.
+    /// It has `CAP_NET_ADMIN` in effect. Without, it has nothing to guard that its user does not
+    /// have anyway.
     pub(crate) net_admin: bool,
     /// Its user namespace is the machine's first one, so that its user 0 is the machine's.
     pub(crate) initial: bool,
@@ -78,7 +80,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of `uid` may do what this one does; `root` tells what is known of it, and is asked only of user 0.
+    /// Whether a process of `uid` may do what this one does; `root` tells what is known of it, and
+    /// is asked only of user 0.
     pub(crate) fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {
@@ -101,8 +104,8 @@ impl Own {
     }
 }
 
-/// What `/proc` says of process `pid`. It is believed only if `still_there` says afterwards that the process has not ended, so
-/// that the id cannot have become another's.
+/// What `/proc` says of process `pid`. It is believed only if `still_there` says afterwards that
+/// the process has not ended, so that the id cannot have become another's.
 pub(crate) fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
         return Root::Unseen;
@@ -126,9 +129,9 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in this one's user namespace. Where that may not be asked (a process with more capabilities than
-/// this one), the maps tell, which everybody may read: another namespace has the same ones only if somebody with power over
-/// all users' ids wrote them.
+/// Whether process `pid` is in this one's user namespace. Where that may not be asked (a process
+/// with more capabilities than this one), the maps tell, which everybody may read: another
+/// namespace has the same ones only if somebody with power over all users' ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {

@@ -1,4 +1,5 @@
-//! Where an engine listens when nobody says: a directory of root's, in which no other user can take a name.
+//! Where an engine listens when nobody says: a directory of root's, in which no other user can take
+//! a name.
 //!
 //! ```text
 //! /run/lvs/                          root's, 0755
@@ -7,8 +8,9 @@
 //!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
 //! ```
 //!
-//! Network namespaces share `/run`, so the name says which one: by the inode that `/proc/self/ns/net` shows, and nobody needs a
-//! privilege to read. It may be another namespace's after a reboot or when one has gone; what is left over is told by its lock.
+//! Network namespaces share `/run`, so the name says which one: by the inode that
+//! `/proc/self/ns/net` shows, and nobody needs a privilege to read. It may be another namespace's
+//! after a reboot or when one has gone; what is left over is told by its lock.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -58,12 +60,12 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process the only one that steers the engine at `address`, for as long as what it gets lives, and among those of
-/// this network namespace.
+/// Makes this process the only one that steers the engine at `address`, for as long as what it gets
+/// lives, and among those of this network namespace.
 ///
 /// # Errors
-/// [`LockError::Held`]: another one does. Anybody can take the abstract name that goes with it, so that is believed only of
-/// those who could be an `lvsd`.
+/// [`LockError::Held`]: another one does. Anybody can take the abstract name that goes with it, so
+/// that is believed only of those who could be an `lvsd`.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path
@@ -133,7 +135,8 @@ pub enum LockError {
 }
 
 impl Lock {
-    /// Locks the file beside `socket` that has `suffix` more. The file stays: a lock that is removed can be held twice.
+    /// Locks the file beside `socket` that has `suffix` more. The file stays: a lock that is
+    /// removed can be held twice.
     ///
     /// # Errors
     /// See [`LockError`].

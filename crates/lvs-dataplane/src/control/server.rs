@@ -1,7 +1,7 @@
 //! The answering side: one thread accepts, one thread serves each connection.
 //!
-//! An engine implements [`Handler`]; the server reads requests, checks who may make them, and writes the answers. No
-//! reader, however slow, holds up anything but the thread that answers it.
+//! An engine implements [`Handler`]; the server reads requests, checks who may make them, and
+//! writes the answers. No reader, however slow, holds up anything but the thread that answers it.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -30,11 +30,13 @@ pub trait Handler: Send + Sync + 'static {
     /// Size of the connection table as listings print it.
     fn table_size(&self) -> u32;
 
-    /// Does what `call` asks for and gives the final result; the items of a list go to `out` before. `hello` never
-    /// comes here, and calls that change something come only from those who may.
+    /// Does what `call` asks for and gives the final result; the items of a list go to `out`
+    /// before. `hello` never comes here, and calls that change something come only from those who
+    /// may.
     ///
-    /// It is called from many threads at once. [`Sink::item`] may block for as long as the client takes to read, so
-    /// no lock that packets need may be held across it: a long list is copied out in pieces.
+    /// It is called from many threads at once. [`Sink::item`] may block for as long as the client
+    /// takes to read, so no lock that packets need may be held across it: a long list is copied out
+    /// in pieces.
     ///
     /// # Errors
     /// A refusal; then nothing has changed.
@@ -236,7 +238,8 @@ impl Server {
         Ok((place, denied))
     }
 
-    /// The user at the other end, and what it may do. Capabilities are looked at once, as those of an open file are.
+    /// The user at the other end, and what it may do. Capabilities are looked at once, as those of
+    /// an open file are.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);
@@ -259,7 +262,8 @@ impl Server {
     }
 }
 
-/// A serving control socket; dropping it stops it. Answers under way are finished by their own threads.
+/// A serving control socket; dropping it stops it. Answers under way are finished by their own
+/// threads.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,

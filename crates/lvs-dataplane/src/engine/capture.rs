@@ -22,7 +22,8 @@ pub(super) const QUEUE: usize = 4096;
 pub(super) struct Readers(Arc<AtomicUsize>);
 
 impl Readers {
-    /// A place for one more; `None` if there are [`READERS_MAX`]. It is given back when it is dropped.
+    /// A place for one more; `None` if there are [`READERS_MAX`]. It is given back when it is
+    /// dropped.
     pub(super) fn take(&self) -> Option<ReaderPlace> {
         self.0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {

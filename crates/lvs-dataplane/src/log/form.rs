@@ -109,8 +109,9 @@ const fn colour(level: Level) -> u8 {
     }
 }
 
-/// Whether `stream` is the journal: `JOURNAL_STREAM` names its device and inode (systemd.exec(5)). A program that was started
-/// from a service with its standard error elsewhere has the variable, too.
+/// Whether `stream` is the journal: `JOURNAL_STREAM` names its device and inode (systemd.exec(5)).
+/// A program that was started from a service with its standard error elsewhere has the variable,
+/// too.
 pub(super) fn is_journal(stream: &impl AsFd, variable: Option<&str>) -> bool {
     let stat = || -> io::Result<(u64, u64)> {
         let file = std::fs::File::from(stream.as_fd().try_clone_to_owned()?);

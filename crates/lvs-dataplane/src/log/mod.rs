@@ -1,8 +1,10 @@
-//! Logs of the programs: best effort, so that no packet, call or health check ever waits for whoever reads them.
+//! Logs of the programs: best effort, so that no packet, call or health check ever waits for
+//! whoever reads them.
 //!
-//! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is slow, stopped or gone, or a
-//! disk that is full, costs lines and nothing else; how many is said as soon as writing works again. Panics go the same way,
-//! because the ordinary hook waits for standard error, and a program that is to die of a panic must not hang in it.
+//! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is
+//! slow, stopped or gone, or a disk that is full, costs lines and nothing else; how many is said as
+//! soon as writing works again. Panics go the same way, because the ordinary hook waits for
+//! standard error, and a program that is to die of a panic must not hang in it.
 
 mod form;
 mod queue;
@@ -46,8 +48,8 @@ impl Drop for Guard {
     }
 }
 
-/// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark` tells this program's lines
-/// from those of others that have the same standard error.
+/// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
+/// tells this program's lines from those of others that have the same standard error.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.
@@ -79,8 +81,9 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
     Ok(Guard(()))
 }
 
-/// Says something to whoever started the program, as it is. It goes the log's way once there is a log, and to standard error
-/// directly before; if it cannot be written, it is not said. Only the journal sees `level`.
+/// Says something to whoever started the program, as it is. It goes the log's way once there is a
+/// log, and to standard error directly before; if it cannot be written, it is not said. Only the
+/// journal sees `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
         Some(log) => log.queue.push(level, &text.to_string()),

@@ -84,7 +84,8 @@ impl Queue {
         };
         let len = text.len();
         let before = self.shared.bytes.fetch_add(len, Ordering::AcqRel);
-        // Never waits: it is tried once, and the channel's own lock is held for no call of the system but a wake-up.
+        // Never waits: it is tried once, and the channel's own lock is held for no call of the
+        // system but a wake-up.
         let lost = self.shared.lost.swap(0, Ordering::AcqRel);
         let sent = before.saturating_add(len) <= BYTES_MAX
             && self
@@ -200,7 +201,8 @@ impl<W: Write> Writer<W> {
                     bytes = &bytes[count..];
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Somebody made it so for all who share it. This thread may wait; it is the only one that does.
+                // Somebody made it so for all who share it. This thread may wait; it is the only
+                // one that does.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL),
                 Err(_) => return false,
             }

@@ -37,8 +37,9 @@ impl Signals {
         }
     }
 
-    /// Ends, with what to say, when `engine` is at a request while we are told to stop, and does not answer it for as long as a
-    /// stop may take. It says at once what is waited for; the signal is kept.
+    /// Ends, with what to say, when `engine` is at a request while we are told to stop, and does
+    /// not answer it for as long as a stop may take. It says at once what is waited for; the signal
+    /// is kept.
     pub(super) async fn hurries(&mut self, engine: &str) -> String {
         while self.early != Some(Signal::Stop) {
             let signal = self.receiver.recv().await;

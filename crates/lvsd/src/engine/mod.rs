@@ -94,7 +94,8 @@ pub trait Host: Send + 'static {
     /// Kills an engine that was started and never answered.
     fn kill(&mut self);
 
-    /// Ends the engine `pid`, which a daemon like this one has started and which hangs, and waits until it is gone.
+    /// Ends the engine `pid`, which a daemon like this one has started and which hangs, and waits
+    /// until it is gone.
     ///
     /// # Errors
     /// In words.
@@ -242,8 +243,8 @@ impl Link {
         }
     }
 
-    /// Somebody listens, perhaps process `pid`, and says nothing. An engine of ours is ended, so that another can be started. One
-    /// of somebody else is that one's to end.
+    /// Somebody listens, perhaps process `pid`, and says nothing. An engine of ours is ended, so
+    /// that another can be started. One of somebody else is that one's to end.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -373,7 +374,8 @@ impl Link {
         }
     }
 
-    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine is lost.
+    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine
+    /// is lost.
     fn sync(&mut self, goal: &Goal) -> Result<usize, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));

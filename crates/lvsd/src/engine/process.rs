@@ -42,7 +42,8 @@ impl Machine {
     }
 }
 
-/// Makes this daemon the only one for the engine at `address` in this network namespace, until what it gives is dropped.
+/// Makes this daemon the only one for the engine at `address` in this network namespace, until what
+/// it gives is dropped.
 ///
 /// # Errors
 /// There is another one, in words.

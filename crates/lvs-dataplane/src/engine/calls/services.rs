@@ -8,7 +8,8 @@ use super::end;
 use crate::control::server::Sink;
 use crate::engine::shared::Shared;
 
-/// Servers that are copied with the control half locked: packets that open connections have their turn in between.
+/// Servers that are copied with the control half locked: packets that open connections have their
+/// turn in between.
 const PIECE: usize = 256;
 
 impl Shared {
