@@ -180,10 +180,9 @@ impl Worker {
         for _ in 0..BATCHES_PER_TURN {
             self.take_view();
             let started = SystemInstant::now();
-            let count = match self.ports.recv(port, &mut self.batch) {
-                Ok(count) => count,
-                // Whether the interface is down or gone is told by the kernel's events.
-                Err(_) => return,
+            // Whether the interface is down or gone is told by the kernel's events.
+            let Ok(count) = self.ports.recv(port, &mut self.batch) else {
+                return;
             };
             if count == 0 {
                 return;
@@ -395,5 +394,146 @@ fn env(network: &Network) -> Env<'_, Network> {
         net: network,
         intercept: &view.intercept,
         pmtu_disc: view.pmtu_disc,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+
+    use super::*;
+    use crate::engine::shared::{HostSide, Side};
+    use crate::host::EngineSide;
+    use crate::host::view::{Port as KnownPort, Tables, View};
+    use crate::io::memory::MemoryIo;
+    use crate::netlink::NetState;
+    use crate::packet::frame::{Arena, Frame, Offload};
+    use crate::packet::net::PortInfo;
+    use crate::packet::pipeline::Settings;
+    use crate::packet::wire::Mac;
+
+    const PORT: PortId = PortId(1);
+    const MAC: Mac = Mac([2; 6]);
+    const SERVER_MAC: Mac = Mac([4; 6]);
+    const VIRT: ([u8; 4], u16) = ([198, 51, 100, 1], 80);
+    const SERVER: ([u8; 4], u16) = ([10, 0, 0, 2], 8080);
+
+    /// A SYN from a port of a client, in a slot of a backend's own memory.
+    fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
+        let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+            .ipv4([192, 0, 2, 7], VIRT.0, 64)
+            .tcp(port, VIRT.1, 1, 1000)
+            .syn();
+        let mut bytes = Vec::with_capacity(builder.size(0));
+        builder.write(&mut bytes, &[]).expect("memory has room");
+        let mut lent = arena.lend(slot).expect("it is free");
+        lent[64..64 + bytes.len()].copy_from_slice(&bytes);
+        Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
+    }
+
+    #[test]
+    fn two_workers_on_one_control() {
+        const WORKERS: usize = 2;
+        let mut control = Control::new(Options {
+            shards: WORKERS,
+            max_connections: 64,
+            ..Options::default()
+        });
+        let key = ServiceKey::tcp(VIRT.into());
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).expect("new");
+        let server = ServerConfig::new(1, Forwarding::Nat);
+        control
+            .add_server(&key, SERVER.into(), &server, Instant::ZERO)
+            .expect("new");
+        let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
+        let side = Side::Host(HostSide::new(WORKERS).expect("descriptors"));
+        let shared = Arc::new(Shared::new(control, side, false));
+        let workers = NonZeroUsize::new(WORKERS).expect("two");
+        let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
+        let mut queues = Vec::new();
+        let mut workers: Vec<Worker> = (0..)
+            .zip(shards)
+            .map(|(number, shard)| {
+                let (requests, queue) = Requests::new(shared.clone());
+                queues.push(queue);
+                Worker::new(
+                    shared.clone(),
+                    number,
+                    shard,
+                    common.clone(),
+                    requests,
+                    None,
+                )
+            })
+            .collect();
+
+        let network = ([10, 0, 0, 0].into(), 24);
+        let neighbour = (SERVER.0.into(), SERVER_MAC.0);
+        let mut tables = Tables::new(NetState::of_link(7, network, neighbour));
+        let port = KnownPort {
+            ifindex: 7,
+            name: Arc::from("test"),
+            info: PortInfo {
+                mac: MAC,
+                mtu: 1500,
+                ethernet: true,
+                offload: true,
+            },
+            running: true,
+            decapsulates: false,
+        };
+        tables.set_port(PORT, port);
+        tables.vips.insert(VIRT.0.into());
+        shared.publish(Arc::new(View {
+            generation: 1,
+            tables: Arc::new(tables),
+            config: 1,
+            ..View::default()
+        }));
+        assert_eq!(shared.taken(), 0);
+
+        let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
+        for (number, worker) in workers.iter_mut().enumerate() {
+            let mut io = MemoryIo::new();
+            for place in 0..2 {
+                let port = u16::try_from(4000 + 10 * number + place).expect("small");
+                io.input.push_back(syn(&arena, 2 * number + place, port));
+            }
+            worker.attach(PORT, Port::Memory(io));
+        }
+        std::thread::scope(|scope| {
+            for worker in &mut workers {
+                scope.spawn(|| worker.receive(PORT));
+            }
+        });
+        assert_eq!(shared.taken(), 1, "both have taken the view");
+        assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
+        let reports = workers.iter_mut().map(Packets::report);
+        let all = reports.reduce(Report::add).expect("two of them");
+        assert_eq!((all.connections, all.capacity), (4, 128));
+        let control = shared.control();
+        let server = control.service(&key).expect("it is there").servers()[0].clone();
+        assert_eq!(server.inactive() + server.active(), 4, "counted together");
+        drop(control);
+        for worker in &mut workers {
+            let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+                panic!("it has its port")
+            };
+            let sent: Vec<_> = io
+                .take()
+                .iter()
+                .map(|frame| {
+                    let bytes = frame.bytes();
+                    let port = u16::from_be_bytes([bytes[36], bytes[37]]);
+                    (bytes[..6].to_vec(), bytes[30..34].to_vec(), port)
+                })
+                .collect();
+            let to_server = (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1);
+            assert_eq!(sent, [to_server.clone(), to_server]);
+        }
+        assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use lvs_core::api::{Applied, Call, LocalPool};
 use lvs_core::mark::MarkAction;
-use lvs_core::{Control, Forwarding, ServiceFlags, ServiceKey};
+use lvs_core::{Control, Forwarding, Server, Service, ServiceFlags, ServiceKey};
 use tracing::warn;
 
 use super::keeper::Keeper;
@@ -201,7 +201,7 @@ impl Keeper {
             // Those that are no longer asked for may be in use until the workers say that they are not.
             self.pool_in_use.append(&mut self.pool.addresses);
             self.pool = LocalPool { addresses, hairpin };
-            let keys: Vec<ServiceKey> = control.services().map(|service| service.key()).collect();
+            let keys: Vec<ServiceKey> = control.services().map(Service::key).collect();
             (keys, control.ftp_ports().to_vec())
         };
         self.ask_for_pool();
@@ -256,13 +256,7 @@ impl Keeper {
         service.servers().len()
     }
 
-    fn read_server(
-        &self,
-        key: ServiceKey,
-        server: &lvs_core::Server,
-        helped: &[u16],
-        wanted: &mut Wanted,
-    ) {
+    fn read_server(&self, key: ServiceKey, server: &Server, helped: &[u16], wanted: &mut Wanted) {
         let addr = server.addr();
         wanted
             .spec

@@ -648,6 +648,50 @@ impl NetState {
     }
 }
 
+#[cfg(test)]
+impl NetState {
+    /// One Ethernet link with a network that is on it, and a neighbour there.
+    pub(crate) fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, Mac)) -> Self {
+        let mut state = Self::default();
+        let link = Link {
+            index,
+            name: "test".to_owned(),
+            kind: None,
+            hardware: libc::ARPHRD_ETHER,
+            mac: Some([2; 6]),
+            mtu: 1500,
+            up: true,
+            running: true,
+            no_arp: false,
+            master: None,
+            parent: None,
+        };
+        Arc::make_mut(&mut state.links).insert(index, link);
+        let hit = RouteHit {
+            kind: RouteKind::Unicast,
+            oif: index,
+            gateway: None,
+            prefsrc: None,
+            mtu: None,
+        };
+        let route = Route {
+            hit,
+            tos: 0,
+            metric: 0,
+        };
+        let (net, len) = network;
+        let prefix = (len, Bits::new(net).prefix(len));
+        state.v4.main.insert(prefix, route, false);
+        let (addr, mac) = neighbour;
+        let known = Neighbour {
+            mac: Some(mac),
+            state: libc::NUD_REACHABLE,
+        };
+        state.neighbours.insert((index, addr), known);
+        state
+    }
+}
+
 impl fmt::Debug for NetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NetState")
