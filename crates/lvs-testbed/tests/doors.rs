@@ -109,7 +109,7 @@ fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Res
     let mut site = site("rights")?;
     site.start_engine(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
-    let own = "mark add --source 203.0.113.0/24 --drop";
+    let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
     let said = refused_by(&site, &BARE_ROOT, own)?;
     ensure!(said.contains("does not have CAP_NET_ADMIN"), "{said}");
     let said = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
