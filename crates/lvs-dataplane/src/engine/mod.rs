@@ -80,6 +80,8 @@ pub struct Config {
     pub address: Option<Address>,
     /// Group whose members may change things, besides root and the engine's own user.
     pub group: Option<u32>,
+    /// Group whose members, and nobody else without the right to change things, may look; `None` for everybody.
+    pub readers: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
     /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
@@ -216,9 +218,11 @@ impl Engine {
         let address = config.address.clone().unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let permissions = Permissions {
-            group: config.group,
+            writers: config.group,
+            readers: config.readers,
         };
         let server = Server::bind(&address, permissions)?;
+        let address = server.address().clone();
         let (control, options) = new_control(&config)?;
         let mut engine = if config.no_interfaces {
             Self::start_virtual(control, options, config.virtual_time)?
@@ -339,6 +343,11 @@ impl Engine {
     pub fn call(&self, call: Call) -> Result<Value, Failure> {
         let mut nowhere = std::io::sink();
         server::Handler::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
+    }
+
+    /// Where its control socket is.
+    pub fn address(&self) -> Option<&Address> {
+        self.server.as_ref().map(Handle::address)
     }
 
     /// A handle to stop the engine from another thread.

@@ -10,6 +10,7 @@ use lvs_core::api::{Failure, FailureCode};
 use lvs_core::{Control, Instant};
 
 use super::Packets;
+use super::capture::Readers;
 use super::door::{Door, Pauses};
 use super::ports::Ports;
 use super::virtual_::Offline;
@@ -31,6 +32,7 @@ pub struct Shared {
     control: Mutex<Control>,
     /// Held by whoever makes changes: they are followed in the order in which they are made.
     changing: Mutex<()>,
+    captures: Readers,
     started: SystemInstant,
     /// The time in nanoseconds, where only a caller moves it.
     virtual_time: Option<AtomicU64>,
@@ -82,6 +84,7 @@ impl Shared {
         Self {
             control: Mutex::new(control),
             changing: Mutex::default(),
+            captures: Readers::default(),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
             side,
@@ -98,6 +101,11 @@ impl Shared {
     /// Lets nobody else make changes.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The places of captures.
+    pub(super) const fn captures(&self) -> &Readers {
+        &self.captures
     }
 
     /// Time since the engine started, as the core counts it.

@@ -50,9 +50,14 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default:
-    /// `@lvs-dataplane`.
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
+    /// Group, by name or number, whose members may change things over the control socket. Default: none.
+    pub(super) group: Option<Spanned<String>>,
+    /// Group whose members, and nobody else without that right, may look. Default: everybody may.
+    pub(super) readers: Option<Spanned<String>>,
+    /// How long the engine may say nothing until it is ended and replaced. Default: 10s.
+    pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The engine owns the address of every service, also of those typed by hand. Default: false.

@@ -26,6 +26,9 @@ interface = ["eth0", "eth1"]
 backend = "af_packet"
 workers = 1
 socket = "/run/lvs/engine.sock"
+group = "adm"
+readers = "4"
+hang_limit = "5s"
 profile = "kernel"
 own_vips = false
 helper = "ftp"
@@ -110,6 +113,10 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
     );
     for (line, wanted) in [
         ("echo = \"host\"", "unknown word `host`"),
+        (
+            "hang_limit = \"1s\"",
+            "no engine can be told to hang by that",
+        ),
         ("clamp_mss = 535", "`535` is not a segment size"),
         ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
         ("icmp_msgs_burst = 0", "is out of range"),
@@ -236,7 +243,7 @@ fn defaults_and_the_full_file() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
          --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
