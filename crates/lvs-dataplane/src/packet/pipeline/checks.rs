@@ -22,8 +22,9 @@ use crate::packet::wire::{ipv4, ipv6};
 /// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
 /// answer would come back to the host, or to the engine, or go round for ever.
 pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
-    let forged =
-        || net.is_forged(packet.src) && (to_vip || net.forges_vips() || !net.is_vip(packet.src));
+    let forged = |forges_vips: bool| {
+        net.is_forged(packet.src) && (to_vip || forges_vips || !net.is_vip(packet.src))
+    };
     match packet.src {
         IpAddr::V4(src) => {
             src.is_loopback()
@@ -31,13 +32,13 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
-                || forged()
+                || forged(net.forges_vips())
         }
         IpAddr::V6(src) => {
             src.is_loopback()
                 || packet.dst.is_loopback()
                 || src.to_ipv4_mapped().is_some()
-                || forged()
+                || forged(false)
         }
     }
 }
