@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use anyhow::Context;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
     Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
@@ -90,11 +91,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Gives a neighbour a link-layer address.
-    pub(super) fn make_neighbour(&mut self, addr: IpAddr, mac: Mac) {
-        self.neighbours.insert(addr, mac);
-    }
-
     /// Routes a prefix to the host.
     pub(super) fn route_to_host(&mut self, prefix: (IpAddr, u8)) {
         self.routed.push(prefix);
@@ -316,6 +312,11 @@ impl Bed {
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
             self.net.local.push(case::prefix(text)?);
+        }
+        for addr in config.items("neigh") {
+            let addr = addr.as_str().and_then(|addr| addr.parse().ok());
+            let addr: IpAddr = addr.context("a neighbour is an address")?;
+            self.net.neighbours.insert(addr, server_mac(addr));
         }
         if let Some(mtu) = config.get("mtu") {
             for (port, name) in [(CLIENTS, "cl"), (SERVERS, "sv")] {

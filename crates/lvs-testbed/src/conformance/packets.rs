@@ -79,6 +79,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
             }
             "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,
             "rates" => compare_stats(&bed, step, "rates", |stats| stats.rates, log)?,
+            "counters" => compare_counters(&bed, step, log)?,
             "conns" => compare_conns(&bed, step, true, false, log)?,
             "proc" => compare_proc(&bed, step, log)?,
             other => return Err(Halt::Unsupported(format!("step {other:?}"))),
@@ -345,6 +346,21 @@ fn compare_stats(
             }
         }
     }
+    Ok(())
+}
+
+/// The counters of everything, as they stand.
+fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
+    let expected = counts(&serde_json::json!({ "": step }), "")?;
+    let live = bed.director.control.shard_counts();
+    let sum = live.fold(Counts::default(), |sum, counts| Counts {
+        conns: sum.conns + counts.conns,
+        in_packets: sum.in_packets + counts.in_packets,
+        out_packets: sum.out_packets + counts.out_packets,
+        in_bytes: sum.in_bytes + counts.in_bytes,
+        out_bytes: sum.out_bytes + counts.out_bytes,
+    });
+    log.compare("counters", &expected, &sum);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Connection synchronisation (schema I): what a master sends, what a backup makes of it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -8,7 +8,7 @@ use lvs_core::sync::{Backup, Master};
 use lvs_core::{Forwarding, ServerConfig, ServiceKey};
 use serde_json::Value;
 
-use super::bed::{Bed, Emitted, port_name, port_named, server_mac};
+use super::bed::{Bed, Emitted, port_name, port_named};
 use super::case::{Halt, Json, Replayed, hex, sysctl_text, unhex};
 use super::frames;
 use super::packets::seconds;
@@ -89,14 +89,6 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
             bed.net
                 .route_to_host(super::case::prefix(mark.text("dst")?)?);
         }
-    }
-    for addr in config.items("neigh") {
-        let addr: IpAddr = addr
-            .as_str()
-            .unwrap_or_default()
-            .parse()
-            .context("a neighbour is an address")?;
-        bed.net.make_neighbour(addr, server_mac(addr));
     }
     for service in config.items("services") {
         bed.add_service(service, None)?;
