@@ -335,6 +335,8 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
+            // What ends at the next tick has ended already.
+            .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))
     }

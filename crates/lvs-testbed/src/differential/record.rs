@@ -138,8 +138,33 @@ fn mask(one: &[u8], other: &[u8], tunnels: &[u16]) -> Option<Vec<Field>> {
     (!(0..one.len()).any(differ)).then_some(fields)
 }
 
-/// Records a case of packets: twice, to see what varies. `None` if more does than a recording can say.
-pub(super) fn record(case: &Value) -> anyhow::Result<Option<Value>> {
+/// What came of recording a case.
+pub(super) enum Recorded {
+    /// What the kernel did.
+    Case(Value),
+    /// It varies more than a recording can say.
+    Unstable,
+    /// It meets something that is different here by intent, and is told in ARCHITECTURE.
+    Deviation,
+}
+
+/// Whether a frame is an ICMP error with IPv4 options: here they are not echoed.
+fn echoes_options(frame: &[u8]) -> bool {
+    let ip = frame.get(IP..).unwrap_or_default();
+    ip.len() >= ipv4::HEADER_LEN
+        && (0x46..0x50).contains(&ip[0])
+        && ip[9] == Protocol::ICMP.0
+        && is_own_error(ip)
+}
+
+/// Whether an ICMP message is an error that a host makes.
+fn is_own_error(ip: &[u8]) -> bool {
+    let kind = ip.get(ipv4::header_len(ip));
+    kind.is_some_and(|kind| matches!(kind, 3 | 11 | 12)) && ip[1] & 0xc0 == 0xc0
+}
+
+/// Records a case of packets: twice, to see what varies.
+pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     let tunnels = tunnel_ports(case.get("config").context("no config")?);
     let (one, other) = (run(case)?, run(case)?);
     let mut recorded = case.clone();
@@ -152,13 +177,16 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Option<Value>> {
             continue;
         }
         if one.len() != other.len() {
-            return Ok(None);
+            return Ok(Recorded::Unstable);
         }
         let mut list = Vec::new();
         for (one, other) in one.iter().zip(other) {
             let Some(mask) = mask(&one.frame, &other.frame, &tunnels) else {
-                return Ok(None);
+                return Ok(Recorded::Unstable);
             };
+            if echoes_options(&one.frame) {
+                return Ok(Recorded::Deviation);
+            }
             let mut out = json!({"dev": one.device, "frame": hex(&one.frame)});
             if !mask.is_empty() {
                 out["mask"] = json!(mask);
@@ -168,11 +196,11 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Option<Value>> {
         step["out"] = list.into();
     }
     if one.end[0] != other.end[0] {
-        return Ok(None);
+        return Ok(Recorded::Unstable);
     }
     steps.extend(one.end);
     recorded["kernel"] = release().into();
-    Ok(Some(recorded))
+    Ok(Recorded::Case(recorded))
 }
 
 /// The kernel's version.

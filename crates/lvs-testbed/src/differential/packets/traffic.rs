@@ -73,7 +73,7 @@ impl Traffic {
         if self.entropy.one_in(6) {
             let note = format!("{note}, in fragments");
             return self
-                .fragments(&ip)
+                .fragments(&ip, side == Side::Clients)
                 .iter()
                 .map(|piece| Self::step(&note, side, piece))
                 .collect();
@@ -118,11 +118,13 @@ impl Traffic {
             1 => 1,
             2..=6 => self.entropy.below(40),
             7..=10 => self.entropy.below(600),
-            11 => 1472,
             12 => 1352 + self.entropy.below(60),
             13 => 1180 + self.entropy.below(80),
             _ => 1200 + self.entropy.below(260),
         };
+        // What a link of the usual size brings.
+        let headers = if self.scene.is_six() { 40 } else { 20 } + 20;
+        let len = len.min(1500 - headers);
         self.entropy.payload(len)
     }
 
@@ -339,7 +341,9 @@ impl Traffic {
 
     fn echo(&mut self) -> Vec<u8> {
         let client = self.client().ip();
-        let payload = self.payload();
+        let mut payload = self.payload();
+        // The stand-in for the host does not cut its answers.
+        payload.truncate(500);
         let kind = match (client.is_ipv4(), self.entropy.one_in(4)) {
             (true, false) => 8,
             (true, true) => 0,
@@ -526,7 +530,7 @@ impl Traffic {
             1 => (0, &[5, 2, 0, 0, 1, 0]),
             2 => (0, &[0x80, 4, 0, 0, 0, 0]),
             3 => (60, &[1, 4, 0, 0, 0, 0]),
-            4 => (60, &[0xc0, 4, 0, 0, 0, 0]),
+            4 => (60, &[1, 0, 1, 0, 0, 0]),
             5 => (43, &[4, 0, 0, 0, 0, 0]),
             6 => (43, &[0, 0, 0, 0, 0, 0]),
             7 => (51, &[0; 22]),
@@ -548,8 +552,9 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Cuts a packet into fragments, which come in any order.
-    fn fragments(&mut self, ip: &[u8]) -> Vec<Vec<u8>> {
+    /// Cuts a packet into fragments, which come in any order. `df`: some say "don't fragment" if the packet does, which passes
+    /// for answers only here.
+    fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };
         if ip.len() <= header + 8 || !six && ip[0] != 0x45 {
@@ -564,11 +569,11 @@ impl Traffic {
                 _ => 8 * (1 + self.entropy.below((ip.len() - header).div_ceil(8))),
             })
             .collect();
-        let df = ip[6] & 0x40;
+        let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
         if !six {
             for piece in &mut pieces {
-                if df != 0 && self.entropy.one_in(3) {
+                if df && self.entropy.one_in(3) {
                     piece[6] |= 0x40;
                 }
                 packet::repair(piece);
