@@ -7,10 +7,8 @@ use core::net::IpAddr;
 
 use crate::conn::table::flag;
 use crate::conn::{Slot, Template};
-use crate::{
-    Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Server, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, Shard,
-};
+use crate::control::check;
+use crate::{Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Server, Shard};
 
 /// What the director knows of itself and the networks around, as far as full NAT goes.
 #[derive(Debug, Default)]
@@ -21,10 +19,23 @@ pub(crate) struct FullNat {
     hairpin: bool,
     /// Networks that the director is on, as prefixes: hosts on one of them reach each other without it.
     networks: Vec<(IpAddr, u8)>,
+    /// Servers of full NAT in services of IPv4 and of IPv6.
+    servers: [usize; 2],
 }
 
 impl FullNat {
-    fn serves(&self, family: Family) -> bool {
+    /// Servers of full NAT in services of this family.
+    pub(crate) const fn servers(&self, family: Family) -> usize {
+        self.servers[family as usize]
+    }
+
+    /// A service of this family had `before` servers of full NAT and has `after`.
+    pub(crate) const fn count(&mut self, family: Family, before: usize, after: usize) {
+        let all = &mut self.servers[family as usize];
+        *all = *all - before + after;
+    }
+
+    pub(crate) fn serves(&self, family: Family) -> bool {
         self.pool
             .iter()
             .any(|local| Family::of(&local.addr) == family)
@@ -45,16 +56,7 @@ impl Control {
     /// is left without any.
     pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
         let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
-        let needs = |service: &crate::Service| {
-            let mut servers = service.servers().iter();
-            servers.any(|server| server.forwarding() == Forwarding::FullNat)
-        };
-        let missing = self
-            .services()
-            .any(|service| needs(service) && !serves(service.key().family()));
-        if missing || (hairpin && pool.is_empty()) {
-            return Err(Error::LocalAddressNeeded);
-        }
+        check::local_pool(self, serves, hairpin)?;
         self.full_nat.pool = pool.into();
         self.full_nat.hairpin = hairpin;
         Ok(())
@@ -64,25 +66,6 @@ impl Control {
     /// without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = networks;
-    }
-
-    /// Whether a server can have these settings in a service, as far as full NAT goes.
-    pub(crate) fn check_full_nat(
-        &self,
-        key: &ServiceKey,
-        service: &ServiceConfig,
-        server: &ServerConfig,
-    ) -> Result<(), Error> {
-        if server.forwarding != Forwarding::FullNat {
-            return Ok(());
-        }
-        if service.flags.has(ServiceFlags::ONE_PACKET) {
-            return Err(Error::FullNatOnePacket);
-        }
-        if !self.full_nat.serves(key.family()) {
-            return Err(Error::LocalAddressNeeded);
-        }
-        Ok(())
     }
 
     /// The flags of a connection to `server`, which are `flags` as far as the server says: with another method where

@@ -1,4 +1,4 @@
-//! `lvs-dataplane`: the packet engine as a program. It stays in the foreground and logs to stderr.
+//! `lvs-dataplane`: the engine as a program. It stays in the foreground and logs to stderr.
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,15 +18,16 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-/// Packet engine of a Linux Virtual Server in userspace.
+/// The engine of a Linux Virtual Server in userspace.
 ///
-/// It forwards the connections of virtual services to real servers by NAT, direct routing or IP tunnelling. `lvsadm` and
-/// `lvsd` tell it what to do over its control socket, which answers when the engine is ready.
+/// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or tunnelling. `lvsadm` and
+/// `lvsd` configure it through its control socket, which answers as soon as the engine is ready. Runs in the foreground and
+/// logs to standard error; LVS_LOG sets the level (info by default).
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Use this network interface; may be given several times. Default: every Ethernet interface that is up and has no
-    /// master.
+    /// Network interface to use; may be given several times. NAME=ADDRESS/LENGTH,... makes a VLAN interface where the
+    /// kernel has no 802.1Q. Default: every Ethernet interface that is up and has no master.
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 
@@ -34,134 +35,131 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Packet workers.
+    /// Packet threads; only 1 is supported.
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
 
-    /// The control socket: a path, or a name in the abstract namespace with a leading @. Default: @lvs-dataplane, of
-    /// which every network namespace has its own.
-    #[arg(long, env = "LVS_SOCKET", value_name = "PATH")]
+    /// Control socket: a path, or @NAME for an abstract one. Default: @lvs-dataplane; each network namespace has its own.
+    #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
-    /// Apply these rules at the start, one ipvsadm command line a line, as `ipvsadm-save -n` writes them.
+    /// Services and servers to start with, in the format of `ipvsadm-save -n`.
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
 
-    /// Set an IPVS sysctl by the kernel's name; may be given several times.
+    /// Set an IPVS sysctl, named as in the kernel; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
     sysctl: Vec<(String, String)>,
 
-    /// Whose timeouts to begin with.
+    /// Initial timeouts.
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 
-    /// Answer ARP and neighbour discovery for the virtual addresses that the host does not have, and announce them.
+    /// Own the virtual addresses that the host does not have: answer ARP and neighbour discovery for them, and announce
+    /// them.
     #[arg(long)]
     own_vips: bool,
 
-    /// Let this address stand for clients towards servers of full NAT; may be given several times. One that the host does
-    /// not have is answered for.
+    /// Local address for full NAT: what real servers see instead of the client's; may be given several times. The engine
+    /// answers ARP and neighbour discovery for an address that the host does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
-    /// Let NAT translate both ends where replies would not come back here: for clients on a server's network, and for
-    /// servers that are clients of their own service. Needs --local-address.
+    /// With NAT, also translate the source of clients whose replies would bypass the director: those on a server's own
+    /// network, and servers of the same service. Needs --local-address.
     #[arg(long, requires = "local_address")]
     hairpin: bool,
-    /// Echo requests to addresses that the engine owns: answer them, or drop them. Those to the host's are the host's.
+
+    /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers for its own.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
 
-    /// Echo requests that are answered in a second; 0 for no limit.
+    /// Echo replies per second; 0 for no limit.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     echo_limit: u32,
 
-    /// Lower the segment size that TCP connections are opened with: to what the way carries, tunnels included, or to N
-    /// bytes. Default: leave it alone.
+    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to N bytes. Default: leave
+    /// it alone.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
-    /// Time between two ICMP errors to one receiver, after six at once, in milliseconds; 0 for no limits at all.
+    /// Minimum interval between ICMP errors to one receiver after a burst of six, in milliseconds; 0 disables all ICMP
+    /// rate limits.
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     icmp_ratelimit: u32,
 
-    /// ICMP errors in a second to all receivers; 0 for no limit.
+    /// ICMP errors per second to all receivers; 0 for no limit.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     icmp_msgs_per_sec: u32,
 
-    /// ICMP errors at once to all receivers.
+    /// Burst of ICMP errors to all receivers.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     icmp_msgs_burst: u32,
 
-    /// Connections at most.
+    /// Size of the connection table.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// Give packets firewall marks by these rules, one a line: `--destination 192.0.2.10 --protocol tcp --ports 80,443
-    /// --mark 1`; also --source, --interface, and --drop or --host in place of --mark. The first that fits decides.
+    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp --ports 80,443 --mark 1`; also
+    /// --source, --interface, and --drop or --host instead of --mark. The first matching rule decides.
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Let data connections of FTP through NAT follow their control connections, which are those to virtual port 21, or to
-    /// up to 8 other ports.
+    /// Protocol helper: ftp lets FTP data connections through NAT follow their control connections. The ports are those of
+    /// the virtual services, up to 8 (default: 21).
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Use no interface: services can be set up and listed, and no packet comes. Needs no privileges.
+    /// Use no interface: services can be configured and listed, but no packets are handled. Needs no privileges.
     #[arg(long, conflicts_with = "interface")]
     no_interfaces: bool,
 
-    /// Have the schedulers of this kernel; twos is newer than 6.1 as Debian builds it.
+    /// Offer this kernel's schedulers: Linux 6.1 as built by Debian does not have twos.
     #[arg(long, value_enum, default_value_t = Compat::Newest, value_name = "KERNEL")]
     compat: Compat,
 
-    /// With --no-interfaces: time stands still until the control method test.advance moves it, test.inject hands in
-    /// frames, and test.reset forgets everything. For tests.
+    /// For tests, with --no-interfaces: time advances only by the control method test.advance, frames come from test.inject,
+    /// and test.reset starts over.
     #[arg(long, requires = "no_interfaces")]
     virtual_time: bool,
 
-    /// What to do with a new connection when the table is full.
+    /// What to do with new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backend {
-    /// Packet sockets, or a TUN device where those are not permitted.
+    /// Packet sockets, or a TUN device where they are not permitted
     Auto,
-    /// Packet sockets.
+    /// Packet sockets
     #[value(name = "af_packet")]
     AfPacket,
-    /// AF_XDP sockets (not built yet).
-    #[value(name = "af_xdp")]
-    AfXdp,
-    /// A TUN device that the host routes packets through; no direct routing.
+    /// A TUN device that the host routes packets through; no direct routing
     Tun,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Compat {
-    /// Linux 6.1 of Debian 12.
+    /// Linux 6.1 of Debian 12
     #[value(name = "6.1")]
     Linux6_1,
-    /// All schedulers there are.
+    /// All schedulers
     Newest,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Profile {
-    /// The kernel's.
+    /// Those of the kernel
     Kernel,
-    /// Timeouts as the RFCs on address translation ask for: TCP 2 h 4 min, half-open and half-closed 4 min.
+    /// Those of RFC 5382: established TCP 2 h 4 min, half-open and half-closed 4 min
     Modern,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum WhenFull {
-    /// Drop its packets.
+    /// Drop their packets
     Drop,
-    /// Let it take the place of an old one (not built yet).
-    Evict,
 }
 
 /// The ports of a helper.
@@ -203,25 +201,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the command line may name and this version does not have.
-fn refuse_what_is_missing(args: &Args) -> anyhow::Result<()> {
-    let missing = match args {
-        Args {
-            backend: Backend::AfXdp,
-            ..
-        } => "--backend af_xdp",
-        Args {
-            when_full: WhenFull::Evict,
-            ..
-        } => "--when-full evict",
-        Args { workers, .. } if *workers != 1 => "--workers above 1",
-        _ => return Ok(()),
-    };
-    anyhow::bail!("{missing} is not supported yet: leave it out");
-}
-
 fn run(args: Args) -> anyhow::Result<()> {
-    refuse_what_is_missing(&args)?;
+    anyhow::ensure!(
+        args.workers == 1,
+        "--workers {}: only one worker is supported; leave it out",
+        args.workers
+    );
     let rules = match &args.rules {
         Some(path) => {
             let name = path.display().to_string();
@@ -245,8 +230,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         backend: match args.backend {
             Backend::Auto => engine::Backend::Auto,
             Backend::Tun => engine::Backend::Tun,
-            // The others are refused above.
-            Backend::AfPacket | Backend::AfXdp => engine::Backend::AfPacket,
+            Backend::AfPacket => engine::Backend::AfPacket,
         },
         interfaces: args.interface,
         address: args.socket.as_ref().map(Address::new),

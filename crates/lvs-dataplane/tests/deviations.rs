@@ -60,7 +60,7 @@ fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
     net.vips.insert(vip.ip());
     net.local.insert(vip.ip());
     net.mtu = [1200, 1500];
-    let (mut decide, mut pipeline) = (Real(director), Pipeline::new(Settings::UNLIMITED));
+    let (mut decide, mut pipeline) = (Real(director), Pipeline::alone(Settings::UNLIMITED));
     let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
         let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
         let env = Env {

@@ -120,7 +120,7 @@ impl Bench {
         let intercept = Intercept::of(&director.control, &Intercept::default());
         Self {
             decide: Real(director),
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             net,
             intercept,
             client: addr("203.0.113.9:40000", "[2001:db8:2::9]:40000"),

@@ -95,7 +95,7 @@ impl Bed {
             net,
             intercept,
             decide: Real(director),
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             now: Instant::from_secs(1),
         }
     }

@@ -4,10 +4,13 @@
 mod lab;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
 use lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
 use lvs_core::{Forwarding, Instant, Protocol, Tunnel};
+use lvs_dataplane::packet::common::Common;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::mld;
 use lvs_dataplane::packet::net::PortId;
@@ -117,7 +120,8 @@ fn options_are_filled_in_as_the_kernel_does() {
     let stamps = [68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = web(method);
-        lab.pipeline.midnight = std::time::Duration::from_millis(1);
+        let common = Common::new(Settings::UNLIMITED).with_midnight(Duration::from_millis(1));
+        lab.pipeline = Pipeline::new(Arc::new(common));
         let ip = segment((CLIENT, 4000), (VIP, 80), &route, true);
         let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
         let ip = &sent[0].1[14..];
@@ -309,7 +313,7 @@ fn echo_can_be_limited_and_switched_off() {
         ),
     ] {
         let mut lab = web(Forwarding::Nat);
-        lab.pipeline = Pipeline::new(settings);
+        lab.pipeline = Pipeline::alone(settings);
         lab.own_vips();
         let sent: usize = (0..10).map(|_| lab.send(CLIENTS, &ping(VIP)).len()).sum();
         assert_eq!(sent, answered, "{settings:?}");
@@ -317,7 +321,7 @@ fn echo_can_be_limited_and_switched_off() {
             let lost = lab.pipeline.counters.dropped_for(reason);
             assert_eq!(lost, 10 - answered as u64, "{settings:?}");
         }
-        lab.now = lab.now + std::time::Duration::from_secs(1);
+        lab.now = lab.now + Duration::from_secs(1);
         let again = lab.send(CLIENTS, &ping(VIP)).len();
         assert_eq!(again, usize::from(answered > 0), "a second later");
     }
@@ -347,7 +351,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
         (Some(ClampMss::To(1000)), Forwarding::Nat, 1000, 1000),
     ] {
         let mut lab = web(method);
-        lab.pipeline = Pipeline::new(Settings {
+        lab.pipeline = Pipeline::alone(Settings {
             clamp_mss: clamp,
             ..Settings::UNLIMITED
         });
@@ -373,7 +377,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
     }
     // What the server answers, too.
     let mut lab = web(Forwarding::Nat);
-    lab.pipeline = Pipeline::new(Settings {
+    lab.pipeline = Pipeline::alone(Settings {
         clamp_mss: Some(ClampMss::Auto),
         ..Settings::UNLIMITED
     });
@@ -415,7 +419,7 @@ fn a_first_fragment_without_its_headers_is_dropped() {
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &tiny)).is_empty());
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::TinyFragment), 1);
-    assert_eq!(lab.pipeline.reassembler.waiting(), 0);
+    assert_eq!(lab.pipeline.common().reassembler.waiting(), 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lab::{CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
 use lvs_core::{Forwarding, Protocol, Tunnel, TunnelChecksum};
 use lvs_dataplane::packet::drop::FrameDrop;
-use lvs_dataplane::packet::fragment::fragment6;
+use lvs_dataplane::packet::fragment::Cutter;
 use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_dataplane::packet::ndp;
 use lvs_dataplane::packet::net::PortId;
@@ -173,18 +173,12 @@ fn an_own_address_answers_like_a_host() {
         "next header"
     );
     // A long echo comes in fragments and leaves in some.
-    let mut pieces = Vec::new();
-    fragment6(
-        &Frame::from_bytes(&echo(4000)),
-        1500,
-        None,
-        9,
-        Frame::new,
-        |piece| {
-            pieces.push(piece.bytes().to_vec());
-        },
-    )
-    .expect("it can be cut");
+    let long = echo(4000);
+    let cutter = Cutter::v6(&long, 1500, None, 9).expect("it can be cut");
+    let pieces: Vec<_> = cutter
+        .frames()
+        .map(|piece| piece.bytes().to_vec())
+        .collect();
     let got: Vec<_> = pieces
         .iter()
         .flat_map(|piece| lab.send(CLIENTS, &from_client(piece)))
@@ -306,12 +300,9 @@ fn overlapping_fragments_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = udp((CLIENT, 4000), (VIP, 53), &[1; 3000]);
     let cut = |mtu| {
-        let mut pieces = Vec::new();
-        fragment6(&Frame::from_bytes(&ip), mtu, None, 5, Frame::new, |piece| {
-            pieces.push(from_client(piece.bytes()));
-        })
-        .expect("it can be cut");
-        pieces
+        let cutter = Cutter::v6(&ip, mtu, None, 5).expect("it can be cut");
+        let pieces = cutter.frames().map(|piece| from_client(piece.bytes()));
+        pieces.collect::<Vec<_>>()
     };
     let (pieces, others) = (cut(1500), cut(1400));
     assert!(lab.send(CLIENTS, &pieces[0]).is_empty());

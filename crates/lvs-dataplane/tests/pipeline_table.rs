@@ -10,6 +10,7 @@ use etherparse::PacketBuilder;
 use lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac};
 use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
 use lvs_dataplane::packet::drop::FrameDrop;
+use lvs_dataplane::packet::fragment::Cutter;
 use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_dataplane::packet::intercept::LocalClient;
 use lvs_dataplane::packet::net::PortId;
@@ -480,12 +481,8 @@ fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
     put16(&mut ip, 6, 0);
     ipv4::finish_header(&mut ip);
     let mut lab = web(Forwarding::Nat);
-    let mut pieces = Vec::new();
-    let whole = Frame::from_bytes(&ip);
-    lvs_dataplane::packet::fragment::fragment(&whole, 900, None, true, Frame::new, |f| {
-        pieces.push(f);
-    })
-    .expect("it fits");
+    let cutter = Cutter::v4(&ip, 900, None, true).expect("it fits");
+    let pieces: Vec<_> = cutter.frames().collect();
     let mut got = Vec::new();
     for piece in &pieces {
         let frame = ethernet(SV_MAC, server_mac(SERVER), piece.bytes());
@@ -504,16 +501,8 @@ fn fragments_in_fragments_out() {
     let mut ip = udp((CLIENT, 4000), (VIP, 53), &data);
     put16(&mut ip, 6, 0);
     ipv4::finish_header(&mut ip);
-    let mut pieces = Vec::new();
-    lvs_dataplane::packet::fragment::fragment(
-        &Frame::from_bytes(&ip),
-        1000,
-        None,
-        false,
-        Frame::new,
-        |f| pieces.push(f),
-    )
-    .expect("it fits");
+    let cutter = Cutter::v4(&ip, 1000, None, false).expect("it fits");
+    let mut pieces: Vec<_> = cutter.frames().collect();
     let mut lab = web(Forwarding::Nat);
     let last = pieces.pop().expect("several");
     for piece in &pieces {

@@ -102,12 +102,7 @@ fn answers_of_direct_routing_pass_the_director() -> Result<()> {
             let mut load = site.load();
             load.requests = 40;
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
-            let upload = site.serve("upload", 5_000_000)?;
-            site.client.sh(&format!(
-                "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-                upload.display(),
-                site.vip
-            ))?;
+            common::upload(&site)?;
             // They are counted, as what passes the kernel's FORWARD hook is.
             common::wait_for_snapshot();
             let listing = site.lvsadm("-L -n --stats --exact")?;

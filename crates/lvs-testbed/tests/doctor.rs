@@ -130,7 +130,7 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
         .find(|(what, _)| what.contains("did not fit the tunnel to"))
         .with_context(|| format!("{all:?}"))?;
     ensure!(
-        what.contains("up to 1500 bytes came, and it takes 1480"),
+        what.contains("they had up to 1500 bytes, and 1480 fit"),
         "{what}"
     );
     ensure!(

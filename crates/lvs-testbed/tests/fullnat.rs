@@ -54,15 +54,10 @@ fn a_local_address_of_the_hosts() -> Result<()> {
             site.service(80)
         ))?;
     }
-    let mut load = site.load();
-    load.sizes = vec![1, 1448, 20_011, 300_007];
-    load.requests = 40;
+    let mut load = common::mixed_load(&site);
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    let direct = LoadOptions {
-        target: (site.real_address(0), 80).into(),
-        ..load.clone()
-    };
+    let direct = common::direct(&site, &load);
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
     let report = steady.finish()?;
@@ -182,12 +177,7 @@ fn icmp_finds_its_way() -> Result<()> {
         "ip route replace 198.51.100.0/24 dev eth0 mtu lock 1400; ip route replace 10.0.0.0/24 dev eth2 mtu lock 1300",
     )?;
     forty(&site)?;
-    let upload = site.serve("upload", 5_000_000)?;
-    site.client.sh(&format!(
-        "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-        upload.display(),
-        site.vip
-    ))?;
+    common::upload(&site)?;
     // UDP to a port that nobody has: the client hears of it as from the VIP.
     site.add_service_weighted("-u", 9, "rr", &[1])?;
     let printed = site.client.sh(&format!(

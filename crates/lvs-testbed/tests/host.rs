@@ -5,7 +5,7 @@ mod common;
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::servers::nginx;
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip};
 
 /// A NAT director that also routes and masquerades, as one in front of private real servers does.
@@ -20,29 +20,17 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
     Ok(site)
 }
 
-fn on_port(port: u16) -> NginxOptions {
-    NginxOptions {
-        ports: vec![port],
-        keepalive: true,
-    }
-}
-
 /// Runs the five situations, all beside steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.sizes = vec![1, 1448, 20_011, 300_007];
-    load.requests = 40;
+    let mut load = common::mixed_load(&site);
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
 
     // A client reaches a real server directly through the director.
-    let direct = LoadOptions {
-        target: (site.real_address(0), 80).into(),
-        ..load.clone()
-    };
+    let direct = common::direct(&site, &load);
     let report = common::ok(site.client.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
@@ -51,7 +39,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     common::spread(&report, &[40, 0])?;
 
     // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing there, and says so.
-    let _ssh = nginx(&site.director, &on_port(22))?;
+    let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed => {
             let printed = site.client.sh(&format!(
@@ -61,16 +49,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
             ensure!(printed == "director\n", "{printed}");
         }
         Vip::Engine => {
-            let nobody = LoadOptions {
-                target: site.service(22),
-                requests: 1,
-                ..load.clone()
-            };
-            let report = site.client.load(&nobody)?;
-            ensure!(
-                report.errors.len() == 1 && report.errors[0].contains("refused"),
-                "{report:?}"
-            );
+            common::refused(&site, &load, 22)?;
         }
     }
 
@@ -81,7 +60,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     );
 
     // A real server's own download leaves under the director's address.
-    let _outside = nginx(&site.client, &on_port(8080))?;
+    let _outside = nginx(&site.client, &common::on_port(8080))?;
     let outside = common::client_address(&site)?;
     let printed = site.servers[0].sh(&format!(
         "curl --fail --silent --max-time 5 http://{outside}:8080/addr"
@@ -153,12 +132,7 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
             let mut load = site.load();
             load.requests = 94;
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
-            let upload = site.serve("upload", 5_000_000)?;
-            site.client.sh(&format!(
-                "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-                upload.display(),
-                site.vip
-            ))?;
+            common::upload(&site)?;
         }
     }
     Ok(())

@@ -49,9 +49,7 @@ fn nat_to_the_director_itself() -> Result<()> {
             "10.0.0.1".to_owned()
         };
         site.lvsadm(&format!("-a -t {service} -r {own_address}:8080 -m"))?;
-        let mut load = site.load();
-        load.sizes = vec![1, 1448, 20_011, 300_007];
-        load.requests = 40;
+        let load = common::mixed_load(&site);
         served(&site, &load, &[("director", 20), ("rs1", 20)])?;
         site.lvsadm(&format!(
             "-e -t {service} -r {}:80 -m -w 0",
@@ -61,12 +59,7 @@ fn nat_to_the_director_itself() -> Result<()> {
             .client
             .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))?;
         ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
-        let upload = site.serve("upload", 5_000_000)?;
-        site.client.sh(&format!(
-            "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-            upload.display(),
-            site.vip
-        ))?;
+        common::upload(&site)?;
 
         // Who asks the server itself gets its answer too, though it takes the same way.
         let direct = site
@@ -110,9 +103,7 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
             "-a -t {} -r 192.0.2.1:80 {flag}",
             site.service(80)
         ))?;
-        let mut load = site.load();
-        load.sizes = vec![1, 1448, 20_011, 300_007];
-        load.requests = 40;
+        let load = common::mixed_load(&site);
         served(&site, &load, &[("director", 20), ("rs1", 20)])?;
     }
     Ok(())

@@ -178,3 +178,97 @@ fn the_engine_is_left_on_request_and_started_again_when_it_dies() -> Result<()> 
     load.requests = 30;
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
+
+/// Tunnels in the words of the file: those of both servers, and what a listing says of them.
+const TUNNELS: [[(&str, &str); 2]; 4] = [
+    [("", "ipip"), ("", "ipip")],
+    [
+        ("tunnel = \"gre\"", "gre:-c"),
+        ("tunnel = { type = \"gue\", port = 6080 }", "gue:6080:-c"),
+    ],
+    [
+        ("tunnel = { type = \"gre\", checksum = \"full\" }", "gre:+c"),
+        (
+            "tunnel = { type = \"gue\", port = 6080, checksum = \"full\" }",
+            "gue:6080:+c",
+        ),
+    ],
+    [
+        (
+            "tunnel = { type = \"gue\", port = 6080, checksum = \"remote\" }",
+            "gue:6080:r+c",
+        ),
+        ("tunnel = \"ipip\"", "ipip"),
+    ],
+];
+
+/// Each kind of tunnel carries requests, and a reload changes it under connections that are open.
+#[test]
+fn tunnels_are_edited_in_place() -> Result<()> {
+    let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let path = site.testbed.dir().join("lvsd.toml");
+    let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
+        let mut text = format!(
+            "[dataplane]\ninterface = \"eth0\"\n\n\
+             [[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"tun\"\n\
+             tunnel = {{ type = \"gue\", port = 1 }}\n",
+            site.service(80)
+        );
+        for (index, (words, _)) in tunnels.iter().enumerate() {
+            let address = site.real_address(index);
+            let words = if words.is_empty() {
+                "tunnel = \"ipip\""
+            } else {
+                words
+            };
+            write!(
+                text,
+                "\n[[service.server]]\naddress = \"{address}\"\n{words}\n"
+            )?;
+        }
+        Ok(fs::write(&path, text)?)
+    };
+    write(&TUNNELS[0])?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 2, &lvsd)?;
+
+    let mut open = site.load();
+    open.sizes = vec![1000];
+    open.keepalive = true;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    let mut load = site.load();
+    load.requests = 40;
+    for tunnels in &TUNNELS {
+        write(tunnels)?;
+        lvsd.signal(Signal::SIGHUP)?;
+        let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
+        wait_until("the tunnels", Duration::from_secs(10), || {
+            let listing = listed();
+            let all = listing.split_whitespace();
+            tunnels
+                .iter()
+                .all(|(_, word)| all.clone().any(|w| w == *word))
+        })
+        .with_context(|| format!("{tunnels:?}\n{}\n{}", listed(), lvsd.log()))?;
+        let report = common::ok(site.client.load(&load)?, 40)
+            .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
+        ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+
+    // An lvsd that starts again finds nothing to change.
+    lvsd.signal(Signal::SIGKILL)?;
+    lvsd.wait(Duration::from_secs(5))?;
+    let mut lvsd = start(&site, &[])?;
+    wait_until("the new lvsd", Duration::from_secs(5), || {
+        lvsd.log().contains("ready:")
+    })?;
+    ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}

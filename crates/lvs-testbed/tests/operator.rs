@@ -219,7 +219,7 @@ fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
         "chain input",
         "has no server",
         "packets were dropped: no_server: No real",
-        "got no further than the first packet",
+        "got no further than the SYN",
         "is this director its default",
         "status 1",
     ] {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use lvs_testbed::servers::{NginxOptions, iperf3, nginx};
+use lvs_testbed::servers::{iperf3, nginx};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
@@ -36,13 +36,6 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     let mut site = prepared(label, forward, servers, Vip::Engine)?;
     start(&mut site)?;
     Ok(site)
-}
-
-fn on_port(port: u16) -> NginxOptions {
-    NginxOptions {
-        ports: vec![port],
-        keepalive: true,
-    }
 }
 
 /// What is steered on the director.
@@ -109,7 +102,7 @@ fn full_nat() -> Result<()> {
 #[test]
 fn the_director_as_a_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
-    let _own = nginx(&site.director, &on_port(8080))?;
+    let _own = nginx(&site.director, &common::on_port(8080))?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-a -t {} -r 10.0.0.1:8080 -m", site.service(80)))?;
     let mut load = site.load();
@@ -203,12 +196,7 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
             let mut load = site.load();
             load.requests = 94;
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
-            let upload = site.serve("upload", 5_000_000)?;
-            site.client.sh(&format!(
-                "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-                upload.display(),
-                site.vip
-            ))?;
+            common::upload(&site)?;
         }
     }
     Ok(())
@@ -232,12 +220,7 @@ fn fragments_and_a_narrow_link() -> Result<()> {
     }
     site.director.sh("ip link set eth1 mtu 1400")?;
     site.add_service(80, "rr")?;
-    let upload = site.serve("upload", 5_000_000)?;
-    site.client.sh(&format!(
-        "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
-        upload.display(),
-        site.vip
-    ))?;
+    common::upload(&site)?;
     Ok(())
 }
 
@@ -379,13 +362,11 @@ fn the_host_beside_it() -> Result<()> {
         .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.sizes = vec![1, 1448, 20_011, 300_007];
-    load.requests = 40;
+    let mut load = common::mixed_load(&site);
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
     // Its own addresses are its own.
-    let _ssh = nginx(&site.director, &on_port(22))?;
+    let _ssh = nginx(&site.director, &common::on_port(22))?;
     let printed = site
         .client
         .sh("curl --fail --silent --max-time 5 http://192.0.2.1:22/id")?;
@@ -396,31 +377,19 @@ fn the_host_beside_it() -> Result<()> {
     site.client.run(programs::own()?, &["ping", &vip])?;
     site.client
         .run(programs::own()?, &["ping", "--size", "5000", &vip])?;
-    let nobody = LoadOptions {
-        target: site.service(22),
-        requests: 1,
-        ..load.clone()
-    };
-    let report = site.client.load(&nobody)?;
-    ensure!(
-        report.errors.len() == 1 && report.errors[0].contains("refused"),
-        "{report:?}"
-    );
+    common::refused(&site, &load, 22)?;
     ensure!(
         common::stray_ack_is_reset(&site, 80)?,
         "no RST for a stray ACK"
     );
 
     // A client, and the director itself, reach a real server directly.
-    let direct = LoadOptions {
-        target: (site.real_address(0), 80).into(),
-        ..load.clone()
-    };
+    let direct = common::direct(&site, &load);
     common::ok(site.client.load(&direct)?, 40)?;
     common::ok(site.director.load(&direct)?, 40)?;
 
     // A real server's own traffic leaves under the director's address, pings too.
-    let _outside = nginx(&site.client, &on_port(8080))?;
+    let _outside = nginx(&site.client, &common::on_port(8080))?;
     let outside = common::client_address(&site)?;
     let printed = site.servers[0].sh(&format!(
         "curl --fail --silent --max-time 5 http://{outside}:8080/addr"

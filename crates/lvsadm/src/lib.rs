@@ -1,11 +1,12 @@
 //! Administers a Linux Virtual Server in userspace, with the command line of ipvsadm.
 //!
 //! Called as `ipvsadm`, `ipvsadm-save` or `ipvsadm-restore` the program is that, to the byte. Called by any other name
-//! it takes the same command lines, and some options of its own before the command.
+//! it takes the same command lines, further options, and additional commands.
 #![forbid(unsafe_code)]
 
 mod atomic;
 mod operator;
+mod own;
 mod program;
 mod session;
 pub mod start;

@@ -1,4 +1,4 @@
-//! Which program this is, by the name that it was called by.
+//! Which program this is, by the name it was called by.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -7,17 +7,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::OsStrExt;
 
 use lvs_core::Protocol;
-use lvs_core::ipvsadm::{Command, HELP_TEXT, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
+use lvs_core::ipvsadm::{Command, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
 use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::names::Names;
 
 use crate::session::Session;
-use crate::{atomic, operator};
+use crate::{atomic, operator, own};
 
-/// The status that a shell reports of a program whose reader has gone.
+/// The status that a shell reports for a program whose reader has gone.
 const BROKEN_PIPE: u8 = 141;
 
-/// What goes in and out of the program.
+/// The standard streams.
 pub struct Streams<'a> {
     /// Standard input.
     pub input: &'a mut dyn Read,
@@ -33,10 +33,10 @@ impl std::fmt::Debug for Streams<'_> {
     }
 }
 
-/// The programs that this one is.
+/// The programs that this one can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// Our own name: ipvsadm's command line, and more.
+    /// Its own name: ipvsadm's command line, and more.
     Lvsadm,
     /// ipvsadm, and nothing else.
     Ipvsadm,
@@ -121,7 +121,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether it must do as ipvsadm does even where that is unkind.
+    /// Whether it must do as ipvsadm does, even where that is unhelpful.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }
@@ -231,22 +231,18 @@ impl Invocation<'_> {
         if let Some(rest) = atomic::restore_words(words) {
             return atomic::restore(self, &rest);
         }
-        // What is wrong with the line itself is told without an engine.
+        // Errors of the command line itself need no engine.
         match self.parse(words) {
             Err(refusal) => {
                 self.errors.write_all(refusal.text())?;
                 return Ok(refusal.status());
             }
             Ok(Command::Help) => {
-                self.output.write_all(OWN_VERSION.as_bytes())?;
-                self.output
-                    .write_all(HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -").as_bytes())?;
-                self.output.write_all(OWN_HELP.as_bytes())?;
-                self.output.write_all(operator::overview().as_bytes())?;
+                self.output.write_all(own::help().as_bytes())?;
                 return Ok(0);
             }
             Ok(Command::Version) => {
-                self.output.write_all(OWN_VERSION.as_bytes())?;
+                self.output.write_all(own::VERSION.as_bytes())?;
                 return Ok(0);
             }
             Ok(_) => {}
@@ -261,31 +257,7 @@ impl Invocation<'_> {
     }
 }
 
-const OWN_VERSION: &str = concat!(
-    "lvsadm ",
-    env!("CARGO_PKG_VERSION"),
-    " (command line of ipvsadm 1.31)\n"
-);
-
-const OWN_HELP: &str = "\
-Forwarding of lvsadm alone:
-  --fullnat                           translation of both ends (full NAT); see `lvsadm local --help`
-Schedulers beside those above:
-  twos                                the less loaded of two drawn by weight, as the kernel's
-  ewma                                by how soon servers answer (NAT only)
-  none                                no new connections
-Options before the command:
-  --socket        address             control socket of the engine: a path, or @NAME for an abstract one
-                                      (default: LVS_SOCKET, or else @lvs-dataplane)
-  --json                              listings as JSON
-With -R:
-  --atomic                            carry out all lines, or none if one is wrong
-Environment:
-  LVS_SOCKET                          as --socket
-  LVS_AUTOSTART=1                     start lvs-dataplane if no engine answers
-";
-
-/// Whether the script's `grep` says so in place of passing anything on: it does where there is a NUL, and anything but
+/// Whether the script's `grep` says so instead of passing anything on: it does where there is a NUL, and anything but
 /// comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);

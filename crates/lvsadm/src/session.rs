@@ -1,4 +1,4 @@
-//! Carrying out command lines with an engine.
+//! Carries out command lines on an engine.
 
 use std::io::{self, Write};
 
@@ -19,7 +19,7 @@ pub(crate) struct Session {
     restoring: bool,
 }
 
-/// What comes of a line.
+/// The result of a line.
 struct Outcome {
     status: u8,
     /// `-R` reads no more lines.
@@ -120,7 +120,7 @@ impl Session {
             let len = match run.input.read(&mut buf) {
                 Ok(len) => len,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // What cannot be read is the end of the input.
+                // A read error ends the input.
                 Err(_) => 0,
             };
             let mut ready: Vec<_> = buf[..len]
@@ -209,7 +209,7 @@ impl Session {
         Ok(Outcome::last(1))
     }
 
-    /// Connections are written as they come: there may be millions.
+    /// Connections are written as they arrive: there may be millions.
     fn connections(
         &mut self,
         run: &mut Invocation<'_>,

@@ -1,4 +1,4 @@
-//! Starting an engine where none answers, if the user asks for that.
+//! Starts an engine where none answers, if the user asks for it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -15,13 +15,13 @@ pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const ENGINE: &str = "lvs-dataplane";
 const LOG: &str = "/run/lvs-dataplane.log";
-/// How long an engine may take until it answers.
+/// How long an engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Connects to the engine at `address`; with `LVS_AUTOSTART=1` starts one if none answers.
 ///
 /// # Errors
-/// One line that says what to do.
+/// One line: what went wrong, and what to do.
 pub fn connect(address: &Address) -> Result<Client, String> {
     match Client::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })
@@ -44,14 +44,17 @@ fn start(address: &Address) -> Result<Client, String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
-        // Control-C here is not meant for the engine.
+        // Ctrl-C here is not meant for the engine.
         .process_group(0);
-    let mut child = command
-        .spawn()
-        .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+    let mut child = command.spawn().map_err(|error| {
+        format!(
+            "cannot start {}: {error}; install it beside lvsadm or in PATH",
+            program.display()
+        )
+    })?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Whether it has ended is asked before it is connected: another one may have been first, and answers.
+        // Whether it has ended is checked first: another engine may have been faster, and answer.
         let ended = child.try_wait().ok().flatten();
         let error = match Client::connect(address) {
             Ok(client) => return Ok(client),
@@ -59,13 +62,13 @@ fn start(address: &Address) -> Result<Client, String> {
         };
         if let Some(status) = ended {
             return Err(format!(
-                "{} ended at once ({status}): {LOG} tells why",
+                "{} ended at once ({status}); see {LOG}",
                 program.display()
             ));
         }
         if Instant::now() > deadline {
             return Err(format!(
-                "{} was started, but does not answer: {error}",
+                "{} was started, but does not answer: {error}; see {LOG}",
                 program.display()
             ));
         }

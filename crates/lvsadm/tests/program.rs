@@ -29,10 +29,10 @@ impl Engine for Busy {
 
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
         let Call::ConnList {} = call else {
-            return Err(Failure {
-                code: FailureCode::Unsupported,
-                message: "this engine only lists connections".into(),
-            });
+            return Err(Failure::new(
+                FailureCode::Unsupported,
+                "this engine only lists connections",
+            ));
         };
         let mut conn = ConnInfo {
             protocol: 6,
@@ -51,10 +51,8 @@ impl Engine for Busy {
                 .set_port(u16::try_from(i % 60_000).unwrap_or(0) + 1024);
             out.item(&conn)?;
         }
-        serde_json::to_value(ListEnd { count: out.count() }).map_err(|error| Failure {
-            code: FailureCode::Internal,
-            message: error.to_string(),
-        })
+        serde_json::to_value(ListEnd { count: out.count() })
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))
     }
 }
 

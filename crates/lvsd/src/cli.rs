@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 
 use crate::config::{Config, LoadError};
 use crate::daemon::{self, Options, Signal};
-use crate::health::TcpProber;
+use crate::engine::process::{Machine, default_socket, lock};
+use crate::health::Network;
 use crate::notify::Notify;
-use crate::process::{Machine, default_socket, lock};
 use crate::words::counted;
 
 /// The file is wrong or missing.
@@ -138,7 +138,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
             leave: arguments.leave,
             notify: Notify::from_env(),
         };
-        daemon::run(options, config, Machine::new(&socket), TcpProber, signals).await
+        daemon::run(options, config, Machine::new(&socket), Network, signals).await
     });
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();

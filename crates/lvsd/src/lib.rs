@@ -1,28 +1,25 @@
 //! The daemon of a Linux Virtual Server in userspace, as a library with a thin program around it.
 //!
 //! ```text
-//! config/     TOML ──▶ checked Config, or everything that is wrong with it
-//! health/     one task a server: is it up?
-//! reconcile   Config and health against what the engine holds ──▶ ordered changes (pure)
-//! engine      attach to an engine or start one; carry the changes out; start over when it is lost
-//! daemon      the loop that joins them; process, client, local and notify are its hands
+//! config/         TOML ──▶ checked Config, or everything that is wrong with it
+//! health/         one task per checked server: is it up?
+//! reconcile       Config and health against what the engine holds ──▶ ordered changes (pure)
+//! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
+//! daemon          the loop that joins them
+//! host_addresses  which addresses the host has
+//! notify          what systemd is told
 //! ```
 //!
-//! The daemon may crash or be killed at any time: the engine goes on, and the next daemon attaches and finds nothing to
-//! change.
+//! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
+//! attaches to it and finds nothing to change.
 #![forbid(unsafe_code)]
 
 pub mod cli;
-pub mod client;
 pub mod config;
-pub mod control;
 pub mod daemon;
 pub mod engine;
-#[cfg(test)]
-mod fake;
 pub mod health;
-pub mod local;
+pub mod host_addresses;
 pub mod notify;
-pub mod process;
 pub mod reconcile;
 mod words;

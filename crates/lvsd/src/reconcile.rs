@@ -14,8 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 use lvs_core::api::{LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
-use crate::config::{OnDown, is_generated};
-use crate::control::{OWNER, Op};
+use crate::config::{OnCheckFailure, is_generated};
+use crate::engine::control::{OWNER, Op};
 
 /// What is known about a server's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct DesiredService {
     /// Its settings.
     pub config: ServiceConfig,
     /// What becomes of a server that is down.
-    pub on_down: OnDown,
+    pub on_check_failure: OnCheckFailure,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
 }
@@ -194,7 +194,7 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut 
     let mut wanted = Vec::new();
     for server in &service.servers {
         let now = now(server.address);
-        let Some(config) = shall_be(server, service.on_down, now) else {
+        let Some(config) = shall_be(server, service.on_check_failure, now) else {
             continue;
         };
         wanted.push(server.address);
@@ -219,17 +219,17 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut 
 /// Settings that a server shall have; `None` if it shall not be there.
 fn shall_be(
     server: &DesiredServer,
-    on_down: OnDown,
+    on_check_failure: OnCheckFailure,
     now: Option<ServerConfig>,
 ) -> Option<ServerConfig> {
     let quiesced = ServerConfig {
         weight: 0,
         ..server.config
     };
-    match (server.health, on_down) {
+    match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
-        (Health::Down, OnDown::Quiesce) => Some(quiesced),
-        (Health::Down, OnDown::Remove) => None,
+        (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
+        (Health::Down, OnCheckFailure::Remove) => None,
         // A daemon that was restarted must neither drop a server that serves nor bring back one that is down.
         (Health::Unknown, _) => match now? {
             ServerConfig { weight: 0, .. } => Some(quiesced),
@@ -264,7 +264,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fake::Engine;
+    use crate::engine::fake::Engine;
 
     fn id(n: u8) -> ServiceId {
         ServiceId::Tcp {
@@ -311,7 +311,7 @@ mod tests {
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
                     id: id(n),
                     config,
-                    on_down: if remove { OnDown::Remove } else { OnDown::Quiesce },
+                    on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
                     servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), config, health }).collect(),
                 }).collect(),
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
@@ -399,7 +399,7 @@ mod tests {
             services: vec![DesiredService {
                 id: id(1),
                 config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
-                on_down: OnDown::Remove,
+                on_check_failure: OnCheckFailure::Remove,
                 servers: vec![],
             }],
             ..Desired::default()
@@ -443,10 +443,10 @@ mod tests {
                 prop_assert_eq!(there.owner.as_deref(), Some(OWNER));
                 for server in &service.servers {
                     let now = there.servers.iter().find(|s| s.server == server.address).map(|s| s.config);
-                    match (server.health, service.on_down) {
+                    match (server.health, service.on_check_failure) {
                         (Health::Up, _) => prop_assert_eq!(now, Some(server.config)),
-                        (Health::Down, OnDown::Remove) => prop_assert_eq!(now, None),
-                        (Health::Down, OnDown::Quiesce) => prop_assert_eq!(now.map(|c| c.weight), Some(0)),
+                        (Health::Down, OnCheckFailure::Remove) => prop_assert_eq!(now, None),
+                        (Health::Down, OnCheckFailure::Quiesce) => prop_assert_eq!(now.map(|c| c.weight), Some(0)),
                         (Health::Unknown, _) => {
                             let was = before.services.iter().find(|s| s.service == service.id)
                                 .and_then(|s| s.servers.iter().find(|s| s.server == server.address));
@@ -470,7 +470,7 @@ mod tests {
                     Op::DeleteServer(id, address) => {
                         let service = desired.services.iter().find(|s| s.id == *id).unwrap();
                         let stays = service.servers.iter().any(|s| s.address == *address
-                            && !(s.health == Health::Down && service.on_down == OnDown::Remove));
+                            && !(s.health == Health::Down && service.on_check_failure == OnCheckFailure::Remove));
                         prop_assert!(!stays);
                     }
                     _ => {}
@@ -505,7 +505,7 @@ mod tests {
             services: vec![DesiredService {
                 id: id(1),
                 config,
-                on_down: OnDown::Quiesce,
+                on_check_failure: OnCheckFailure::Quiesce,
                 servers: vec![DesiredServer {
                     address: address(2),
                     config: old,

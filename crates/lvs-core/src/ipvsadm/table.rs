@@ -429,13 +429,13 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("mcast-ttl", None, arg("ttl"), set(F::McastTtl), "time to live of synchronisation messages"),
 ];
 
-/// Options that `lvsadm` has and ipvsadm has not.
+/// Options that `lvsadm` has and ipvsadm does not have.
 pub const OWN_OPTIONS: &[OptionSpec] = &[option(
     "fullnat",
     None,
     NO,
     Meaning::FullNat,
-    "translation of both ends; the servers need no gateway here, and see local addresses in place of clients",
+    "full NAT: servers see and answer a local address instead of the client's",
 )];
 
 /// The option of `lvsadm` with this long name.

@@ -6,9 +6,10 @@ use core::sync::atomic::Ordering::Relaxed;
 use alloc::sync::Arc;
 
 use super::wire::{self, Entry};
-use super::{Backup, Master};
+use super::{Backup, Master, SyncRole};
 use crate::conn::table::flag;
 use crate::conn::{Key, NO_SLOT, Slot, State, Template};
+use crate::control::check;
 use crate::shard::Shard;
 use crate::{Control, Error, Forwarding, Instant, Protocol, Server, engine};
 
@@ -31,10 +32,7 @@ impl Control {
     /// # Errors
     /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than its service's is there.
     pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
-        if self.settings.master.is_some() {
-            return Err(Error::DaemonRunning);
-        }
-        self.check_families()?;
+        check::start_daemon(self, SyncRole::Master)?;
         self.settings.master = Some(master);
         self.changed();
         Ok(())
@@ -45,7 +43,10 @@ impl Control {
     /// # Errors
     /// [`Error::DaemonNotRunning`].
     pub fn stop_master(&mut self) -> Result<(), Error> {
-        self.settings.master.take().ok_or(Error::DaemonNotRunning)?;
+        check::stop_daemon(self, SyncRole::Master)?;
+        self.settings.master = None;
+        self.daemons
+            .retain(|daemon| daemon.role != SyncRole::Master);
         self.changed();
         Ok(())
     }
@@ -55,10 +56,7 @@ impl Control {
     /// # Errors
     /// As [`start_master`](Self::start_master).
     pub fn start_backup(&mut self, backup: Backup) -> Result<(), Error> {
-        if self.backup.is_some() {
-            return Err(Error::DaemonRunning);
-        }
-        self.check_families()?;
+        check::start_daemon(self, SyncRole::Backup)?;
         self.backup = Some(backup);
         self.changed();
         Ok(())
@@ -69,7 +67,10 @@ impl Control {
     /// # Errors
     /// [`Error::DaemonNotRunning`].
     pub fn stop_backup(&mut self) -> Result<(), Error> {
-        self.backup.take().ok_or(Error::DaemonNotRunning)?;
+        check::stop_daemon(self, SyncRole::Backup)?;
+        self.backup = None;
+        self.daemons
+            .retain(|daemon| daemon.role != SyncRole::Backup);
         self.changed();
         Ok(())
     }
@@ -102,17 +103,7 @@ impl Control {
     /// # Errors
     /// [`Error::FamilyMismatch`] if a server is of another family than its service.
     pub fn check_families(&self) -> Result<(), Error> {
-        let mixed = self.services().any(|service| {
-            let v4 = service.key().family() == crate::Family::V4;
-            service
-                .servers()
-                .iter()
-                .any(|server| server.addr().is_ipv4() != v4)
-        });
-        if mixed {
-            return Err(Error::FamilyMismatch);
-        }
-        Ok(())
+        check::families(self)
     }
 
     fn take_over(&mut self, shard: &mut Shard, mut entry: Entry, now: Instant) {

@@ -11,6 +11,8 @@ mod master;
 pub mod wire;
 
 pub(crate) use self::master::{Queue, sync_template};
+use alloc::string::String;
+
 use crate::Instant;
 
 /// The UDP port of the first thread of a daemon.
@@ -59,6 +61,55 @@ impl Backup {
             maxlen: maxlen.map_or(mtu - headers, |len| len.clamp(1024, u16::MAX - headers)),
         }
     }
+}
+
+/// Role of a synchronisation daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+pub enum SyncRole {
+    /// Sends.
+    Master,
+    /// Receives.
+    Backup,
+}
+
+/// A synchronisation daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(deny_unknown_fields))]
+pub struct SyncDaemon {
+    /// Master or backup.
+    pub role: SyncRole,
+    /// Interface of the multicast group.
+    pub interface: String,
+    /// 0 to 255.
+    #[cfg_attr(feature = "api", serde(default))]
+    pub syncid: u8,
+    /// Longest message in bytes; absent for the default.
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub maxlen: Option<u16>,
+    /// Multicast group; absent for 224.0.0.81.
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub group: Option<core::net::IpAddr>,
+    /// UDP port; absent for 8848.
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub port: Option<u16>,
+    /// Time to live; absent for 1.
+    #[cfg_attr(
+        feature = "api",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub ttl: Option<u8>,
 }
 
 /// Time in the kernel's ticks of 4 ms, as far as 32 bits go.

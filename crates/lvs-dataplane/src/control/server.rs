@@ -22,6 +22,8 @@ use crate::sys::peercred;
 
 /// The longest request.
 const REQUEST_MAX: u64 = 1 << 20;
+/// The longest of a client that may change things: a list of [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
+const LIST_MAX: u64 = 32 << 20;
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
 /// Connections at a time of those who may only look, so that they cannot lock out those who may act.
@@ -95,9 +97,11 @@ impl<'a> Sink<'a> {
             id: u64,
             item: &'a T,
         }
-        write_line(&mut self.out, &Line { id: self.id, item }).map_err(|error| Failure {
-            code: FailureCode::Internal,
-            message: format!("the client does not read any more: {error}"),
+        write_line(&mut self.out, &Line { id: self.id, item }).map_err(|error| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("the client does not read any more: {error}"),
+            )
         })?;
         self.count += 1;
         Ok(())
@@ -108,9 +112,11 @@ impl<'a> Sink<'a> {
     /// # Errors
     /// The client is gone: the caller should stop.
     pub fn flush(&mut self) -> Result<(), Failure> {
-        self.out.flush().map_err(|error| Failure {
-            code: FailureCode::Internal,
-            message: format!("the client does not read any more: {error}"),
+        self.out.flush().map_err(|error| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("the client does not read any more: {error}"),
+            )
         })
     }
 
@@ -365,12 +371,12 @@ fn remove_stale(address: &Address, path: &Path) -> Result<(), BindError> {
 }
 
 fn turn_away(mut stream: UnixStream) {
-    let failure = Failure {
-        code: FailureCode::Full,
-        message: format!(
+    let failure = Failure::new(
+        FailureCode::Full,
+        format!(
             "the engine serves {CONNECTIONS_MAX} control connections already ({READERS_MAX} of users without rights): close some"
         ),
-    };
+    );
     let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
     let _ = write_error(&mut stream, 0, &failure);
 }
@@ -393,18 +399,18 @@ fn serve_connection(stream: &UnixStream, writable: bool, engine: &dyn Engine) ->
     let mut writer = BufWriter::with_capacity(BUFFER, stream);
     let mut greeted = false;
     let mut line = Vec::new();
+    let max = if writable { LIST_MAX } else { REQUEST_MAX };
     loop {
         line.clear();
-        let len = reader
-            .by_ref()
-            .take(REQUEST_MAX)
-            .read_until(b'\n', &mut line)?;
+        // A long list leaves no memory behind.
+        line.shrink_to(BUFFER);
+        let len = reader.by_ref().take(max).read_until(b'\n', &mut line)?;
         if len == 0 {
             return Ok(());
         }
         if line.last() != Some(&b'\n') {
-            let failure = malformed(if len as u64 == REQUEST_MAX {
-                format!("the request is longer than {REQUEST_MAX} bytes")
+            let failure = malformed(if len as u64 == max {
+                format!("the request is longer than {max} bytes")
             } else {
                 "the request does not end with a line feed".into()
             });
@@ -444,11 +450,13 @@ fn answer(
 ) -> Result<Value, Failure> {
     let method = request.method;
     let params = request.params.unwrap_or_else(|| json!({}));
-    let denied = || Failure {
-        code: FailureCode::Permission,
-        message: format!(
-            "{method}: only root, the engine's own user and the group it was given may do this"
-        ),
+    let denied = || {
+        Failure::new(
+            FailureCode::Permission,
+            format!(
+                "{method}: only root, the engine's own user and the group it was given may do this"
+            ),
+        )
     };
     if method.starts_with("test.") && *greeted {
         if !writable {
@@ -460,10 +468,10 @@ fn answer(
         .map_err(|error| malformed(format!("{method}: {error}")))?;
     if let Call::Hello { version } = call {
         if version != VERSION {
-            return Err(Failure {
-                code: FailureCode::Version,
-                message: format!("the engine speaks version {VERSION}"),
-            });
+            return Err(Failure::new(
+                FailureCode::Version,
+                format!("the engine speaks version {VERSION}"),
+            ));
         }
         *greeted = true;
         let hello = Hello {
@@ -472,42 +480,20 @@ fn answer(
             table_size: engine.table_size(),
             writable,
         };
-        return serde_json::to_value(hello).map_err(|error| Failure {
-            code: FailureCode::Internal,
-            message: error.to_string(),
-        });
+        return serde_json::to_value(hello)
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()));
     }
     if !*greeted {
         return Err(malformed("the first request must be hello".into()));
     }
-    if changes(&call) && !writable {
+    if call.access() == lvs_core::api::Access::Write && !writable {
         return Err(denied());
     }
     engine.call(call, out)
 }
 
-/// Whether a call changes anything.
-const fn changes(call: &Call) -> bool {
-    !matches!(
-        call,
-        Call::Hello { .. }
-            | Call::Info {}
-            | Call::ServiceList { .. }
-            | Call::ConnList {}
-            | Call::TimeoutsGet {}
-            | Call::SysctlGet { .. }
-            | Call::DaemonList {}
-            | Call::Drops {}
-            | Call::MarkList {}
-            | Call::Explain { .. }
-    )
-}
-
 fn malformed(message: String) -> Failure {
-    Failure {
-        code: FailureCode::Malformed,
-        message,
-    }
+    Failure::new(FailureCode::Malformed, message)
 }
 
 fn write_error(out: &mut impl Write, id: u64, error: &Failure) -> io::Result<()> {
@@ -569,10 +555,10 @@ mod tests {
                     serde_json::to_value(ListEnd { count: out.count() })
                 }
                 other => {
-                    return Err(Failure {
-                        code: FailureCode::Unsupported,
-                        message: format!("not here: {other:?}"),
-                    });
+                    return Err(Failure::new(
+                        FailureCode::Unsupported,
+                        format!("not here: {other:?}"),
+                    ));
                 }
             };
             value.map_err(|error| malformed(error.to_string()))
@@ -670,7 +656,7 @@ mod tests {
             let answer = raw(&address, request.as_bytes());
             assert!(answer.contains(part), "{request:?} got {answer:?}");
         }
-        assert!(raw(&address, &vec![b' '; 2 << 20]).contains("longer than"));
+        assert!(raw(&address, &vec![b' '; 33 << 20]).contains("longer than"));
     }
 
     #[test]

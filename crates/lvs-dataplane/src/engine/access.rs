@@ -5,8 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-use lvs_core::api::{Failure, FailureCode};
-use lvs_core::mark::MarkRule;
+use lvs_core::api::{Failure, FailureCode, Need};
 use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
@@ -239,18 +238,18 @@ impl Access {
     }
 
     /// Whether what somebody wants is possible at all.
-    pub(super) fn permits(&self, wish: &Wish, state: &NetState) -> Result<(), Failure> {
+    pub(super) fn permits(&self, need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
         if !self.is_routed() {
             return Ok(());
         }
-        let refused = match wish {
-            Wish::Server(Forwarding::Route | Forwarding::Local) => {
+        let refused = match need {
+            Need::Server(Forwarding::Route | Forwarding::Local) => {
                 "direct routing puts another link-layer address on a frame, and this engine has no frames but the packets that \
                  its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the engine \
                  CAP_NET_RAW and --backend af_packet"
                     .to_owned()
             }
-            Wish::Service(ServiceKey::Address { addr, .. }) if state.is_local(addr.ip()) => {
+            Need::Service(ServiceKey::Address { addr, .. }) if state.is_local(addr.ip()) => {
                 let addr = addr.ip();
                 let owner = state
                     .links()
@@ -262,51 +261,33 @@ impl Access {
                      the address routed here"
                 )
             }
-            Wish::Local(addr) if state.is_local(*addr) => format!(
+            Need::Local(addr) if state.is_local(*addr) => format!(
                 "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
                  (--backend tun): give one that the host does not have, which the engine then answers for"
             ),
-            Wish::Mark(rule) if rule.interface.is_some() => {
+            Need::Mark(rule) if rule.interface.is_some() => {
                 "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
                  on: leave --interface out"
                     .to_owned()
             }
             _ => return Ok(()),
         };
-        Err(Failure {
-            code: FailureCode::Unsupported,
-            message: refused,
-        })
+        Err(Failure::new(FailureCode::Unsupported, refused))
     }
-}
-
-/// What somebody wants to add, as far as it depends on how the engine comes to packets.
-#[derive(Clone, Debug)]
-pub(super) enum Wish {
-    /// A service.
-    Service(ServiceKey),
-    /// A server by this method.
-    Server(Forwarding),
-    /// A rule for marks.
-    Mark(MarkRule),
-    /// An address that stands for clients.
-    Local(IpAddr),
 }
 
 fn shield_failure(error: &ShieldError) -> Failure {
-    Failure {
-        code: FailureCode::Internal,
-        message: format!(
-            "changed, but the host's own stack is not kept from it yet, which is tried again: {error}"
-        ),
-    }
+    Failure::new(
+        FailureCode::Internal,
+        format!("the host's own stack is not kept from it yet, which is tried again: {error}"),
+    )
 }
 
 fn steering_failure(error: &SteeringError) -> Failure {
-    Failure {
-        code: FailureCode::Internal,
-        message: format!(
-            "changed, but not all of its packets are led to the director yet, which is tried again: {error}"
+    Failure::new(
+        FailureCode::Internal,
+        format!(
+            "not all of its packets are led to the director yet, which is tried again: {error}"
         ),
-    }
+    )
 }

@@ -180,9 +180,8 @@ pub(super) fn read(method: &str, params: Value, ports: &[String]) -> Result<Test
         }
         _ => Err("there are test.reset, test.advance and test.inject".to_owned()),
     };
-    read().map_err(|message: String| Failure {
-        code: FailureCode::Malformed,
-        message: format!("{method}: {message}"),
+    read().map_err(|message: String| {
+        Failure::new(FailureCode::Malformed, format!("{method}: {message}"))
     })
 }
 

@@ -6,11 +6,11 @@
 //! that device; a rule that a killed engine leaves behind looks into an empty table, which changes nothing, and the next
 //! engine deletes it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{fs, io};
 
-use lvs_core::api::{Failure, FailureCode, LocalAddressInfo, LocalInfo};
+use lvs_core::api::{LocalAddressInfo, LocalInfo};
 use lvs_core::{Control, LocalAddress, Shard};
 use tracing::warn;
 
@@ -19,29 +19,23 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, Route, Rule};
 use crate::packet::intercept::{Endpoint, Endpoints};
 
-/// Local addresses at most: each connection may have to try all of them.
-const LOCAL_ADDRESSES_MAX: usize = 256;
 /// Where the host's own programs get their ports from.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The ports of local addresses that stand for clients. Of an address that the host has as well (`is_local`), those
-/// that its own programs are not given.
-pub(super) fn pool(addresses: &[IpAddr], is_local: impl Fn(IpAddr) -> bool) -> Vec<LocalAddress> {
+/// The ports of a local address that stand for clients: of one that the host has as well, those that its own programs
+/// are not given.
+pub(super) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
+    let all = LocalAddress::new(addr);
+    if !is_local {
+        return all;
+    }
     let ephemeral = fs::read_to_string(EPHEMERAL).unwrap_or_default();
     let mut bounds = ephemeral.split_whitespace().map(str::parse::<u16>);
     let (low, high) = match (bounds.next(), bounds.next()) {
         (Some(Ok(low)), Some(Ok(high))) => (low, high),
         _ => (32_768, 60_999),
     };
-    let shared = |addr| free_ports(LocalAddress::new(addr), low, high);
-    let ports = |&addr: &IpAddr| {
-        if is_local(addr) {
-            shared(addr)
-        } else {
-            LocalAddress::new(addr)
-        }
-    };
-    addresses.iter().map(ports).collect()
+    free_ports(all, low, high)
 }
 
 /// The longer part of a range that is outside of `low` to `high`; all of it if there is none.
@@ -76,39 +70,6 @@ pub(super) fn info(control: &Control, shard: &Shard) -> LocalInfo {
             .collect(),
         hairpin,
     }
-}
-
-/// Whether these addresses can stand for clients.
-///
-/// # Errors
-/// Which one cannot, and why.
-pub(super) fn check(addresses: &[IpAddr]) -> Result<(), Failure> {
-    let invalid = |message| Failure {
-        code: FailureCode::Invalid,
-        message,
-    };
-    if addresses.len() > LOCAL_ADDRESSES_MAX {
-        let count = addresses.len();
-        return Err(invalid(format!(
-            "{count} local addresses: {LOCAL_ADDRESSES_MAX} at most are taken"
-        )));
-    }
-    let mut seen = HashSet::new();
-    for addr in addresses {
-        let unusable = match addr {
-            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_link_local(),
-            IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.to_ipv4_mapped().is_some(),
-        };
-        if unusable || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
-            return Err(invalid(format!(
-                "{addr} cannot be a local address: servers have to reach it as one host's"
-            )));
-        }
-        if !seen.insert(addr) {
-            return Err(invalid(format!("{addr} is named twice")));
-        }
-    }
-    Ok(())
 }
 
 /// What leads the answers of servers on this host into the engine. It ends with this value.
@@ -208,25 +169,5 @@ mod tests {
             let ports = free_ports(all, low, high);
             assert_eq!((ports.first, ports.last), (first, last), "{low}-{high}");
         }
-    }
-
-    #[test]
-    fn what_cannot_stand_for_a_client_is_refused() {
-        for addr in [
-            "0.0.0.0",
-            "127.0.0.1",
-            "224.0.0.1",
-            "255.255.255.255",
-            "fe80::1",
-            "ff02::1",
-            "::1",
-        ] {
-            let failure = check(&[addr.parse().unwrap()]).unwrap_err();
-            assert!(failure.message.contains(addr), "{}", failure.message);
-        }
-        let addr: IpAddr = "10.0.0.1".parse().unwrap();
-        assert!(check(&[addr]).is_ok() && check(&[]).is_ok());
-        assert!(check(&[addr, addr]).unwrap_err().message.contains("twice"));
-        assert!(check(&[addr; 257]).unwrap_err().message.contains("257"));
     }
 }

@@ -1,11 +1,12 @@
 //! A worker without interfaces: the director and its clock, and for tests a network in memory.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Failure, FailureCode, Info};
-use lvs_core::{Control, Instant, Options, Shard};
+use lvs_core::api::{Call, Done, Failure, FailureCode, Host, Info, Need, Refused};
+use lvs_core::{Control, Error, Instant, LocalAddress, Options, Shard};
 use tracing::error;
 
 use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
@@ -25,6 +26,44 @@ const TICK: Duration = Duration::from_millis(500);
 const SENT_MAX: usize = 4096;
 /// Connections that are looked at in one go after a server went down.
 const DOWN_BUDGET: usize = 4096;
+
+/// A host whose interfaces this engine does not touch, or one that a test describes.
+struct NoHost<'a> {
+    net: &'a BenchNet,
+    virtual_time: bool,
+}
+
+impl Host for NoHost<'_> {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        match need {
+            Need::Own(_) => Err(Failure::new(
+                FailureCode::Unsupported,
+                "this engine has no interfaces (--no-interfaces): it can own no address",
+            )),
+            // A director that takes part in no synchronisation must not say that it does; tests only want its bookkeeping.
+            Need::Daemon(_) if !self.virtual_time => {
+                Err(Error::Unsupported("synchronisation daemon").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        self.net.is_broadcast(addr)
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        if self.virtual_time {
+            return self.net.mtu(interface);
+        }
+        let (_, state) = Netlink::open().ok()?;
+        Some(state.link_by_name(interface)?.mtu)
+    }
+
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        local::ports(addr, false)
+    }
+}
 
 /// What [`Worker`](super::worker::Worker) is for an engine with interfaces.
 pub(super) struct Offline {
@@ -51,7 +90,7 @@ impl Offline {
             commands,
             options,
             net: BenchNet::default(),
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             hidden: Intercept::default(),
             output: Output::new(),
         };
@@ -91,45 +130,14 @@ impl Offline {
     fn obey(&mut self, command: Command) {
         // Whoever asked may have given up waiting; then nobody needs the answer.
         match command {
-            Command::Follow(_, reply) => {
-                self.follow();
-                self.decider.follow_marks();
-                let _ = reply.send(Ok(()));
-            }
-            Command::OwnVips(addresses, reply) => {
-                let _ = reply.send(if addresses.is_empty() {
-                    Ok(())
-                } else {
-                    Err(Failure {
-                        code: FailureCode::Unsupported,
-                        message:
-                            "this engine has no interfaces (--no-interfaces): it can own no address"
-                                .into(),
-                    })
-                });
-            }
-            Command::LocalPool(wanted, reply) => {
-                let pool = local::pool(&wanted.addresses, |_| false);
-                let done = self.shared.control().set_local_pool(pool, wanted.hairpin);
-                let _ = reply.send(done.map_err(Failure::from));
+            Command::Apply(changes, reply) => {
+                let _ = reply.send(self.apply(&changes));
             }
             Command::LocalInfo(reply) => {
                 let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
             }
             Command::Connections(slots, reply) => {
                 let _ = reply.send(self.decider.connections(slots));
-            }
-            Command::IsBroadcast(addr, reply) => {
-                let _ = reply.send(self.net.is_broadcast(addr));
-            }
-            Command::Interface(name, reply) => {
-                let mtu = if self.shared.has_virtual_time() {
-                    self.net.mtu(&name)
-                } else {
-                    let state = Netlink::open().ok().map(|(_, state)| state);
-                    state.and_then(|state| Some(state.link_by_name(&name)?.mtu))
-                };
-                let _ = reply.send(mtu);
             }
             Command::Test(test, reply) => {
                 let mut done = match test {
@@ -155,9 +163,6 @@ impl Offline {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
-            Command::Permits(_, reply) => {
-                let _ = reply.send(Ok(()));
-            }
             Command::Info(reply) => {
                 let _ = reply.send(Info {
                     connections: self.decider.shard.len() as u64,
@@ -169,6 +174,19 @@ impl Offline {
                 let _ = reply.send(self.decider.reasons().collect());
             }
         }
+    }
+
+    /// Makes changes, or none, and follows them.
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, Refused> {
+        let host = NoHost {
+            net: &self.net,
+            virtual_time: self.shared.has_virtual_time(),
+        };
+        let now = self.shared.now();
+        self.shared.control().apply(changes, &host, now)?;
+        self.follow();
+        self.decider.follow_marks();
+        Ok(Done::default())
     }
 
     /// Brings the packet path in line with the director.
@@ -192,10 +210,9 @@ impl Offline {
             control.set_local_addresses(net.local());
             let shard = control.shard(0).expect("there is at least one");
             self.decider = Decider::new(self.shared.clone(), shard, None);
-            self.shared.daemons().clear();
         }
         self.net = net;
-        self.pipeline = Pipeline::new(Settings::UNLIMITED);
+        self.pipeline = Pipeline::alone(Settings::UNLIMITED);
         self.shared.set_now(Instant::ZERO);
         self.advance();
         self.follow();

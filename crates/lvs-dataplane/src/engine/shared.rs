@@ -1,58 +1,37 @@
 //! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
 
-use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{
-    CaptureFilter, CapturedPacket, Failure, Info, LocalInfo, LocalPool, ReasonCount, SyncDaemon,
+    Call, CaptureFilter, CapturedPacket, Done, Info, LocalInfo, ReasonCount, Refused,
 };
 use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Explanation, Instant, ServiceKey, Tuple};
+use lvs_core::{Connection, Control, Explanation, Instant, Tuple};
 
-use super::access::Wish;
 use super::bench::{Test, Tested};
 
 use crate::sys::EventFd;
 
-/// What has changed.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Change {
-    /// A service or its servers.
-    Service(ServiceKey),
-    /// Anything.
-    Any,
-}
-
 /// What the packet worker does for other threads, between two batches.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Something has changed: bring the shard, the shield and the neighbours up to date.
-    Follow(Change, mpsc::SyncSender<Result<(), Failure>>),
-    /// Own these virtual addresses, and no others.
-    OwnVips(Vec<IpAddr>, mpsc::SyncSender<Result<(), Failure>>),
-    /// Let these addresses stand for clients, and no others; with or without hairpin.
-    LocalPool(LocalPool, mpsc::SyncSender<Result<(), Failure>>),
+    /// Make these changes, or none, and follow them.
+    Apply(Vec<Call>, mpsc::SyncSender<Result<Done, Refused>>),
     /// The addresses that stand for clients.
     LocalInfo(mpsc::SyncSender<LocalInfo>),
     /// Copy out the connections in some slots, and tell how many slots there are.
     Connections(Range<usize>, mpsc::SyncSender<(Vec<Connection>, usize)>),
-    /// Whether an address is the broadcast address of one of this host's networks.
-    IsBroadcast(IpAddr, mpsc::SyncSender<bool>),
     /// Packets that each rule for marks has taken.
     Marked(mpsc::SyncSender<Vec<u64>>),
-    /// The MTU of a network interface; `None` if there is none of this name.
-    Interface(String, mpsc::SyncSender<Option<u32>>),
     /// What only an engine for tests does.
     Test(Test, mpsc::SyncSender<Tested>),
     /// What would become of a packet.
     Explain(Question, mpsc::SyncSender<Explanation>),
     /// Show packets until the receiver is gone.
     Capture(CaptureFilter, mpsc::SyncSender<CapturedPacket>),
-    /// Whether something can be done at all.
-    Permits(Wish, mpsc::SyncSender<Result<(), Failure>>),
     /// State of the worker.
     Info(mpsc::SyncSender<Info>),
     /// Counted reasons.
@@ -73,12 +52,9 @@ pub(super) struct Question {
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
-    marks: Mutex<Arc<[MarkRule]>>,
     started: SystemInstant,
     /// The time in nanoseconds, where only a caller moves it.
     virtual_time: Option<AtomicU64>,
-    /// Synchronisation daemons, in the order in which they were started.
-    daemons: Mutex<Vec<SyncDaemon>>,
     /// Interfaces of the described network that take frames, by port.
     bench_ports: Mutex<Vec<String>>,
     commands: Mutex<mpsc::Sender<Command>>,
@@ -95,10 +71,8 @@ impl Shared {
         let (commands, receiver) = mpsc::channel();
         let shared = Self {
             control: Mutex::new(control),
-            marks: Mutex::new(Arc::from([])),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
-            daemons: Mutex::default(),
             bench_ports: Mutex::default(),
             commands: Mutex::new(commands),
             wake,
@@ -114,8 +88,8 @@ impl Shared {
     }
 
     /// The rules that give packets marks.
-    pub(super) fn marks(&self) -> MutexGuard<'_, Arc<[MarkRule]>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn marks(&self) -> Arc<[MarkRule]> {
+        self.control().marks().clone()
     }
 
     /// Time since the engine started, as the core counts it.
@@ -135,11 +109,6 @@ impl Shared {
         if let Some(nanos) = &self.virtual_time {
             nanos.store(now.as_nanos(), Ordering::Release);
         }
-    }
-
-    /// The synchronisation daemons. Taken after the control half where both are needed.
-    pub(super) fn daemons(&self) -> MutexGuard<'_, Vec<SyncDaemon>> {
-        self.daemons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn bench_ports(&self) -> MutexGuard<'_, Vec<String>> {

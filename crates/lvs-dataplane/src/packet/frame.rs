@@ -1,9 +1,12 @@
 //! One frame in a buffer with room in front, and what is known of its unfinished checksums and segments.
 
 use std::fmt;
-use std::ops::Range;
+use std::mem;
+use std::ops::{Deref, DerefMut, Range};
 
-/// Bytes in front of a received frame: enough for an outer IPv6, UDP and GUE header, or a VLAN tag.
+pub use crate::sys::{Arena, Lent};
+
+/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header, or a VLAN tag.
 pub const HEADROOM: usize = 128;
 
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
@@ -64,9 +67,45 @@ pub enum SegmentKind {
     UdpFragments,
 }
 
-/// One frame: Ethernet on an interface, bare IP on a TUN device.
+/// Where a frame's bytes are.
+enum Storage {
+    /// On the heap.
+    Owned(Box<[u8]>),
+    /// In a slot of a backend's memory, which comes back to it when the frame is dropped or sent.
+    Lent(Lent),
+}
+
+impl Deref for Storage {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Storage {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+}
+
+/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether its bytes are its own or
+/// a backend's.
+///
+/// ```text
+///  0          start                    end        capacity
+///  ├─ headroom ─┼───────── frame ────────┼─ tailroom ─┤
+/// ```
 pub struct Frame {
-    buf: Box<[u8]>,
+    buf: Storage,
     start: usize,
     end: usize,
     /// What is unfinished about it.
@@ -82,9 +121,19 @@ impl Frame {
     /// An empty frame with room for `len` bytes behind the headroom.
     pub fn with_capacity(len: usize) -> Self {
         Self {
-            buf: vec![0; HEADROOM + len].into_boxed_slice(),
+            buf: Storage::Owned(vec![0; HEADROOM + len].into_boxed_slice()),
             start: HEADROOM,
             end: HEADROOM,
+            offload: Offload::default(),
+        }
+    }
+
+    /// A frame without any room, which takes no memory: what is left where one was taken out.
+    pub fn vacant() -> Self {
+        Self {
+            buf: Storage::Owned(Box::default()),
+            start: 0,
+            end: 0,
             offload: Offload::default(),
         }
     }
@@ -95,6 +144,51 @@ impl Frame {
         frame.buf[HEADROOM..].copy_from_slice(bytes);
         frame.end = frame.buf.len();
         frame
+    }
+
+    /// The frame at `place` of a slot that a backend lends.
+    ///
+    /// # Panics
+    /// If the slot is shorter.
+    pub fn lent(slot: Lent, place: Range<usize>, offload: Offload) -> Self {
+        assert!(
+            place.start <= place.end && place.end <= slot.len(),
+            "a frame lies within its slot"
+        );
+        Self {
+            buf: Storage::Lent(slot),
+            start: place.start,
+            end: place.end,
+            offload,
+        }
+    }
+
+    /// The slot that it was received in, if it is a backend's; where the frame lies in it is [`Self::place`].
+    pub const fn slot(&self) -> Option<&Lent> {
+        match &self.buf {
+            Storage::Lent(slot) => Some(slot),
+            Storage::Owned(_) => None,
+        }
+    }
+
+    /// Where the frame lies in its storage.
+    pub const fn place(&self) -> Range<usize> {
+        self.start..self.end
+    }
+
+    /// Takes the frame out, and leaves one without room.
+    #[inline]
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        mem::replace(self, Self::vacant())
+    }
+
+    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that is not its own.
+    pub fn capacity(&self) -> usize {
+        match &self.buf {
+            Storage::Owned(bytes) => bytes.len().saturating_sub(HEADROOM),
+            Storage::Lent(_) => 0,
+        }
     }
 
     /// The frame's bytes.
@@ -177,8 +271,8 @@ impl Frame {
         true
     }
 
-    /// Puts `text` in the place of some bytes; `false`, and nothing changed, if there is no room in front. Whatever is before
-    /// the place keeps its offset, the ones in `offload` included.
+    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in front. Whatever is before the
+    /// place keeps its offset, the ones in `offload` included.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
@@ -193,15 +287,19 @@ impl Frame {
         true
     }
 
-    /// Forgets the content: an empty frame with the standard headroom.
+    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for it.
     pub fn clear(&mut self) {
-        self.start = HEADROOM;
-        self.end = HEADROOM;
+        self.start = HEADROOM.min(self.buf.len());
+        self.end = self.start;
         self.offload = Offload::default();
     }
 
-    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`].
+    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A frame that does not have
+    /// room for the longest one gets it.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
+        if self.capacity() < MAX_FRAME {
+            *self = Self::new();
+        }
         self.clear();
         &mut self.buf[HEADROOM..]
     }
@@ -222,13 +320,14 @@ impl Frame {
 }
 
 impl Default for Frame {
+    /// [`Frame::new`].
     fn default() -> Self {
         Self::new()
     }
 }
 
 impl Clone for Frame {
-    /// The copy has room for what the original holds, and the standard headroom.
+    /// The copy is on the heap. It has room for what the original holds, and the standard headroom.
     fn clone(&self) -> Self {
         let mut copy = Self::from_bytes(self.bytes());
         copy.offload = self.offload;
@@ -242,5 +341,43 @@ impl fmt::Debug for Frame {
             .field("len", &self.len())
             .field("offload", &self.offload)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lent_frame_is_changed_where_it_is() {
+        let arena = Arena::new(1, 256).expect("a mapping");
+        let mut slot = arena.lend(0).expect("free");
+        slot[64..68].copy_from_slice(b"data");
+        let mut frame = Frame::lent(slot, 64..68, Offload::default());
+        frame
+            .push_front(4)
+            .expect("headroom")
+            .copy_from_slice(b"link");
+        assert!(frame.extend(b"tail"));
+        assert!(frame.push_front(61).is_none());
+        assert_eq!(
+            (frame.bytes(), frame.place()),
+            (&b"linkdatatail"[..], 60..72)
+        );
+        assert_eq!((frame.headroom(), frame.tailroom()), (60, 184));
+        let copy = frame.clone();
+        assert!(copy.slot().is_none() && frame.slot().is_some_and(|slot| slot.is_of(&arena)));
+        drop(frame.take());
+        assert_eq!((frame.len(), arena.lent()), (0, 0));
+        assert_eq!(&arena.lend(0).expect("it came back")[60..72], copy.bytes());
+    }
+
+    #[test]
+    fn a_frame_without_room_gets_it_where_it_is_to_receive() {
+        let mut frame = Frame::vacant();
+        assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
+        assert_eq!(frame.receive_buffer().len(), MAX_FRAME);
+        frame.filled(3, Offload::default());
+        assert_eq!(frame.len(), 3);
     }
 }

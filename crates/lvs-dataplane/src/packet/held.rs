@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use lvs_core::Instant;
@@ -11,9 +12,9 @@ use crate::packet::net::PortId;
 
 /// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
-/// Packets that wait at most.
+/// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
-/// Bytes that wait at most.
+/// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
 /// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
 /// is for those of which it never speaks again.
@@ -27,20 +28,51 @@ struct Queue {
     asked: Instant,
 }
 
-/// The queues of packets that wait.
-#[derive(Debug, Default)]
+/// The packets of one worker that wait, in copies of their own size.
+#[derive(Debug)]
 pub struct Held {
     queues: HashMap<(PortId, IpAddr), Queue>,
     frames: usize,
     bytes: usize,
+    limits: Limits,
     /// Packets that waited in vain, or gave way to others.
     pub dropped: u64,
 }
 
+/// What may wait at most.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    per_neighbour: usize,
+    total: usize,
+    bytes: usize,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self::of_workers(NonZeroUsize::MIN)
+    }
+}
+
 impl Held {
+    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among them.
+    pub fn of_workers(workers: NonZeroUsize) -> Self {
+        let share = |all: usize| all.div_ceil(workers.get());
+        Self {
+            queues: HashMap::new(),
+            frames: 0,
+            bytes: 0,
+            limits: Limits {
+                per_neighbour: share(PER_NEIGHBOUR),
+                total: share(TOTAL),
+                bytes: share(BYTES),
+            },
+            dropped: 0,
+        }
+    }
+
     /// Lets `frame` wait; whether the kernel should be asked for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
-        if self.frames >= TOTAL || self.bytes + frame.len() > BYTES {
+        if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
             // All queues are bounded together: the newcomer loses, whoever has waited is served first.
             self.dropped += 1;
             return false;
@@ -57,7 +89,7 @@ impl Held {
             queue.asked = now;
             ask = true;
         }
-        if queue.frames.len() >= PER_NEIGHBOUR
+        if queue.frames.len() >= self.limits.per_neighbour
             && let Some((_, old)) = queue.frames.pop_front()
         {
             self.frames -= 1;
@@ -93,6 +125,7 @@ impl Held {
             frames,
             bytes,
             dropped,
+            limits: _,
         } = self;
         queues.retain(|_, queue| {
             while let Some((since, _)) = queue.frames.front()

@@ -1,6 +1,8 @@
 //! When the director may send an ICMP error, and how many.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lvs_core::{Instant, Protocol};
@@ -10,8 +12,10 @@ use crate::packet::wire::icmp::ErrorKind;
 
 /// Buckets for single receivers. Two that share one share its tokens.
 const PEERS: usize = 1024;
+/// Buckets behind one lock.
+const STRIPE: usize = 64;
 /// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
-const PEER_BURST: u64 = 6;
+const PEER_BURST: i64 = 6;
 
 /// How many errors may be sent, after the kernel's sysctls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,57 +47,76 @@ impl Limits {
     };
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Peer {
-    addr: IpAddr,
-    /// Saved time in nanoseconds.
-    saved: u64,
-    last: Instant,
-}
-
-/// A token bucket, full at first.
-#[derive(Clone, Debug)]
+/// A token bucket that workers share, full at first.
+#[derive(Debug)]
 pub struct Bucket {
     /// Nanoseconds that one costs; 0 is no limit.
-    cost: u64,
-    full: u64,
-    saved: u64,
-    last: Instant,
+    cost: i64,
+    /// Nanoseconds that are saved at most.
+    full: i64,
+    /// The moment since which nothing was taken out, in nanoseconds: what lies between it and now is saved.
+    since: AtomicI64,
 }
 
 impl Bucket {
     /// `per_second` in the long run (0 is no limit), and `burst` at once.
     pub fn new(per_second: u32, burst: u32) -> Self {
-        let cost = 1_000_000_000_u64
+        let cost = 1_000_000_000_i64
             .checked_div(per_second.into())
             .unwrap_or(0);
         Self {
             cost,
             full: cost.saturating_mul(burst.max(1).into()),
-            saved: u64::MAX,
-            last: Instant::ZERO,
+            since: AtomicI64::new(i64::MIN),
         }
     }
 
     /// Takes one out, if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
-        self.saved = self
-            .saved
-            .saturating_add(nanos(now, self.last))
-            .min(self.full);
-        self.last = now;
-        take(&mut self.saved, self.cost)
+    pub fn take(&self, now: Instant) -> bool {
+        if self.cost == 0 {
+            return true;
+        }
+        let now = nanos(now);
+        let taken = |since| take(since, now, self.cost, self.full);
+        self.since
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken)
+            .is_ok()
+    }
+
+    /// Whether there is one to take.
+    fn has_some(&self, now: Instant) -> bool {
+        let since = self.since.load(Ordering::Relaxed);
+        self.cost == 0 || take(since, nanos(now), self.cost, self.full).is_some()
     }
 }
 
-/// Token buckets: one for all errors, one for each receiver (`icmp_global_allow`, `inet_peer_xrlim_allow`).
+/// What [`Bucket::since`] becomes when one is taken out at `now`; `None` if nothing is left.
+fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
+    let since = since.max(now.saturating_sub(full));
+    (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
+}
+
+fn nanos(now: Instant) -> i64 {
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    addr: IpAddr,
+    /// As in [`Bucket`].
+    since: i64,
+    last: i64,
+}
+
+/// Token buckets of a director, which its workers share: one for all errors, one for each receiver (`icmp_global_allow`,
+/// `inet_peer_xrlim_allow`).
 #[derive(Debug)]
 pub struct RateLimit {
     limits: Limits,
     all: Bucket,
-    peers: Box<[Option<Peer>]>,
-    /// Errors that were not sent.
-    pub suppressed: u64,
+    /// In stripes with a lock each, so that workers seldom meet.
+    peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
+    suppressed: AtomicU64,
 }
 
 impl RateLimit {
@@ -102,13 +125,13 @@ impl RateLimit {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),
             limits,
-            peers: vec![None; PEERS].into_boxed_slice(),
-            suppressed: 0,
+            peers: std::array::from_fn(|_| Mutex::new([None; STRIPE])),
+            suppressed: AtomicU64::new(0),
         }
     }
 
     /// Whether an error may go to `receiver` now.
-    pub fn allow(&mut self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
+    pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
         // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
         if matches!(
             kind,
@@ -122,55 +145,54 @@ impl RateLimit {
         {
             return true;
         }
-        let allowed = self.all.take(now) && self.peer(receiver, now);
-        self.suppressed += u64::from(!allowed);
+        // One receiver's errors that are not sent take nothing from the others (CVE-2024-47678).
+        let allowed = self.all.has_some(now) && self.peer(receiver, now) && self.all.take(now);
+        if !allowed {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+        }
         allowed
     }
 
-    fn peer(&mut self, receiver: IpAddr, now: Instant) -> bool {
-        let cost = u64::try_from(self.limits.per_receiver.as_nanos()).unwrap_or(u64::MAX);
+    /// Errors that were not sent.
+    pub fn suppressed(&self) -> u64 {
+        self.suppressed.load(Ordering::Relaxed)
+    }
+
+    fn peer(&self, receiver: IpAddr, now: Instant) -> bool {
+        let cost = i64::try_from(self.limits.per_receiver.as_nanos()).unwrap_or(i64::MAX);
         let full = cost.saturating_mul(PEER_BURST);
-        // Fibonacci hashing spreads neighbouring addresses.
-        let bits = match receiver {
-            IpAddr::V4(addr) => addr.to_bits(),
-            IpAddr::V6(addr) => addr.segments().chunks(2).fold(0, |bits: u32, pair| {
-                (bits.rotate_left(5) ^ (u32::from(pair[0]) << 16 | u32::from(pair[1])))
-                    .wrapping_mul(0x85eb_ca6b)
-            }),
-        };
-        let slot = (bits.wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS;
-        let peer = &mut self.peers[slot];
-        let mut current = match *peer {
+        let now = nanos(now);
+        let slot = slot(receiver);
+        let mut stripe = self.peers[slot / STRIPE]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let peer = &mut stripe[slot % STRIPE];
+        let since = match *peer {
             // A slot taken over keeps its debt while it is fresh, so that many addresses cannot refill it.
-            Some(old) if old.addr == receiver || nanos(now, old.last) < cost => old,
-            _ => Peer {
-                addr: receiver,
-                saved: full,
-                last: now,
-            },
+            Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
+            _ => i64::MIN,
         };
-        current.saved = current
-            .saved
-            .saturating_add(nanos(now, current.last))
-            .min(full);
-        current.last = now;
-        current.addr = receiver;
-        let allowed = take(&mut current.saved, cost);
-        *peer = Some(current);
-        allowed
+        let taken = take(since, now, cost, full);
+        *peer = Some(Peer {
+            addr: receiver,
+            since: taken.unwrap_or(since),
+            last: now,
+        });
+        taken.is_some()
     }
 }
 
-fn nanos(now: Instant, then: Instant) -> u64 {
-    u64::try_from(now.saturating_since(then).as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn take(saved: &mut u64, cost: u64) -> bool {
-    let enough = *saved >= cost;
-    if enough {
-        *saved -= cost;
-    }
-    enough
+/// A receiver's place in the table.
+fn slot(receiver: IpAddr) -> usize {
+    // Fibonacci hashing spreads neighbouring addresses.
+    let bits = match receiver {
+        IpAddr::V4(addr) => addr.to_bits(),
+        IpAddr::V6(addr) => addr.segments().chunks(2).fold(0, |bits: u32, pair| {
+            (bits.rotate_left(5) ^ (u32::from(pair[0]) << 16 | u32::from(pair[1])))
+                .wrapping_mul(0x85eb_ca6b)
+        }),
+    };
+    (bits.wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS
 }
 
 /// Whether an error about `packet` may be sent at all (RFC 1122 section 3.2.2).
@@ -198,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_receiver_gets_six_and_then_one_a_second() {
-        let mut limit = RateLimit::new(Limits::default());
+        let limit = RateLimit::new(Limits::default());
         let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
         let now = Instant::from_secs(100);
@@ -206,12 +228,12 @@ mod tests {
         assert!(limit.allow(ErrorKind::FragmentationNeeded(1480), a, now));
         let later = now + Duration::from_secs(1);
         assert_eq!((0..20).filter(|_| limit.allow(kind, a, later)).count(), 1);
-        assert_eq!(limit.suppressed, 33);
+        assert_eq!(limit.suppressed(), 33);
     }
 
     #[test]
     fn all_receivers_share_a_burst() {
-        let mut limit = RateLimit::new(Limits::default());
+        let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)
             .filter(|i| {
@@ -223,5 +245,43 @@ mod tests {
             })
             .count();
         assert!(sent <= 50, "{sent}");
+    }
+
+    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to all.
+    #[test]
+    fn a_flooded_receiver_takes_nothing_from_others() {
+        let limit = RateLimit::new(Limits::default());
+        let now = Instant::from_secs(100);
+        let flooded = IpAddr::from([192, 0, 2, 1]);
+        let flood = (0..1000)
+            .filter(|_| limit.allow(ErrorKind::PortUnreachable, flooded, now))
+            .count();
+        assert_eq!(flood, 6);
+        let others = (0..30u8)
+            .filter(|&n| limit.allow(ErrorKind::PortUnreachable, [198, 51, 100, n].into(), now))
+            .count();
+        assert_eq!(others, 30);
+    }
+
+    #[test]
+    fn workers_do_not_get_more_together() {
+        let limit = RateLimit::new(Limits::default());
+        let now = Instant::from_secs(100);
+        let send = |worker: u32| {
+            let receiver = |n: u32| IpAddr::from(((worker << 24) | (n * 7919)).to_be_bytes());
+            (0..500)
+                .filter(|&n| limit.allow(ErrorKind::TtlExceeded, receiver(n), now))
+                .count()
+        };
+        let sent: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..5)
+                .map(|worker| scope.spawn(move || send(worker)))
+                .collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("no panic"))
+                .sum()
+        });
+        assert_eq!(sent, 50);
     }
 }

@@ -1,15 +1,18 @@
 //! The packet path: frames in, frames out. Pure: it does no I/O and reads no clock.
 
 pub mod arp;
+pub mod common;
 pub mod drop;
 pub mod fragment;
 pub mod frame;
 pub mod held;
 pub mod icmp_limit;
 pub mod intercept;
+pub mod ip_id;
 pub mod mld;
 pub mod ndp;
 pub mod net;
+pub mod oversize;
 pub mod parse;
 pub mod pipeline;
 pub mod rewrite;

@@ -1,10 +1,10 @@
 //! What a network device does for others, in software: finishing checksums and cutting aggregates into segments.
 
 use crate::packet::drop::FrameDrop;
-use crate::packet::frame::{Frame, Offload, SegmentKind};
+use crate::packet::frame::{Frame, SegmentKind};
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Sum;
-use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32};
+use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
 
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
@@ -73,7 +73,7 @@ impl Cut {
         let ip = frame.bytes();
         let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
             (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
-                .get(packet.l4 + 12)
+                .get(packet.l4 + tcp::field::DATA_OFFSET)
                 .map_or(0, |b| usize::from(b >> 4) * 4),
             (SegmentKind::Udp, 17, _) => 8,
             (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
@@ -113,63 +113,105 @@ impl Cut {
         }
     }
 
-    /// Cuts the aggregate in `frame` and gives each segment, finished, to `emit`. `spare` makes empty frames.
-    pub fn segments(
+    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked for.
+    pub fn segments<'a>(
         &self,
-        frame: &Frame,
-        packet: &Packet,
-        mut spare: impl FnMut() -> Frame,
-        mut emit: impl FnMut(Frame),
-    ) {
+        frame: &'a Frame,
+        packet: &'a Packet,
+    ) -> impl Iterator<Item = Segment<'a>> + use<'a> {
         let ip = frame.bytes();
         let (headers, data) = ip.split_at(self.headers.min(ip.len()));
-        let count = self.count(ip.len());
-        let id = be16(ip, 4);
-        let sequence = be32(ip, packet.l4 + 4);
-        let mut sent = 0u32;
-        for index in 0..count {
-            let from = (index * self.size).min(data.len());
-            let part = &data[from..(from + self.size).min(data.len())];
-            let mut segment = spare();
-            segment.clear();
-            if !segment.extend(headers) || !segment.extend(part) {
-                continue; // Unreachable: a spare frame takes what the aggregate took.
+        let (cut, count) = (*self, self.count(ip.len()));
+        (0..count).map(move |index| {
+            let from = (index * cut.size).min(data.len());
+            Segment {
+                kind: cut.kind,
+                packet,
+                headers,
+                data: &data[from..(from + cut.size).min(data.len())],
+                from,
+                index,
+                last: index + 1 == count,
             }
-            segment.offload = Offload::default();
-            let len = segment.len();
-            let out = segment.bytes_mut();
-            if packet.is_ipv6() {
-                ipv6::finish_len(out);
-            } else {
-                put16(out, 2, u16::try_from(len).unwrap_or(u16::MAX));
-                // The segments of one aggregate count up, as a sender's would.
-                put16(out, 4, id.wrapping_add(u16::try_from(index).unwrap_or(0)));
-                ipv4::finish_header(out);
-            }
-            let (src, dst) = (ip_src(out), ip_dst(out));
-            let l4 = &mut out[packet.l4..];
-            let field = if self.kind == SegmentKind::Udp {
-                put16(l4, 4, u16::try_from(len - packet.l4).unwrap_or(u16::MAX));
-                6
-            } else {
-                put32(l4, 4, sequence.wrapping_add(sent));
-                if index + 1 < count {
-                    l4[13] &= !FIN_PSH;
-                }
-                if index > 0 {
-                    l4[13] &= !CWR;
-                }
-                16
-            };
-            sent = sent.wrapping_add(u32::try_from(part.len()).unwrap_or(0));
-            put16(l4, field, 0);
-            let sum = Sum::ZERO
-                .pseudo(src, dst, packet.protocol.0, l4.len())
-                .bytes(l4)
-                .finish();
-            put16(l4, field, if sum == 0 { 0xffff } else { sum });
-            emit(segment);
+        })
+    }
+}
+
+/// One segment that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    kind: SegmentKind,
+    packet: &'a Packet,
+    headers: &'a [u8],
+    data: &'a [u8],
+    /// Where `data` lies in the payload that is cut.
+    from: usize,
+    index: usize,
+    last: bool,
+}
+
+impl Segment<'_> {
+    /// Length of the segment, headers included.
+    pub const fn len(&self) -> usize {
+        self.headers.len() + self.data.len()
+    }
+
+    /// Whether it carries nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Writes the segment, finished, to `out`; `false` if there is no room.
+    #[must_use]
+    pub fn write(&self, out: &mut Frame) -> bool {
+        out.clear();
+        if !out.extend(self.headers) || !out.extend(self.data) {
+            return false;
         }
+        let ip = out.bytes_mut();
+        self.finish_ip(ip);
+        self.finish_transport(ip);
+        true
+    }
+
+    fn finish_ip(&self, ip: &mut [u8]) {
+        if self.packet.is_ipv6() {
+            return ipv6::finish_len(ip);
+        }
+        let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
+        put16(ip, ipv4::field::TOTAL_LEN, len);
+        // The segments of one aggregate count up, as a sender's would.
+        let index = u16::try_from(self.index).unwrap_or(0);
+        let id = be16(ip, ipv4::field::ID).wrapping_add(index);
+        put16(ip, ipv4::field::ID, id);
+        ipv4::finish_header(ip);
+    }
+
+    fn finish_transport(&self, ip: &mut [u8]) {
+        let (src, dst) = (ip_src(ip), ip_dst(ip));
+        let l4 = &mut ip[self.packet.l4..];
+        let checksum = if self.kind == SegmentKind::Udp {
+            let len = u16::try_from(l4.len()).unwrap_or(u16::MAX);
+            put16(l4, udp::field::LENGTH, len);
+            udp::field::CHECKSUM
+        } else {
+            let before = u32::try_from(self.from).unwrap_or(0);
+            let sequence = be32(l4, tcp::field::SEQUENCE).wrapping_add(before);
+            put32(l4, tcp::field::SEQUENCE, sequence);
+            if !self.last {
+                l4[tcp::field::FLAGS] &= !FIN_PSH;
+            }
+            if self.index > 0 {
+                l4[tcp::field::FLAGS] &= !CWR;
+            }
+            tcp::field::CHECKSUM
+        };
+        put16(l4, checksum.clone(), 0);
+        let sum = Sum::ZERO
+            .pseudo(src, dst, self.packet.protocol.0, l4.len())
+            .bytes(l4)
+            .finish();
+        put16(l4, checksum, if sum == 0 { 0xffff } else { sum });
     }
 }
 
@@ -207,8 +249,14 @@ mod tests {
             frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
             let packet = parse::ip(frame.bytes(), true).expect("valid");
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
-            let mut parts = Vec::new();
-            cut.segments(&frame, &packet, Frame::new, |segment| parts.push(segment));
+            let parts: Vec<Frame> = cut
+                .segments(&frame, &packet)
+                .map(|segment| {
+                    let mut part = Frame::with_capacity(segment.len());
+                    assert!(segment.write(&mut part));
+                    part
+                })
+                .collect();
             prop_assert_eq!(parts.len(), cut.count(ip.len()));
             let mut joined = Vec::new();
             for (i, part) in parts.iter().enumerate() {

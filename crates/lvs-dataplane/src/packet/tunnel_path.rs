@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lvs_core::{Instant, Tunnel};
@@ -36,16 +38,101 @@ impl From<Tunnel> for Kind {
     }
 }
 
-/// Servers that packets were tunnelled to, and what was learned of the way.
+/// What was learned of the way to a server. One word, so that workers read and write it without a lock: the MTU in the lowest
+/// 16 bits, then a bit that says whether a packet has been sent since, then the moment that it holds until, in milliseconds.
+/// 0 is nothing.
 #[derive(Debug, Default)]
-pub struct TunnelPaths(HashMap<(IpAddr, Kind), Option<Learned>>);
+struct Path(AtomicU64);
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Learned {
-    mtu: usize,
-    until: Instant,
-    /// A packet has been sent since: only then the kernel's cached route is the new one.
+    mtu: u16,
+    /// Only then the kernel's cached route is the new one.
     used: bool,
+    until_ms: u64,
+}
+
+impl Path {
+    const USED: u64 = 1 << 16;
+
+    #[inline]
+    fn learned(&self) -> Option<Learned> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            word => Some(Learned {
+                mtu: (word & 0xffff) as u16,
+                used: word & Self::USED != 0,
+                until_ms: word >> 17,
+            }),
+        }
+    }
+
+    /// The MTU of the way, which the route says is `route`, for a packet that is to be sent.
+    #[inline]
+    fn mtu(&self, route: usize, now: Instant) -> usize {
+        match self.learned() {
+            None => route,
+            Some(learned) if millis(now) < learned.until_ms => {
+                if !learned.used {
+                    self.0.fetch_or(Self::USED, Ordering::Relaxed);
+                }
+                route.min(learned.mtu.into())
+            }
+            Some(_) => {
+                self.0.store(0, Ordering::Relaxed);
+                route
+            }
+        }
+    }
+
+    fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
+        // What is not below the route's MTU says nothing new.
+        if let Ok(mtu) = u16::try_from(new)
+            && new < route
+        {
+            let until_ms = millis(now + MTU_EXPIRES).max(1);
+            let used = if used { Self::USED } else { 0 };
+            let word = until_ms << 17 | used | u64::from(mtu);
+            self.0.store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+fn millis(now: Instant) -> u64 {
+    now.as_nanos() / 1_000_000
+}
+
+/// Servers that packets were tunnelled to, and what was learned of the ways: of all workers of a director.
+#[derive(Debug, Default)]
+pub struct TunnelPaths(Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>);
+
+/// The same as one worker sees it: no lock is taken for a server that it knows. What another worker learns counts at once.
+/// `None`: there was no room to remember the server.
+#[derive(Debug, Default)]
+pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
+
+impl KnownPaths {
+    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
+    pub fn mtu(
+        &mut self,
+        all: &TunnelPaths,
+        server: IpAddr,
+        tunnel: Tunnel,
+        mtu: usize,
+        now: Instant,
+    ) -> usize {
+        let key = (server, tunnel.into());
+        if let Some(path) = self.0.get(&key) {
+            return path.as_ref().map_or(mtu, |path| path.mtu(mtu, now));
+        }
+        if self.0.len() >= SERVERS_MAX {
+            return mtu;
+        }
+        let path = all.path(key);
+        let mtu = path.as_ref().map_or(mtu, |path| path.mtu(mtu, now));
+        self.0.insert(key, path);
+        mtu
+    }
 }
 
 /// What to tell the client.
@@ -58,33 +145,25 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
-    pub fn mtu(&mut self, server: IpAddr, tunnel: Tunnel, mtu: usize, now: Instant) -> usize {
-        let key = (server, tunnel.into());
-        match self.0.get_mut(&key) {
-            Some(path) => match path {
-                Some(learned) if now < learned.until => {
-                    learned.used = true;
-                    mtu.min(learned.mtu)
-                }
-                _ => {
-                    *path = None;
-                    mtu
-                }
-            },
-            None => {
-                if self.0.len() < SERVERS_MAX {
-                    self.0.insert(key, None);
-                }
-                mtu
-            }
+    /// The way to a server that a packet is tunnelled to; `None` if there are too many.
+    fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
+        let mut paths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
+            return None;
         }
+        Some(paths.entry(key).or_default().clone())
+    }
+
+    /// The way to a server, if packets were tunnelled to it.
+    fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
+        let paths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.get(&key).cloned()
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director. `mtu` gives the MTU of the
     /// route to a server. `None` if it is not about a tunnel packet of ours, or if the client need not be told.
     pub fn complaint<'a>(
-        &mut self,
+        &self,
         message: &'a [u8],
         mtu: impl FnOnce(IpAddr) -> Option<usize>,
         now: Instant,
@@ -97,7 +176,7 @@ impl TunnelPaths {
         }
         let server = IpAddr::V4(ipv4::dst(outer));
         let (tunnel, between) = read_tunnel(outer[9], &outer[header..])?;
-        let learned = self.0.get_mut(&(server, tunnel))?;
+        let path = self.known((server, tunnel))?;
         let original = &outer[header + between..];
         let inner = ipv4::header_len(original);
         if inner < ipv4::HEADER_LEN || original.len() < inner || original[0] >> 4 != 4 {
@@ -107,9 +186,9 @@ impl TunnelPaths {
         if (kind, code) == (3, 4) {
             let route = mtu(server)?;
             let reported = usize::from(be16(message, 6));
-            let known = learned.as_ref().is_some_and(|learned| learned.used);
+            let known = path.learned().is_some_and(|learned| learned.used);
             let new = reported.max(MTU_MIN);
-            learn(learned, new, route, known, now);
+            path.learn(new, route, known, now);
             if be16(original, 6) & ipv4::DF == 0 {
                 return None;
             }
@@ -132,12 +211,7 @@ impl TunnelPaths {
 
     /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director: what is too big for the way
     /// to a server is learned. The next packet that does not fit is answered.
-    pub fn too_big(
-        &mut self,
-        message: &[u8],
-        mtu: impl FnOnce(IpAddr) -> Option<usize>,
-        now: Instant,
-    ) {
+    pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message
             .get(8..)
@@ -156,20 +230,10 @@ impl TunnelPaths {
             tunnel::UDP => Kind::Gue(be16(inner, 2)),
             _ => return,
         };
-        if let (Some(learned), Some(route)) = (self.0.get_mut(&(server, kind)), mtu(server)) {
+        if let (Some(path), Some(route)) = (self.known((server, kind)), mtu(server)) {
             let reported = usize::try_from(be32(message, 4)).unwrap_or(usize::MAX);
-            learn(learned, reported.max(ipv6::MTU_MIN), route, true, now);
+            path.learn(reported.max(ipv6::MTU_MIN), route, true, now);
         }
-    }
-}
-
-fn learn(learned: &mut Option<Learned>, new: usize, route: usize, used: bool, now: Instant) {
-    if new < route {
-        *learned = Some(Learned {
-            mtu: new,
-            until: now + MTU_EXPIRES,
-            used,
-        });
     }
 }
 

@@ -4,6 +4,7 @@
 //! code. Knowledge of protocols (virtio headers, VLAN tags, netlink messages) lives with its users.
 #![allow(unsafe_code)]
 
+mod arena;
 mod device;
 mod packet;
 pub(crate) mod peercred;
@@ -14,6 +15,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+pub use arena::{Arena, Lent};
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use poll::{EventFd, Poller, wait_writable};

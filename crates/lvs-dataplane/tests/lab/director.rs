@@ -51,7 +51,7 @@ impl DirectorLab {
             net,
             intercept,
             director,
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             now,
         }
     }

@@ -300,7 +300,7 @@ impl Lab {
                 services: services.to_vec(),
                 ..OneServer::default()
             },
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),

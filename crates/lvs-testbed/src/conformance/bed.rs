@@ -280,7 +280,7 @@ impl Bed {
                     (IpAddr::V6(GATEWAY_ADDR6), GATEWAY),
                 ]),
             },
-            pipeline: Pipeline::new(Settings::UNLIMITED),
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
             intercept: Intercept::default(),
             marks: Vec::new(),
             ports,

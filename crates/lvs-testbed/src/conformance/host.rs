@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use lvs_core::{Instant, Protocol};
-use lvs_dataplane::packet::fragment::{History, Reassembler, fragment, fragment6};
+use lvs_dataplane::packet::fragment::{Cutter, History, Reassembler};
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::Net;
 use lvs_dataplane::packet::parse::{self, Packet};
@@ -173,9 +173,10 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
     // An error means an MTU too small for anything: the packet is lost.
     let sizes = history.map(|history| &history.sizes[..]);
-    let _ = fragment(&frame, mtu, sizes, packet.df, Frame::new, |piece| {
-        done.forwarded.push(piece.bytes().to_vec());
-    });
+    if let Ok(cutter) = Cutter::v4(frame.bytes(), mtu, sizes, packet.df) {
+        let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());
+        done.forwarded.extend(pieces);
+    }
     done
 }
 
@@ -188,7 +189,8 @@ fn forward6(frame: &Frame, history: Option<&History>, mtu: usize, done: &mut Don
     let (headers, _) = ipv6::unfragmentable(frame.bytes());
     let sizes = history.map(|history| history.behind(headers, 0));
     let limit = whole.max(ipv6::MTU_MIN);
-    let _ = fragment6(frame, limit, sizes.as_deref(), 0, Frame::new, |piece| {
-        done.forwarded.push(piece.bytes().to_vec());
-    });
+    if let Ok(cutter) = Cutter::v6(frame.bytes(), limit, sizes.as_deref(), 0) {
+        let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());
+        done.forwarded.extend(pieces);
+    }
 }

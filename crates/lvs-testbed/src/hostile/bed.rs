@@ -48,21 +48,7 @@ pub struct Summary {
 impl Summary {
     /// Adds what another storm has shown.
     pub fn add(&mut self, other: &Self) {
-        let (ours, theirs) = (&mut self.counters, &other.counters);
-        ours.received += theirs.received;
-        ours.reassembled += theirs.reassembled;
-        ours.sent += theirs.sent;
-        ours.held += theirs.held;
-        ours.released += theirs.released;
-        ours.left += theirs.left;
-        ours.given_back += theirs.given_back;
-        ours.answered += theirs.answered;
-        ours.fragments += theirs.fragments;
-        ours.icmp_sent += theirs.icmp_sent;
-        ours.emitted += theirs.emitted;
-        for (ours, theirs) in ours.dropped.iter_mut().zip(theirs.dropped) {
-            *ours += theirs;
-        }
+        self.counters += &other.counters;
         self.right += other.right;
         self.came_right += other.came_right;
         self.trains += other.trains;
@@ -249,7 +235,7 @@ impl Bed {
             around,
             intercept: Intercept::default(),
             director,
-            pipeline: Pipeline::new(settings),
+            pipeline: Pipeline::alone(settings),
             output: Output::new(),
             slot: Frame::new(),
             now: Instant::ZERO,
@@ -326,7 +312,7 @@ impl Bed {
                 assert_eq!(left, (0, 0, 0), "{} is not free", server.addr());
             }
         }
-        assert_eq!(self.pipeline.reassembler.memory(), 0);
+        assert_eq!(self.pipeline.common().reassembler.memory(), 0);
         assert_eq!(self.pipeline.held.len(), 0);
         self.summary.counters = self.pipeline.counters.clone();
         self.summary
@@ -436,7 +422,7 @@ impl Bed {
 
     fn bounds(&mut self) {
         let summary = &mut self.summary;
-        let memory = self.pipeline.reassembler.memory();
+        let memory = self.pipeline.common().reassembler.memory();
         assert!(
             memory <= fragment::MEMORY_MAX,
             "{memory} bytes of fragments"

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::{Row, connections, rows};
-use lvs_testbed::{Forward, Host, LoadReport, Site, SiteOptions, content, servers};
+use lvs_testbed::servers::NginxOptions;
+use lvs_testbed::{Forward, Host, LoadOptions, LoadReport, Site, SiteOptions, content, servers};
 
 /// A site with its engine running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
@@ -340,6 +341,57 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
         site.lvsadm("-C")?;
     }
     Ok(())
+}
+
+/// 40 requests to the service, for answers from one byte to many segments.
+pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
+    let mut load = site.load();
+    load.sizes = vec![1, 1448, 20_011, 300_007];
+    load.requests = 40;
+    load
+}
+
+/// The same requests to the first real server itself.
+pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
+    LoadOptions {
+        target: (site.real_address(0), 80).into(),
+        ..load.clone()
+    }
+}
+
+/// A client is refused at this port of the virtual address.
+pub(crate) fn refused(site: &Site, load: &LoadOptions, port: u16) -> Result<()> {
+    let nobody = LoadOptions {
+        target: site.service(port),
+        requests: 1,
+        ..load.clone()
+    };
+    let report = site.client.load(&nobody)?;
+    ensure!(
+        report.errors.len() == 1 && report.errors[0].contains("refused"),
+        "{report:?}"
+    );
+    Ok(())
+}
+
+/// 5 MB from the client to the service.
+pub(crate) fn upload(site: &Site) -> Result<()> {
+    let upload = site.serve("upload", 5_000_000)?;
+    site.client
+        .sh(&format!(
+            "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
+            upload.display(),
+            site.vip
+        ))
+        .map(drop)
+}
+
+/// A web server on one port.
+pub(crate) fn on_port(port: u16) -> NginxOptions {
+    NginxOptions {
+        ports: vec![port],
+        keepalive: true,
+    }
 }
 
 pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {

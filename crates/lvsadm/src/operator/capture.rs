@@ -21,7 +21,7 @@ fn filter(words: &[String]) -> Result<CaptureFilter, Trouble> {
         let mut argument = || {
             words
                 .next()
-                .ok_or_else(|| Trouble::Usage(format!("{word}: something must follow")))
+                .ok_or_else(|| Trouble::Usage(format!("{word}: missing argument")))
         };
         match word {
             "dropped" => filter.dropped = true,
@@ -44,7 +44,7 @@ fn filter(words: &[String]) -> Result<CaptureFilter, Trouble> {
                 Some(protocol) => filter.protocol = Some(protocol.0),
                 None => {
                     return Err(Trouble::Usage(format!(
-                        "{other}: a filter is of tcp, udp, icmp, sctp, host ADDRESS, port N and dropped"
+                        "{other}: not a filter; filters are tcp, udp, sctp, icmp, icmp6, host ADDRESS, port N and dropped"
                     )));
                 }
             },
@@ -66,9 +66,9 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let filter = filter(&words.free)?;
-    let name = words.value("-w").ok_or_else(|| {
-        Trouble::Usage("-w FILE is missing: where shall it be written to?".into())
-    })?;
+    let name = words
+        .value("-w")
+        .ok_or_else(|| Trouble::Usage("missing -w FILE, where - is standard output".into()))?;
     let most: u64 = words.number("-c")?.unwrap_or(u64::MAX);
     let mut client = connect(run)?;
     let out: Box<dyn Write> = if name == "-" {
@@ -103,7 +103,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         Err(error) => return Err(error.into()),
     }
     let losses = if lost > 0 {
-        format!(", {lost} lost because this was too slow")
+        format!(", {lost} lost because the output was too slow")
     } else {
         String::new()
     };

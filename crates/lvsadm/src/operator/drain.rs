@@ -1,4 +1,4 @@
-//! `lvsadm drain`: a server out of service, without breaking connections.
+//! `lvsadm drain`: take a server out of service without breaking connections.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -12,9 +12,9 @@ use serde::de::IgnoredAny;
 use super::{Outcome, Trouble, Words, connect, duration, service_and_server, service_text};
 use crate::program::Invocation;
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(500);
-/// A line at least that often.
+/// Time between two polls.
+const POLL: Duration = Duration::from_millis(500);
+/// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);
 
 fn look(
@@ -46,13 +46,16 @@ fn edit(
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [service, server] = words.free.as_slice() else {
-        return Err(Trouble::Usage("it takes a service and a server".into()));
+        return Err(Trouble::Usage("expected a service and a server".into()));
     };
     let deadline = words
         .value("--deadline")
         .map(|text| {
-            duration(text)
-                .ok_or_else(|| Trouble::Usage(format!("--deadline {text}: as 90, 90s, 10m or 1h")))
+            duration(text).ok_or_else(|| {
+                Trouble::Usage(format!(
+                    "--deadline {text}: expected a time such as 90, 90s, 10m or 1h"
+                ))
+            })
         })
         .transpose()?;
     let (service, server) = service_and_server(run, service, server)?;
@@ -75,7 +78,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if first.persistent > 0 {
         writeln!(
             run.output,
-            "{} persistence templates still lead clients here; lvsadm sysctl expire_quiescent_template=1 ends that",
+            "{} persistence templates still send clients here; lvsadm sysctl expire_quiescent_template=1 ends that",
             first.persistent
         )?;
     }
@@ -83,7 +86,10 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let mut shown: Option<(u32, u32, Instant)> = None;
     loop {
         let Some(info) = look(&mut client, service, server)? else {
-            writeln!(run.output, "{server} of {name} was deleted by someone else")?;
+            writeln!(
+                run.output,
+                "{server} of {name} was deleted by somebody else"
+            )?;
             return Ok(0);
         };
         let (active, inactive) = (info.active, info.inactive);
@@ -100,7 +106,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         }
         if info.config.weight != 0 {
             return Err(Trouble::Engine(format!(
-                "someone else has given {server} the weight {}",
+                "somebody else has set the weight of {server} to {}",
                 info.config.weight
             )));
         }
@@ -112,7 +118,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             } else {
                 writeln!(
                     run.output,
-                    "drained; it keeps weight 0 (before: {})",
+                    "drained; the server keeps weight 0 (it was {})",
                     before.weight
                 )?;
             }
@@ -123,11 +129,14 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 edit(&mut client, service, server, before)?;
                 format!("its weight is {} again", before.weight)
             } else {
-                format!("it keeps weight 0 (before: {})", before.weight)
+                format!("the server keeps weight 0 (it was {})", before.weight)
             };
-            writeln!(run.output, "deadline: {left} connections are left; {end}")?;
+            writeln!(
+                run.output,
+                "the deadline has passed with {left} connections left; {end}"
+            )?;
             return Ok(1);
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL);
     }
 }

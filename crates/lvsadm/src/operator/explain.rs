@@ -10,16 +10,16 @@ use crate::session::json;
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [name, client, virt] = words.free.as_slice() else {
         return Err(Trouble::Usage(
-            "it takes a protocol and two addresses".into(),
+            "expected a protocol and two addresses".into(),
         ));
     };
     let protocol = protocol(name)
         .filter(|&protocol| protocol != Protocol::ICMP)
-        .ok_or_else(|| Trouble::Usage(format!("{name}: tcp, udp or sctp")))?;
+        .ok_or_else(|| Trouble::Usage(format!("{name}: expected tcp, udp or sctp")))?;
     let address = |text: &String| {
         text.parse().map_err(|_| {
             Trouble::Usage(format!(
-                "{text}: an address with a port, as 192.0.2.1:80 or [2001:db8::1]:80"
+                "{text}: expected an address with a port, such as 192.0.2.1:80 or [2001:db8::1]:80"
             ))
         })
     };

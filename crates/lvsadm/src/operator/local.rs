@@ -1,4 +1,4 @@
-//! `lvsadm local`: the addresses that stand for clients with full NAT.
+//! `lvsadm local`: the local addresses of full NAT.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             change(run, |pool| {
                 if let Some(unknown) = gone.iter().find(|addr| !pool.addresses.contains(addr)) {
                     return Err(Trouble::Usage(format!(
-                        "{unknown} is no local address; `lvsadm local` lists them"
+                        "{unknown} is not a local address; `lvsadm local` lists them"
                     )));
                 }
                 pool.addresses.retain(|addr| !gone.contains(addr));
@@ -45,12 +45,12 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
 fn addresses(words: &[&str]) -> Result<Vec<IpAddr>, Trouble> {
     let read = |word: &&str| {
         word.parse()
-            .map_err(|_| Trouble::Usage(format!("{word}: expected an address")))
+            .map_err(|_| Trouble::Usage(format!("{word}: expected an IP address")))
     };
     words.iter().map(read).collect()
 }
 
-/// Changes what there is now.
+/// Reads the pool, changes it and writes it back.
 fn change(
     run: &mut Invocation<'_>,
     change: impl FnOnce(&mut LocalPool) -> Result<(), Trouble>,

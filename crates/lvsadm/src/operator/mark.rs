@@ -37,9 +37,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             Ok(0)
         }
         ["del", number] => {
-            let position = number
-                .parse()
-                .map_err(|_| Trouble::Usage(format!("{number}: expected a number of the list")))?;
+            let position = number.parse().map_err(|_| {
+                Trouble::Usage(format!(
+                    "{number}: expected the number of a rule; `lvsadm mark list` shows them"
+                ))
+            })?;
             connect(run)?.call::<IgnoredAny>(&Call::MarkDelete { position })?;
             Ok(0)
         }

@@ -1,18 +1,19 @@
-//! What only `lvsadm` has: commands that are words, for the people who run a director.
+//! The additional commands of `lvsadm`, for the people who run a director.
 //!
-//! ipvsadm's command lines begin with an option, so no script of its can mean one of these.
+//! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
 
 mod capture;
 mod doctor;
 mod drain;
 mod explain;
-mod host;
 mod local;
 mod mark;
 mod pcapng;
 mod shell;
 mod simple;
+mod table;
 mod watch;
+mod words;
 
 use std::io;
 use std::time::Duration;
@@ -22,6 +23,8 @@ use lvs_core::api::ServiceId;
 use lvs_core::ipvsadm::{self, Command};
 use lvs_dataplane::control::{Client, Error};
 
+pub(crate) use self::table::OPERATORS;
+pub(crate) use self::words::Words;
 use crate::program::Invocation;
 
 /// An option of a command.
@@ -47,163 +50,13 @@ pub(crate) struct Operator {
     /// Its arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// More, for the manual page.
+    /// The rest, for its help and the manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
-/// The one table of commands: dispatch, help, completions and manual page go by it.
-pub(crate) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "watch",
-        arguments: "",
-        summary: "services and servers with rates, again and again",
-        text: "Rates are per second, since the last look. In a terminal, q or Ctrl-C ends it and s changes the order.",
-        flags: &[
-            flag(
-                "--interval",
-                "SECONDS",
-                "time between two looks; 1 if not given",
-            ),
-            flag("--count", "N", "end after so many looks"),
-            flag(
-                "--sort",
-                "rate|bytes|active|name",
-                "order; rate if not given",
-            ),
-            flag("--no-color", "", "no colours; also NO_COLOR"),
-        ],
-        run: watch::run,
-    },
-    Operator {
-        name: "explain",
-        arguments: "tcp|udp|sctp SRC:PORT VIP:PORT",
-        summary: "what would become of a new packet, and why",
-        text: "Tells the mark, the service, the connection or the template that decides, the slot of a hash table, the servers and why each may or may not be chosen. Nothing changes.",
-        flags: &[
-            flag(
-                "--mark",
-                "N",
-                "the packet has this firewall mark; if not given, the rules decide (lvsadm mark)",
-            ),
-            flag(
-                "--interface",
-                "NAME",
-                "it comes in on this interface, for rules that ask",
-            ),
-        ],
-        run: explain::run,
-    },
-    Operator {
-        name: "drain",
-        arguments: "SERVICE SERVER",
-        summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended and tells how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. Interrupted, the server keeps weight 0. With --undo the old weight returns when the deadline has passed.",
-        flags: &[
-            flag(
-                "--deadline",
-                "TIME",
-                "give up after 90, 90s, 10m or 1h; exit status 1",
-            ),
-            flag(
-                "--active",
-                "",
-                "do not wait for connections that are closing (InActConn)",
-            ),
-            flag("--delete", "", "delete the server when it is empty"),
-            flag("--undo", "", "restore the weight if the deadline passes"),
-        ],
-        run: drain::run,
-    },
-    Operator {
-        name: "drops",
-        arguments: "",
-        summary: "packets that were dropped or left to the host, by reason",
-        text: "Each reason with its count and what to do about it.",
-        flags: &[flag("--all", "", "reasons that never occurred, too")],
-        run: simple::drops,
-    },
-    Operator {
-        name: "sysctl",
-        arguments: "[NAME[=VALUE]]",
-        summary: "read or write the settings that the kernel has as net.ipv4.vs.*",
-        text: "Without a name, all of them.",
-        flags: &[],
-        run: simple::sysctl,
-    },
-    Operator {
-        name: "mark",
-        arguments: "list | add | del N",
-        summary: "the rules that give packets firewall marks",
-        text: "The first rule that fits a packet decides. A service with that mark (-f) then takes it, so that one service has several ports or addresses.",
-        flags: &[
-            flag("--destination", "NETWORK", "where the packets go; required"),
-            flag("--source", "NETWORK", "where they come from"),
-            flag("--interface", "NAME", "the interface that they come in on"),
-            flag(
-                "--protocol",
-                "tcp|udp|sctp",
-                "their protocol; all three if not given",
-            ),
-            flag("--ports", "LIST", "destination ports: 80,443,8000-8010"),
-            flag("--mark", "N", "they get this mark"),
-            flag("--drop", "", "they are dropped"),
-            flag("--host", "", "they are left to the host"),
-            flag(
-                "--position",
-                "N",
-                "where in the list; at its end if not given",
-            ),
-        ],
-        run: mark::run,
-    },
-    Operator {
-        name: "local",
-        arguments: "[list | add ADDRESS... | del ADDRESS... | hairpin on|off]",
-        summary: "the local addresses that stand for clients with full NAT",
-        text: "Servers added with --fullnat see one of these addresses in place of the client and answer to it, so that their gateway may be anything. An address that the host does not have is answered for by the engine. Each brings 64,512 connections for each server. With hairpin on, NAT (-m) does the same for clients whose answers would not come back here: those on a server's own network, and servers of the same service.",
-        flags: &[],
-        run: local::run,
-    },
-    Operator {
-        name: "capture",
-        arguments: "[FILTER]",
-        summary: "packets as they arrive, with the director's verdict, as pcapng",
-        text: "FILTER is any of: tcp, udp, icmp, sctp, host ADDRESS, port N, dropped; all must hold. The verdict is each packet's comment (frame.comment in tshark and Wireshark). Ctrl-C ends it.",
-        flags: &[
-            flag("-w", "FILE", "where to write; - is standard output"),
-            flag("-c", "N", "end after so many packets"),
-        ],
-        run: capture::run,
-    },
-    Operator {
-        name: "doctor",
-        arguments: "",
-        summary: "look for what is wrong with this host and the real servers",
-        text: "Each finding comes with its cure. The exit status is 1 if there are any.",
-        flags: &[],
-        run: doctor::run,
-    },
-    Operator {
-        name: "completions",
-        arguments: "bash|zsh|fish",
-        summary: "print completions for a shell",
-        text: "For example: lvsadm completions bash > /etc/bash_completion.d/lvsadm",
-        flags: &[],
-        run: shell::completions,
-    },
-    Operator {
-        name: "man",
-        arguments: "",
-        summary: "print the manual page",
-        text: "For example: lvsadm man > /usr/local/share/man/man8/lvsadm.8",
-        flags: &[],
-        run: shell::man,
-    },
-];
-
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// A wrong command line.
@@ -228,69 +81,6 @@ impl From<Error> for Trouble {
 
 /// The exit status, or what went wrong.
 pub(crate) type Outcome = Result<u8, Trouble>;
-
-/// The words behind a command, taken apart.
-#[derive(Debug, Default)]
-pub(crate) struct Words {
-    pub(crate) free: Vec<String>,
-    options: Vec<(&'static str, String)>,
-}
-
-impl Words {
-    fn new(operator: &Operator, words: &[Vec<u8>]) -> Result<Self, String> {
-        let mut taken = Self::default();
-        let mut words = words
-            .iter()
-            .map(|word| String::from_utf8_lossy(word).into_owned());
-        while let Some(word) = words.next() {
-            if !word.starts_with('-') || word == "-" {
-                taken.free.push(word);
-                continue;
-            }
-            let (name, value) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (word.as_str(), None),
-            };
-            let flag = operator
-                .flags
-                .iter()
-                .find(|flag| flag.name == name)
-                .ok_or_else(|| format!("unknown option {name}"))?;
-            let value = match (flag.argument.is_empty(), value) {
-                (true, None) => String::new(),
-                (true, Some(_)) => return Err(format!("{name} takes no argument")),
-                (false, Some(value)) => value,
-                (false, None) => words
-                    .next()
-                    .ok_or_else(|| format!("{name}: missing argument {}", flag.argument))?,
-            };
-            taken.options.push((flag.name, value));
-        }
-        Ok(taken)
-    }
-
-    /// The value of an option; the last one counts.
-    pub(crate) fn value(&self, name: &str) -> Option<&str> {
-        let mut options = self.options.iter().rev();
-        let found = options.find(|(option, _)| *option == name)?;
-        Some(&found.1)
-    }
-
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.value(name).is_some()
-    }
-
-    /// An option's number.
-    pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Trouble> {
-        self.value(name)
-            .map(|text| {
-                text.parse().map_err(|_| {
-                    Trouble::Usage(format!("{name}: {text:?} is not a number it can take"))
-                })
-            })
-            .transpose()
-    }
-}
 
 /// The command that the first word names.
 pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
@@ -321,7 +111,7 @@ impl Operator {
             Err(Trouble::Usage(text)) => (
                 2,
                 format!(
-                    "lvsadm {}: {text}\nusage: lvsadm {} {}; lvsadm {} --help tells more\n",
+                    "lvsadm {}: {text}\nusage: lvsadm {} {}\nTry `lvsadm {} --help' for more information.\n",
                     self.name,
                     self.name,
                     self.synopsis(),
@@ -360,7 +150,7 @@ impl Operator {
     }
 }
 
-fn capital(text: &str) -> String {
+pub(crate) fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters
         .next()
@@ -368,12 +158,12 @@ fn capital(text: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Where the summaries begin, behind the indentation.
+/// The column in which the summaries begin.
 const OVERVIEW_COLUMN: usize = 44;
 
 /// The part of the help that lists the commands.
 pub(crate) fn overview() -> String {
-    let mut text = "Commands of lvsadm alone (lvsadm COMMAND --help):\n".to_owned();
+    let mut text = "Additional commands (lvsadm COMMAND --help):\n".to_owned();
     for operator in OPERATORS {
         let left = format!("{} {}", operator.name, operator.arguments);
         if left.len() < OVERVIEW_COLUMN {

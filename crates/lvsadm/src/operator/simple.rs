@@ -10,9 +10,7 @@ use crate::program::Invocation;
 use crate::session::json_list;
 
 pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
-    if let Some(word) = words.free.first() {
-        return Err(Trouble::Usage(format!("unexpected argument {word}")));
-    }
+    words.no_arguments()?;
     let mut client = connect(run)?;
     let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
     if !words.has("--all") {
@@ -49,7 +47,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Cuts a text into lines.
+/// Breaks a text into lines.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -103,18 +101,18 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// What was wrong with a name or a value that the engine refused.
+/// Why the engine refused a name or a value.
 fn sysctl_trouble(name: &str, value: Option<&str>, error: Error) -> Trouble {
     let Error::Refused(_) = error else {
         return error.into();
     };
     if !Sysctls::NAMES.contains(&name) {
         return Trouble::Engine(format!(
-            "{name:?}: no sysctl of this name; `lvsadm sysctl` lists them"
+            "{name:?}: no such sysctl; `lvsadm sysctl` lists them"
         ));
     }
     match value {
-        Some(value) => Trouble::Engine(format!("{name}={value}: it takes {}", range(name))),
+        Some(value) => Trouble::Engine(format!("{name}={value}: expected {}", range(name))),
         None => error.into(),
     }
 }

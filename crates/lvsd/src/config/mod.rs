@@ -10,10 +10,12 @@
 
 mod check;
 mod diagnostic;
+mod keys;
 mod ports;
 mod raw;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -29,9 +31,12 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 pub(crate) use check::label;
 pub use diagnostic::{Diagnostic, Report, Severity};
+pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
 pub(crate) use ports::is_generated;
 use raw::RawConfig;
+
+use crate::health::Probe;
 
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,7 +99,7 @@ pub struct Dataplane {
     pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
-    /// `drop` or `evict`.
+    /// `drop`.
     pub when_full: Option<String>,
     /// Path of the engine.
     pub program: Option<String>,
@@ -173,7 +178,7 @@ pub enum VipMode {
 
 /// What a failed check does to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnDown {
+pub enum OnCheckFailure {
     /// Weight 0: no new connections, the existing ones go on.
     Quiesce,
     /// The server is deleted: nothing reaches it, its connections hang until it is back.
@@ -194,7 +199,7 @@ pub struct Service {
     /// Whose address the VIP is.
     pub vip: VipMode,
     /// What a failed check does.
-    pub on_down: OnDown,
+    pub on_check_failure: OnCheckFailure,
     /// Real servers, in the order of the file.
     pub servers: Vec<Server>,
 }
@@ -229,12 +234,12 @@ pub struct Server {
 }
 
 /// A health check of one server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
-    /// How.
-    pub kind: CheckKind,
-    /// Where.
-    pub target: SocketAddr,
+    /// What is done.
+    pub probe: Probe,
+    /// The server.
+    pub server: SocketAddr,
     /// Time between the starts of two checks.
     pub interval: Duration,
     /// Time after which a check has failed.
@@ -245,11 +250,11 @@ pub struct Check {
     pub fall: u32,
 }
 
-/// Kinds of health checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CheckKind {
-    /// A TCP connection can be opened.
-    Tcp,
+impl Check {
+    /// Whether both find out the same, perhaps in another rhythm.
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        (&self.probe, self.server) == (&other.probe, other.server)
+    }
 }
 
 impl Config {
@@ -446,6 +451,16 @@ fn remove_item(items: &mut toml::de::DeArray<'_>, span: &Range<usize>) -> bool {
     })
 }
 
+/// A key that the table does not have.
+fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
+    let finding =
+        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
+    match diagnostic::did_you_mean(key, known.iter().copied()) {
+        Some(word) => finding.help(format!("did you mean `{word}`?")),
+        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
+    }
+}
+
 /// serde's message in our words, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no fields).
@@ -453,12 +468,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         let mut quoted = rest.split('`').step_by(2);
         let key = quoted.next().unwrap_or_default();
         let known: Vec<&str> = rest.split('`').skip(2).step_by(2).collect();
-        let finding = Diagnostic::error(span.clone(), format!("unknown key `{key}`"))
-            .label("not a key of this table");
-        return match diagnostic::did_you_mean(key, known.iter().copied()) {
-            Some(word) => finding.help(format!("did you mean `{word}`?")),
-            None => finding.help(format!("this table knows: {}", known.join(", "))),
-        };
+        return unknown_key(span.clone(), key, &known);
     }
     let written = text.get(span.clone()).unwrap_or_default();
     if let Some(rest) = message.strip_prefix("invalid type: ")

@@ -11,6 +11,8 @@ use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
+use super::value::Value;
+
 /// A whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -42,9 +44,9 @@ pub(super) struct RawDataplane {
     pub(super) interface: Option<Spanned<OneOrMore>>,
     /// Use no interface at all. Default: false.
     pub(super) no_interfaces: Option<Spanned<bool>>,
-    /// `auto`, `af_packet`, `tun` or, not built yet, `af_xdp`. Default: `auto`.
+    /// `auto`, `af_packet` or `tun`. Default: `auto`.
     pub(super) backend: Option<Spanned<String>>,
-    /// Worker threads; more than one is not built yet. Default: the engine's.
+    /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
     pub(super) socket: Option<Spanned<String>>,
@@ -74,7 +76,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// What a full table does with a new connection: `drop` or, not built yet, `evict`. Default: `drop`.
+    /// What a full table does with a new connection: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
@@ -109,7 +111,11 @@ pub(super) struct RawService {
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none.
     pub(super) check: Option<Spanned<RawCheck>>,
+    /// What is wrapped around packets to servers with `forward = "tun"`. Default: IPIP.
+    pub(super) tunnel: Option<Spanned<RawTunnel>>,
     /// What a failed check does to a server: `quiesce` or `remove`. Default: see the documentation.
+    pub(super) on_check_failure: Option<Spanned<String>>,
+    /// The same under its old name.
     pub(super) on_down: Option<Spanned<String>>,
     /// What becomes of the connections of a server that is removed: `kernel`, `reset`, `reschedule` or `drop`. Default:
     /// `kernel`.
@@ -142,12 +148,36 @@ pub(super) struct RawServer {
     pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,
+    /// Replaces the service's as a whole.
+    pub(super) tunnel: Option<Spanned<RawTunnel>>,
     /// Connections at which it stops taking new ones; 0 is no limit. Default: 0.
     pub(super) upper: Option<Spanned<Whole>>,
     /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default: 0.
     pub(super) lower: Option<Spanned<Whole>>,
     /// Overrides the service's; `"none"` switches it off.
     pub(super) check: Option<Spanned<RawCheck>>,
+}
+
+/// `tunnel = { ... }`, or `tunnel = "gre"` for `tunnel = { type = "gre" }`.
+#[derive(Debug)]
+pub(super) enum RawTunnel {
+    /// The type.
+    Word(String),
+    /// The table.
+    Table(RawTunnelTable),
+}
+
+/// The table of a tunnel.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawTunnelTable {
+    /// `ipip`, `gre` or `gue`. Required.
+    #[serde(rename = "type")]
+    pub(super) kind: Option<Spanned<String>>,
+    /// Destination port of GUE's UDP packets. Required for GUE.
+    pub(super) port: Option<Spanned<Whole>>,
+    /// Checksum of GRE and GUE: `none`, `full` or, GUE only, `remote`. Default: `none`.
+    pub(super) checksum: Option<Spanned<String>>,
 }
 
 /// `check = { ... }` or `check = "none"`.
@@ -159,12 +189,10 @@ pub(super) enum RawCheck {
     Table(RawCheckTable),
 }
 
-/// The table of a check.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+/// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe) reads.
+#[derive(Debug, Default)]
 pub(super) struct RawCheckTable {
-    /// `tcp`. Required.
-    #[serde(rename = "type")]
+    /// A kind of check. Required.
     pub(super) kind: Option<Spanned<String>>,
     /// Time between the starts of two checks. Default: `5s`.
     pub(super) interval: Option<Spanned<RawDuration>>,
@@ -174,8 +202,13 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row that take it out. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
-    /// Port to connect to. Default: the server's.
-    pub(super) port: Option<Spanned<Whole>>,
+    /// Keys of the kind's own.
+    pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
+}
+
+impl RawCheckTable {
+    /// The keys that every kind has.
+    pub(super) const KEYS: [&'static str; 5] = ["fall", "interval", "rise", "timeout", "type"];
 }
 
 /// `[[mark]]`: a rule that sets firewall marks.
@@ -367,6 +400,31 @@ impl<'de> Deserialize<'de> for OneOrMore {
     }
 }
 
+impl<'de> Deserialize<'de> for RawTunnel {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = RawTunnel;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a table such as { type = \"gue\", port = 6080 }, or \"ipip\" or \"gre\"",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawTunnel, E> {
+                Ok(RawTunnel::Word(v.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawTunnel, A::Error> {
+                RawTunnelTable::deserialize(de::value::MapAccessDeserializer::new(map))
+                    .map(RawTunnel::Table)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
 impl<'de> Deserialize<'de> for RawCheck {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct V;
@@ -381,9 +439,19 @@ impl<'de> Deserialize<'de> for RawCheck {
                 Ok(RawCheck::Word(v.to_owned()))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawCheck, A::Error> {
-                RawCheckTable::deserialize(de::value::MapAccessDeserializer::new(map))
-                    .map(RawCheck::Table)
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawCheck, A::Error> {
+                let mut table = RawCheckTable::default();
+                while let Some(key) = map.next_key::<Spanned<String>>()? {
+                    match key.get_ref().as_str() {
+                        "type" => table.kind = Some(map.next_value()?),
+                        "interval" => table.interval = Some(map.next_value()?),
+                        "timeout" => table.timeout = Some(map.next_value()?),
+                        "rise" => table.rise = Some(map.next_value()?),
+                        "fall" => table.fall = Some(map.next_value()?),
+                        _ => table.own.push((key, map.next_value()?)),
+                    }
+                }
+                Ok(RawCheck::Table(table))
             }
         }
         deserializer.deserialize_any(V)

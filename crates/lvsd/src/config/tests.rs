@@ -2,10 +2,11 @@
 
 use super::*;
 
-const EXAMPLES: [(&str, &str); 5] = [
+const EXAMPLES: [(&str, &str); 6] = [
     ("nat.toml", include_str!("../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../examples/tun.toml")),
+    ("gue.toml", include_str!("../../../../examples/gue.toml")),
     (
         "web-modern.toml",
         include_str!("../../../../examples/web-modern.toml"),
@@ -48,8 +49,9 @@ protocol = "tcp"
 scheduler = "sh"
 scheduler_flags = ["sh-port", "sh-fallback"]
 forward = "tun"
+tunnel = { type = "gue", port = 6080, checksum = "remote" }
 vip = "own"
-on_down = "quiesce"
+on_check_failure = "quiesce"
 check = "none"
 
 [service.persistence]
@@ -60,6 +62,7 @@ netmask = 64
 address = "10.0.0.1:443"
 weight = 0
 forward = "tun"
+tunnel = { type = "gre", checksum = "full" }
 upper = 10
 lower = 5
 
@@ -76,7 +79,7 @@ fwmark = 7
 family = "ipv6"
 one_packet = true
 forward = "nat"
-on_down = "remove"
+on_check_failure = "remove"
 on_server_down = "drop"
 slow_start = "1m"
 
@@ -106,21 +109,21 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
     );
     for (line, wanted) in [
         ("echo = \"host\"", "unknown word `host`"),
-        ("clamp_mss = 535", "`535` is no segment size"),
-        ("clamp_mss = \"Auto\"", "`Auto` is no segment size"),
+        ("clamp_mss = 535", "`535` is not a segment size"),
+        ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
         ("icmp_msgs_burst = 0", "is out of range"),
         ("echo_limit = -1", "is out of range"),
         (
             "interface = \"eth0=10.0.0.1/24\"",
-            "is no VLAN with addresses",
+            "is not a VLAN with addresses",
         ),
         (
             "interface = \"eth0.100=10.0.0.1\"",
-            "is no VLAN with addresses",
+            "is not a VLAN with addresses",
         ),
         (
             "interface = \"eth0.4095=10.0.0.1/24\"",
-            "is no VLAN with addresses",
+            "is not a VLAN with addresses",
         ),
     ] {
         let found = errors(&format!("[dataplane]\n{line}\n"));
@@ -211,10 +214,12 @@ fn defaults_and_the_full_file() {
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");
     assert_eq!(web.vip, VipMode::Auto);
-    assert_eq!(web.on_down, OnDown::Quiesce);
+    assert_eq!(web.on_check_failure, OnCheckFailure::Quiesce);
     assert_eq!(web.servers[0].config.weight, 1);
-    let check = web.servers[2].check.expect("the service's check");
-    assert_eq!(check.target, "10.0.0.13:8080".parse().unwrap());
+    let check = web.servers[2].check.as_ref();
+    let check = check.expect("the service's check");
+    assert_eq!(check.server, "10.0.0.13:8080".parse().unwrap());
+    assert_eq!(check.probe.target(check.server), "10.0.0.13:8080");
     assert_eq!((check.rise, check.fall), (2, 3));
 
     let dr = load(EXAMPLES[1].1);
@@ -223,7 +228,7 @@ fn defaults_and_the_full_file() {
         "192.0.2.11:80".parse().unwrap()
     );
     // A template would keep leading clients to a server of weight 0.
-    assert_eq!(dr.services[1].on_down, OnDown::Remove);
+    assert_eq!(dr.services[1].on_check_failure, OnCheckFailure::Remove);
     assert_eq!(dr.services[1].config.netmask, 0xffff_ff00);
     assert_eq!(dr.services[1].config.timeout, 600);
 
@@ -243,28 +248,28 @@ fn defaults_and_the_full_file() {
 }
 
 #[test]
-fn on_down_by_default() {
+fn on_check_failure_by_default() {
     let with = |keys: &str, top: &str| {
         let text = format!(
             "{top}\n[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
         );
-        load(&text).services[0].on_down
+        load(&text).services[0].on_check_failure
     };
     let persistence = "persistence = { timeout = \"6m\" }";
-    assert_eq!(with("", ""), OnDown::Quiesce);
-    assert_eq!(with("scheduler = \"dh\"", ""), OnDown::Remove);
-    assert_eq!(with("scheduler = \"mh\"", ""), OnDown::Remove);
+    assert_eq!(with("", ""), OnCheckFailure::Quiesce);
+    assert_eq!(with("scheduler = \"dh\"", ""), OnCheckFailure::Remove);
+    assert_eq!(with("scheduler = \"mh\"", ""), OnCheckFailure::Remove);
     assert_eq!(
         with(
             "scheduler = \"mh\"\nscheduler_flags = [\"mh-fallback\"]",
             ""
         ),
-        OnDown::Quiesce
+        OnCheckFailure::Quiesce
     );
-    assert_eq!(with(persistence, ""), OnDown::Remove);
+    assert_eq!(with(persistence, ""), OnCheckFailure::Remove);
     assert_eq!(
         with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
-        OnDown::Quiesce
+        OnCheckFailure::Quiesce
     );
 }
 
@@ -704,7 +709,11 @@ fn what_goes_beyond_the_kernel() {
         service.config.extras.on_server_down,
         lvs_core::OnServerDown::Reset
     );
-    assert_eq!(service.on_down, OnDown::Remove, "a failed check means down");
+    assert_eq!(
+        service.on_check_failure,
+        OnCheckFailure::Remove,
+        "a failed check means down"
+    );
     let plain = load(&file("forward = \"nat\""));
     assert!(plain.services[0].config.extras.is_off());
 
@@ -758,20 +767,20 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
         (
             "backend = \"af_xdp\"",
             "test.toml:2:11",
-            "backend = \"af_xdp\" is not built yet",
-            "write backend = \"af_packet\"",
+            "unknown word `af_xdp`",
+            "one of: auto, af_packet, tun",
         ),
         (
             "workers = 2",
             "test.toml:2:11",
-            "more than one worker is not built yet",
+            "number of workers 2 is out of range",
             "write workers = 1",
         ),
         (
             "when_full = \"evict\"",
             "test.toml:2:13",
-            "when_full = \"evict\" is not built yet",
-            "write when_full = \"drop\"",
+            "unknown word `evict`",
+            "one of: drop",
         ),
     ] {
         let said = errors(&format!("[dataplane]\n{line}\n"));
@@ -863,4 +872,184 @@ fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
             .contains("let the user that lvsd runs as read it"),
         "{denied}"
     );
+}
+
+/// A service with one server, each with lines of its own.
+fn tunnelled(service: &str, server: &str) -> String {
+    format!(
+        "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"
+    )
+}
+
+#[test]
+fn tunnels_of_every_type() {
+    use lvs_core::{Forwarding, Tunnel, TunnelChecksum as Sum};
+    let gre = |checksum| Tunnel::Gre { checksum };
+    let gue = |checksum| Tunnel::Gue {
+        port: 6080,
+        checksum,
+    };
+    for (words, tunnel) in [
+        ("\"ipip\"", Tunnel::Ipip),
+        ("{ type = \"ipip\" }", Tunnel::Ipip),
+        ("\"gre\"", gre(Sum::None)),
+        ("{ type = \"gre\", checksum = \"none\" }", gre(Sum::None)),
+        ("{ type = \"gre\", checksum = \"full\" }", gre(Sum::Full)),
+        ("{ type = \"gue\", port = 6080 }", gue(Sum::None)),
+        (
+            "{ type = \"gue\", port = 6080, checksum = \"full\" }",
+            gue(Sum::Full),
+        ),
+        (
+            "{ type = \"gue\", port = 6080, checksum = \"remote\" }",
+            gue(Sum::Remote),
+        ),
+    ] {
+        let line = format!("tunnel = {words}");
+        for (service, server) in [(line.as_str(), ""), ("tunnel = \"gre\"", line.as_str())] {
+            let text = tunnelled(&format!("forward = \"tun\"\n{service}"), server);
+            let config = load(&text).services[0].servers[0].config;
+            assert_eq!(
+                (config.forwarding, config.tunnel),
+                (Forwarding::Tunnel, tunnel),
+                "{text}"
+            );
+        }
+    }
+    // A server that is reached in another way does not have the service's.
+    let nat = tunnelled(
+        "forward = \"tun\"\ntunnel = \"gre\"",
+        "forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.12\"",
+    );
+    let servers = &load(&nat).services[0].servers;
+    assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
+    assert_eq!(servers[1].config.tunnel, gre(Sum::None));
+    // One tunnelled server is reason enough to say it for all.
+    load(&tunnelled(
+        "forward = \"nat\"\ntunnel = \"gre\"",
+        "forward = \"tun\"",
+    ));
+}
+
+#[test]
+fn a_tunnel_that_does_not_fit_is_refused_with_its_place() {
+    for (words, place, title, help) in [
+        (
+            "\"vxlan\"",
+            "4:10",
+            "unknown word `vxlan`",
+            "one of: ipip, gre, gue",
+        ),
+        (
+            "\"GUE\"",
+            "4:10",
+            "unknown word `GUE`",
+            "did you mean \"gue\"?",
+        ),
+        (
+            "\"gue\"",
+            "4:10",
+            "`port` of the GUE tunnel is missing",
+            "{ type = \"gue\", port = 6080 }",
+        ),
+        (
+            "{ type = \"gue\" }",
+            "4:10",
+            "`port` of the GUE tunnel is missing",
+            "ip fou add port 6080 gue",
+        ),
+        (
+            "{ port = 6080 }",
+            "4:10",
+            "`type` of the tunnel is missing",
+            "add type =",
+        ),
+        (
+            "{ type = \"gue\", port = 0 }",
+            "4:33",
+            "port 0 is out of range",
+            "from 1 to 65535",
+        ),
+        (
+            "{ type = \"gre\", port = 6080 }",
+            "4:33",
+            "only a GUE tunnel has a port",
+            "set type = \"gue\"",
+        ),
+        (
+            "{ type = \"ipip\", checksum = \"full\" }",
+            "4:38",
+            "an IPIP tunnel has no checksum of its own",
+            "remove `checksum`",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"remote\" }",
+            "4:37",
+            "only a GUE tunnel has remote checksum offload",
+            "write checksum = \"full\"",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"csum\" }",
+            "4:37",
+            "unknown checksum of a tunnel `csum`",
+            "here it is called \"full\"",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"ful\" }",
+            "4:37",
+            "unknown word `ful`",
+            "did you mean \"full\"?",
+        ),
+        (
+            "{ type = \"gre\", key = 5 }",
+            "4:26",
+            "unknown key `key`",
+            "type, port, checksum",
+        ),
+        ("5", "4:10", "value of a wrong type", ""),
+    ] {
+        let said = errors(&tunnelled(
+            &format!("forward = \"tun\"\ntunnel = {words}"),
+            "",
+        ));
+        for part in [title, help, &format!("test.toml:{place}\n")] {
+            assert!(said.contains(part), "{words}: no {part:?} in\n{said}");
+        }
+        assert_eq!(said.matches("error: ").count(), 1, "{words}: {said}");
+    }
+    for (service, server, place) in [
+        ("forward = \"nat\"\ntunnel = \"gre\"", "", "4:10"),
+        ("forward = \"dr\"", "tunnel = \"gre\"", "6:10"),
+        (
+            "forward = \"tun\"",
+            "forward = \"nat\"\ntunnel = \"gre\"",
+            "7:10",
+        ),
+    ] {
+        let said = errors(&tunnelled(service, server));
+        for part in [
+            "error: `tunnel` is for servers with forward = \"tun\"",
+            "the forwarding method",
+            "help: set forward = \"tun\", or remove `tunnel`",
+            &format!("test.toml:{place}\n"),
+        ] {
+            assert!(said.contains(part), "{service}: no {part:?} in\n{said}");
+        }
+    }
+}
+
+#[test]
+fn the_old_name_of_on_check_failure_is_reported() {
+    let file = |keys: &str| tunnelled(&format!("forward = \"nat\"\n{keys}"), "");
+    let (config, warnings) =
+        Config::from_toml("test.toml", &file("on_down = \"remove\"")).expect("it still works");
+    assert_eq!(config.services[0].on_check_failure, OnCheckFailure::Remove);
+    let said = warnings.to_string();
+    assert!(
+        said.contains("warning: `on_down` is now called `on_check_failure`\n --> test.toml:4:11"),
+        "{said}"
+    );
+    let said = errors(&file("on_down = \"remove\"\non_check_failure = \"remove\""));
+    assert!(said.contains("and both are given"), "{said}");
+    assert!(said.contains("help: remove `on_down`"), "{said}");
 }

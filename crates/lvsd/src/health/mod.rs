@@ -6,11 +6,10 @@
 //! ...                                          ┘
 //! ```
 
+pub mod probe;
 mod state;
-mod tcp;
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,26 +23,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::config::{Check, Config};
 use crate::reconcile::Health;
 
+pub use probe::{Network, Probe, ProbeError, Prober};
 pub use state::State;
-pub use tcp::TcpProber;
 
 /// Probes in flight at once; the rest wait their turn.
 const IN_FLIGHT: usize = 256;
-
-/// Why a probe did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeError {
-    /// The server does not serve, in words.
-    Server(String),
-    /// This host could not even ask; that says nothing about the server.
-    Local(String),
-}
-
-/// Asks a server whether it serves.
-pub trait Prober: Send + Sync + 'static {
-    /// One check, within its timeout.
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send;
-}
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
@@ -111,24 +95,26 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Checks the servers of `config`, and no others. A check that has not changed goes on undisturbed; one that asks
-    /// the same port in another rhythm keeps what it knows.
+    /// Checks the servers of `config`, and no others. A check that has not changed goes on undisturbed;
+    /// one that asks the same in another rhythm keeps what it knows.
     pub fn set(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.tasks);
         for service in &config.services {
             for server in &service.servers {
                 let key = (service.id, server.address);
-                let Some(check) = server.check else { continue };
+                let Some(check) = &server.check else {
+                    continue;
+                };
                 let before = old.remove(&key);
                 let task = match before {
-                    Some(task) if task.check == check => task,
-                    Some(task) if task.check.target == check.target => {
+                    Some(task) if task.check == *check => task,
+                    Some(task) if task.check.asks_the_same(check) => {
                         let since = task.since;
-                        let mut new = self.spawn(key, check, task.up);
+                        let mut new = self.spawn(key, check.clone(), task.up);
                         new.since = since;
                         new
                     }
-                    _ => self.spawn(key, check, None),
+                    _ => self.spawn(key, check.clone(), None),
                 };
                 self.tasks.insert(key, task);
             }
@@ -142,7 +128,7 @@ impl<P: Prober> Checks<P> {
         let limit = Arc::clone(&self.limit);
         let sender = self.sender.clone();
         let state = State::new(check.rise, check.fall, up);
-        let work = run(prober, limit, sender, key, id, check, state);
+        let work = run(prober, limit, sender, key, id, check.clone(), state);
         Task {
             id,
             check,
@@ -208,7 +194,10 @@ async fn run<P: Prober>(
             Err(ProbeError::Server(reason)) => Some(reason),
             Err(ProbeError::Local(reason)) => {
                 if !complained {
-                    tracing::warn!(target = %check.target, "cannot check the server, its state stays as it is: {reason}");
+                    tracing::warn!(
+                        server = %check.server,
+                        "cannot check the server, its state stays as it is: {reason}"
+                    );
                     complained = true;
                 }
                 None
@@ -217,7 +206,7 @@ async fn run<P: Prober>(
         if let Some(reason) = reason {
             complained = false;
             let good = reason.is_empty();
-            tracing::debug!(target = %check.target, good, reason, "checked");
+            tracing::debug!(server = %check.server, good, reason, "checked");
             if let Some(up) = state.observe(good) {
                 let report = Report {
                     key,

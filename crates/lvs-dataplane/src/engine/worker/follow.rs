@@ -3,17 +3,17 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use lvs_core::ServiceKey;
-use lvs_core::api::{Failure, LocalPool};
+use lvs_core::api::{Call, Done, Failure, Host, LocalPool, Need, Refused};
 use lvs_core::mark::MarkAction;
+use lvs_core::{Error, LocalAddress, ServiceKey};
 use tracing::{debug, info, warn};
 
 use super::{Worker, groups_of};
-use crate::engine::access::Wish;
+use crate::engine::access::Access;
 use crate::engine::capture::Capture;
 use crate::engine::local;
-use crate::engine::shared::{self, Command};
-use crate::netlink::RouteKind;
+use crate::engine::shared::Command;
+use crate::netlink::{NetState, RouteKind};
 use crate::packet::intercept::Intercept;
 use crate::packet::mld::Change;
 use crate::packet::net::{Net, PortId};
@@ -25,24 +25,43 @@ const ANNOUNCEMENTS: u8 = 3;
 /// How often it is asked who else has a service's address.
 const PROBES: u8 = 2;
 
+/// Changes to so few services are followed one by one.
+const FEW_SERVICES: usize = 16;
+
+/// What changes depend on besides the director.
+struct WorkerHost<'a> {
+    access: &'a Access,
+    state: &'a NetState,
+}
+
+impl Host for WorkerHost<'_> {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        if let Need::Daemon(_) = need {
+            return Err(Error::Unsupported("synchronisation daemon").into());
+        }
+        self.access.permits(need, self.state)
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        let route = self.state.lookup(addr);
+        route.is_some_and(|hit| hit.kind == RouteKind::Broadcast)
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        Some(self.state.link_by_name(interface)?.mtu)
+    }
+
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        local::ports(addr, self.state.is_local(addr))
+    }
+}
+
 impl Worker {
     pub(super) fn obey(&mut self, command: Command) {
         // Whoever asked may have given up waiting; then nobody needs the answer.
         match command {
-            Command::Follow(change, reply) => {
-                let done = match change {
-                    shared::Change::Service(key) => self.follow_service(&key),
-                    shared::Change::Any => self.follow_control(),
-                };
-                let _ = reply.send(done);
-            }
-            Command::OwnVips(addresses, reply) => {
-                self.wanted_vips = addresses.into_iter().collect();
-                let done = self.follow_control();
-                let _ = reply.send(done);
-            }
-            Command::LocalPool(pool, reply) => {
-                let _ = reply.send(self.set_local_pool(pool));
+            Command::Apply(changes, reply) => {
+                let _ = reply.send(self.apply(&changes));
             }
             Command::LocalInfo(reply) => {
                 let control = self.shared.control();
@@ -51,10 +70,6 @@ impl Worker {
             Command::Connections(slots, reply) => {
                 let _ = reply.send(self.decider.connections(slots));
             }
-            Command::IsBroadcast(addr, reply) => {
-                let route = self.network.state.lookup(addr);
-                let _ = reply.send(route.is_some_and(|hit| hit.kind == RouteKind::Broadcast));
-            }
             Command::Explain(question, reply) => {
                 let _ = reply.send(self.decider.explain(&question));
             }
@@ -62,15 +77,8 @@ impl Worker {
             Command::Marked(reply) => {
                 let _ = reply.send(self.decider.marked.clone());
             }
-            Command::Interface(name, reply) => {
-                let link = self.network.state.link_by_name(&name);
-                let _ = reply.send(link.map(|link| link.mtu));
-            }
             // Whoever asks is told by the closed channel; only an engine without interfaces gets these.
             Command::Test(..) => {}
-            Command::Permits(wish, reply) => {
-                let _ = reply.send(self.access.permits(&wish, &self.network.state));
-            }
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
@@ -80,18 +88,48 @@ impl Worker {
         }
     }
 
-    /// Lets other addresses stand for clients.
-    pub(super) fn set_local_pool(&mut self, wanted: LocalPool) -> Result<(), Failure> {
-        for &addr in &wanted.addresses {
-            self.access
-                .permits(&Wish::Local(addr), &self.network.state)?;
-        }
-        let pool = local::pool(&wanted.addresses, |addr| self.network.state.is_local(addr));
-        self.shared
-            .control()
-            .set_local_pool(pool, wanted.hairpin)
-            .map_err(Failure::from)?;
-        self.wanted_pool = wanted;
+    /// Makes changes, or none, and follows them.
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, Refused> {
+        let host = WorkerHost {
+            access: &self.access,
+            state: &self.network.state,
+        };
+        let now = self.shared.now();
+        let applied = {
+            let mut control = self.shared.control();
+            let applied = control.apply(changes, &host, now)?;
+            self.wanted_vips = control.own_vips().iter().copied().collect();
+            let (pool, hairpin) = control.local_pool();
+            self.wanted_pool = LocalPool {
+                addresses: pool.iter().map(|local| local.addr).collect(),
+                hairpin,
+            };
+            applied
+        };
+        let followed = if applied.is_empty() {
+            Ok(())
+        } else if applied.is_services_only() && applied.services().len() <= FEW_SERVICES {
+            let services: Vec<ServiceKey> = applied.services().collect();
+            services.iter().try_for_each(|key| self.follow_service(key))
+        } else {
+            self.follow_control()
+        };
+        let warnings = followed.err().map(|failure| failure.message);
+        Ok(Done {
+            warnings: warnings.into_iter().collect(),
+        })
+    }
+
+    /// An address that comes to the host, or leaves it, has other ports than before.
+    pub(super) fn follow_local_pool(&mut self) -> Result<(), Failure> {
+        let host = WorkerHost {
+            access: &self.access,
+            state: &self.network.state,
+        };
+        let call = Call::LocalSet(self.wanted_pool.clone());
+        let now = self.shared.now();
+        let applied = self.shared.control().apply(&[call], &host, now);
+        applied.map_err(|refused| refused.failure)?;
         self.follow_control()
     }
 

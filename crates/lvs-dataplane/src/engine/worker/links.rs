@@ -66,8 +66,7 @@ impl Worker {
         if changes.links || changes.addresses {
             self.network.follow_addresses();
             self.decider.follow_addresses(&self.network.state);
-            // An address that comes to the host, or leaves it, has other ports than before.
-            if let Err(failure) = self.set_local_pool(self.wanted_pool.clone()) {
+            if let Err(failure) = self.follow_local_pool() {
                 warn!("{}", failure.message);
                 self.follow_or_warn();
             }

@@ -29,6 +29,7 @@ use crate::engine::{Backend, PacketHook, StartError};
 use crate::io::vlan::Wanted;
 use crate::io::{BATCH, PacketIo};
 use crate::netlink::Netlink;
+use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::intercept::{Intercept, LocalClient};
@@ -171,7 +172,9 @@ impl Worker {
             decider: Decider::new(shared.clone(), shard, hook),
             shared,
             commands,
-            pipeline: Pipeline::new(setup.settings),
+            pipeline: Pipeline::new(Arc::new(
+                Common::new(setup.settings).with_midnight(midnight),
+            )),
             setup,
             output: Output::new(),
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
@@ -218,7 +221,6 @@ impl Worker {
             worker.network.route_over(HOP_PORT);
             worker.hidden.everything = true;
         }
-        worker.pipeline.midnight = midnight;
         worker.attach_links(true)?;
         worker.access.check_host()?;
         worker.decider.follow_addresses(&worker.network.state);

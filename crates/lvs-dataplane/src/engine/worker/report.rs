@@ -49,7 +49,7 @@ impl Worker {
                 })
                 .chain(routed)
                 .collect(),
-            too_big: self.pipeline.oversize.all(),
+            too_big: self.pipeline.common().oversize.all(),
             own_vips: self.own_vips().collect(),
             conflicts: self
                 .conflicts
@@ -84,9 +84,9 @@ impl Worker {
             .sum();
         let missed = missed + self.access.drops();
         all.push(reason("drop", missed, remedies::NOT_RECEIVED));
-        let limited = self.pipeline.rate_limit.suppressed;
+        let limited = self.pipeline.common().rate_limit.suppressed();
         all.push(reason("drop", limited, remedies::ICMP_LIMITED));
-        let incomplete = self.pipeline.reassembler.expired;
+        let incomplete = self.pipeline.common().reassembler.expired();
         all.push(reason("drop", incomplete, remedies::INCOMPLETE));
         let tagged = self.pipeline.counters.tagged + self.trunks.strangers();
         all.push(reason("host", tagged, remedies::VLAN));

@@ -5,12 +5,14 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Hook, Instant, Reply};
 
-use super::{ClampMss, Cx, Fate, Job, Pipeline};
+use super::datagram::Job;
+use super::{ClampMss, Cx, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mss;
+use crate::packet::segment::Cut;
 use crate::packet::wire::icmp::ErrorKind;
 use crate::packet::wire::ip_options::{self, Refused};
 use crate::packet::wire::{ipv4, ipv6};
@@ -36,6 +38,42 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
 }
 
 impl Pipeline {
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`). `way`: to
+    /// which server it was, and whether by tunnel.
+    pub(super) fn too_big<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        way: Option<(IpAddr, bool)>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let packet = &job.packet;
+        // What came in fragments of IPv6 fits as it fitted before.
+        let longest = match job.history {
+            Some(history) if packet.is_ipv6() => history.longest,
+            _ => packet.len,
+        };
+        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+            return None;
+        }
+        let longest = match Cut::new(frame, packet) {
+            Ok(Some(cut)) => cut.longest(packet.len),
+            Ok(None) => longest,
+            Err(reason) => return Some(Fate::Dropped(reason)),
+        };
+        if longest <= mtu {
+            return None;
+        }
+        if let Some((server, tunnel)) = way {
+            self.common.oversize.note(server, tunnel, mtu, longest);
+        }
+        let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
+        self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
     /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.
     pub(super) fn read_options<N: Net>(
         &mut self,
@@ -107,7 +145,7 @@ impl Pipeline {
     /// Milliseconds since midnight, UTC.
     fn time_of_day(&self, now: Instant) -> u32 {
         const DAY_MS: u128 = 86_400_000;
-        let since = self.midnight + now.saturating_since(Instant::ZERO);
+        let since = self.common.midnight + now.saturating_since(Instant::ZERO);
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
@@ -120,7 +158,7 @@ impl Pipeline {
         mtu: usize,
         cx: &Cx<'_, N>,
     ) {
-        let Some(clamp) = self.settings.clamp_mss else {
+        let Some(clamp) = self.common.settings.clamp_mss else {
             return;
         };
         if !mss::opens(frame.bytes(), &job.packet) {

@@ -1,5 +1,7 @@
 //! What became of frames, and how many.
 
+use std::ops::AddAssign;
+
 use crate::packet::drop::FrameDrop;
 
 /// What became of a frame.
@@ -21,38 +23,75 @@ pub enum Fate {
     Dropped(FrameDrop),
 }
 
-/// What became of all frames. `received + reassembled` equals the sum of all fates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
+/// A field of [`Counters`]: one number, or one for each reason.
+trait Count {
+    fn add(&mut self, other: &Self);
+}
+
+impl Count for u64 {
+    fn add(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl<const N: usize> Count for [u64; N] {
+    fn add(&mut self, other: &Self) {
+        for (ours, theirs) in self.iter_mut().zip(other) {
+            *ours += theirs;
+        }
+    }
+}
+
+/// Declares the counters once, so that no sum can miss one.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
+        /// What became of all frames. `received + reassembled` equals the sum of all fates. The counters of several workers
+        /// can be added.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: $kind,)+
+        }
+
+        impl AddAssign<&Self> for Counters {
+            fn add_assign(&mut self, other: &Self) {
+                $(Count::add(&mut self.$name, &other.$name);)+
+            }
+        }
+    };
+}
+
+counters! {
     /// Frames that came in.
-    pub received: u64,
+    received: u64,
     /// Datagrams put together from fragments.
-    pub reassembled: u64,
+    reassembled: u64,
     /// Frames with fate [`Fate::Sent`].
-    pub sent: u64,
+    sent: u64,
     /// Frames with fate [`Fate::Held`].
-    pub held: u64,
+    held: u64,
     /// Of these, sent later.
-    pub released: u64,
+    released: u64,
     /// Frames with fate [`Fate::Left`].
-    pub left: u64,
+    left: u64,
     /// Frames with fate [`Fate::GivenBack`].
-    pub given_back: u64,
+    given_back: u64,
     /// Frames with fate [`Fate::Answered`].
-    pub answered: u64,
+    answered: u64,
     /// Frames with fate [`Fate::Fragment`].
-    pub fragments: u64,
+    fragments: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
-    pub dropped: [u64; FrameDrop::ALL.len()],
+    dropped: [u64; FrameDrop::ALL.len()],
     /// Frames of VLANs that have no device here, among those left to the host.
-    pub tagged: u64,
+    tagged: u64,
     /// ICMP errors made here.
-    pub icmp_sent: u64,
+    icmp_sent: u64,
     /// TCP resets made here.
-    pub resets_sent: u64,
+    resets_sent: u64,
     /// Frames that left, segments and fragments counted one by one.
-    pub emitted: u64,
+    emitted: u64,
+    /// Frames that had to be copied, because the backend that had lent them had left too little room in front.
+    copied: u64,
 }
 
 impl Counters {
@@ -87,5 +126,47 @@ impl Counters {
             Fate::Fragment => self.fragments += 1,
             Fate::Dropped(reason) => self.dropped[reason.index()] += 1,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_has_every_counter() {
+        let fates = [
+            Fate::Sent,
+            Fate::Held,
+            Fate::Left,
+            Fate::GivenBack,
+            Fate::Answered,
+            Fate::Fragment,
+        ];
+        let mut one = Counters {
+            received: 6 + FrameDrop::ALL.len() as u64,
+            tagged: 1,
+            resets_sent: 1,
+            copied: 1,
+            ..Counters::default()
+        };
+        fates.into_iter().for_each(|fate| one.count(fate));
+        let drops = FrameDrop::ALL.iter().copied();
+        drops.for_each(|reason| one.count(Fate::Dropped(reason)));
+        assert_eq!(one.received, one.accounted());
+        let mut sum = one.clone();
+        sum += &one;
+        // Whatever the counters are: in the sum, each number is twice what it was.
+        let doubled = |text: &str| {
+            text.split(|c: char| !c.is_ascii_digit())
+                .filter(|number| !number.is_empty())
+                .map(|number| number.parse::<u64>().expect("a number"))
+                .map(|number| 2 * number)
+                .collect::<Vec<_>>()
+        };
+        let numbers = |counters: &Counters| format!("{counters:?}");
+        let halves = doubled(&numbers(&one));
+        let sums: Vec<u64> = doubled(&numbers(&sum)).iter().map(|n| n / 2).collect();
+        assert_eq!(halves, sums);
     }
 }

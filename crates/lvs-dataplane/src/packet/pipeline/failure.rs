@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use lvs_core::{Hook, Instant, Protocol, Verdict};
 
-use super::{Cx, Decide, Env, Fate, Job, Output, Pipeline};
+use super::datagram::Job;
+use super::{Cx, Decide, Env, Fate, Output, Pipeline};
 use crate::packet::frame::Frame;
 use crate::packet::icmp_limit::may_be_answered;
 use crate::packet::net::{Net, PortId};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::packet::wire::ip_options::Wanted;
 
 impl Pipeline {
     /// Drops what waited for a neighbour that does not answer, and tells the senders "host unreachable", each in terms of the
@@ -54,8 +54,11 @@ impl Pipeline {
         if !may_be_answered(packet, frame.bytes()) {
             return;
         }
-        let mut error = cx.out.spare();
-        let id = self.ip_ids.next(src, packet.src, Protocol::ICMP.0, 1);
+        let mut error = cx.out.spare(wire_icmp::ERROR_LEN_MAX);
+        let id = self
+            .common
+            .ip_ids
+            .next(src, packet.src, Protocol::ICMP.0, 1);
         if wire_icmp::error(&mut error, KIND, frame.bytes(), src, id)
             && let Ok(made) = parse::ip(error.bytes(), false)
         {
@@ -63,7 +66,7 @@ impl Pipeline {
                 // A tunnel's outer packet; who limits errors is the complaint.
                 let message = error.bytes().get(made.l4..).unwrap_or_default();
                 self.tunnel_complaint(message, made.is_ipv6(), decide, cx);
-            } else if self.rate_limit.allow(KIND, packet.src, cx.now) {
+            } else if self.common.rate_limit.allow(KIND, packet.src, cx.now) {
                 self.translate_own_error(&mut error, made, decide, cx);
             }
         }
@@ -82,13 +85,8 @@ impl Pipeline {
             return;
         };
         let job = Job {
-            packet,
-            hook: Hook::Output,
-            from_host: true,
-            to_host: false,
             inner: Some((about.inner.protocol, about.inner.dst)),
-            history: None,
-            options: Wanted::default(),
+            ..Job::new(packet, Hook::Output, true, false)
         };
         let ports = about.inner_ports;
         let fate = match decide.icmp_error(&about, cx.now) {

@@ -1,14 +1,15 @@
 //! The way out: cut to what the link takes, resolve the neighbour, queue.
 
-use super::{Cx, Fate, Job, Pipeline, Request};
+use super::datagram::Job;
+use super::{Cx, Fate, Output, Pipeline, Request};
 use crate::packet::drop::FrameDrop;
-use crate::packet::fragment::{self, History};
+use crate::packet::fragment::{Cutter, History};
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop, PortInfo};
 use crate::packet::parse::Packet;
 use crate::packet::rewrite::mac;
 use crate::packet::segment::{Cut, finish_checksum};
-use crate::packet::wire::{be16, ipv4, ipv6, is_ipv6};
+use crate::packet::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
 /// In how many pieces a packet leaves.
 #[derive(Clone, Copy)]
@@ -38,6 +39,13 @@ impl Job<'_> {
     }
 }
 
+/// The link that a packet leaves by.
+#[derive(Clone, Copy)]
+struct Link<'a> {
+    hop: &'a NextHop,
+    info: &'a PortInfo,
+}
+
 impl Pipeline {
     /// Sends a finished packet by `hop`, cut as it has to be.
     #[inline]
@@ -52,103 +60,108 @@ impl Pipeline {
         let Some(info) = cx.env.net.port(hop.port) else {
             return Fate::Dropped(FrameDrop::NoPort);
         };
+        let link = Link { hop, info: &info };
         let offload = &frame.offload;
         let finished = offload.segments.is_none() && offload.checksum.is_none();
         let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed);
         if whole && frame.len() <= hop.mtu as usize && (info.offload || finished) {
-            return self.emit(frame, hop, &info, cx);
+            return self.emit(frame, link, cx);
         }
-        self.leave_cut(frame, packet, hop, &info, pieces, cx)
+        match Cut::new(frame, packet) {
+            Ok(Some(cut)) => self.leave_aggregate(frame, packet, cut, link, cx),
+            Ok(None) => self.leave_cut(frame, packet, link, pieces, cx),
+            Err(reason) => Fate::Dropped(reason),
+        }
     }
 
-    /// As [`Self::leave`], for what does not leave as it is.
+    /// As [`Self::leave`], for an aggregate of segments.
+    fn leave_aggregate<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        cut: Cut,
+        link: Link<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let mtu = link.hop.mtu as usize;
+        let fits = cut.longest(frame.len()) <= mtu;
+        if fits && link.info.offload {
+            return self.emit(frame, link, cx);
+        }
+        let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
+        for segment in cut.segments(frame, packet) {
+            let mut out = cx.out.spare(segment.len());
+            fate = if !segment.write(&mut out) {
+                Fate::Dropped(FrameDrop::NoRoom)
+            } else if fits {
+                self.emit(&mut out, link, cx)
+            } else {
+                let cutter = self.cutter(out.bytes(), mtu, None, false);
+                self.fragments(cutter, link, cx)
+            };
+            cx.out.keep(out);
+        }
+        fate
+    }
+
+    /// As [`Self::leave`], for what is no aggregate and does not leave as it is.
     fn leave_cut<N: Net>(
         &mut self,
         frame: &mut Frame,
         packet: &Packet,
-        hop: &NextHop,
-        info: &PortInfo,
+        link: Link<'_>,
         pieces: Pieces<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        let mtu = hop.mtu as usize;
-        let cut = match Cut::new(frame, packet) {
-            Ok(cut) => cut,
-            Err(reason) => return Fate::Dropped(reason),
-        };
-        if let Some(cut) = cut {
-            let fits = cut.longest(frame.len()) <= mtu;
-            if fits && info.offload {
-                return self.emit(frame, hop, info, cx);
-            }
-            let mut segments = Vec::with_capacity(cut.count(frame.len()));
-            cut.segments(
-                frame,
-                packet,
-                || cx.out.spare(),
-                |segment| segments.push(segment),
-            );
-            let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-            for mut segment in segments {
-                fate = if fits {
-                    self.emit(&mut segment, hop, info, cx)
-                } else {
-                    self.fragments(&segment, mtu, None, false, hop, info, cx)
-                };
-                cx.out.keep(segment);
-            }
-            return fate;
-        }
         if let Err(reason) = finish_checksum(frame) {
             return Fate::Dropped(reason);
         }
         frame.offload.segments = None;
-        let fits = frame.len() <= mtu;
         if packet.is_ipv6() {
-            return self.leave_cut6(frame, hop, info, pieces, cx);
+            return self.leave_cut6(frame, link, pieces, cx);
         }
+        let mtu = link.hop.mtu as usize;
+        let fits = frame.len() <= mtu;
         let df = dont_fragment(frame);
-        match pieces {
-            Pieces::Around(..) if fits => self.emit(frame, hop, info, cx),
+        let ip = frame.bytes();
+        let behind;
+        let cutter = match pieces {
+            Pieces::Around(..) | Pieces::Whole | Pieces::Relayed if fits => {
+                return self.emit(frame, link, cx);
+            }
+            Pieces::Whole if df => return Fate::Dropped(FrameDrop::TooBig),
+            Pieces::Whole | Pieces::Relayed => self.cutter(ip, mtu, None, false),
             Pieces::Around(history, added) => {
-                let sizes = history.behind(0, added);
-                self.fragments(frame, mtu, Some(&sizes), false, hop, info, cx)
+                behind = history.behind(0, added);
+                self.cutter(ip, mtu, Some(&behind), false)
             }
-            Pieces::Whole | Pieces::Relayed if fits => self.emit(frame, hop, info, cx),
-            Pieces::Whole if df => Fate::Dropped(FrameDrop::TooBig),
-            Pieces::Whole | Pieces::Relayed => {
-                self.fragments(frame, mtu, None, false, hop, info, cx)
-            }
-            Pieces::Even(history) => {
-                let limit = mtu.min(history.longest);
-                self.fragments(frame, limit, None, history.df, hop, info, cx)
-            }
+            Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
                 let kept = history.sizes.iter().all(|size| size + packet.l4 <= mtu);
                 let sizes = kept.then_some(history.sizes.as_slice());
                 let limit = if kept { mtu } else { mtu.min(history.longest) };
-                self.fragments(frame, limit, sizes, df, hop, info, cx)
+                self.cutter(ip, limit, sizes, df)
             }
-        }
+        };
+        self.fragments(cutter, link, cx)
     }
 
-    /// As [`Self::leave_cut`], for IPv6 that is no aggregate (`ip6_fragment`).
+    /// As [`Self::leave_cut`], for IPv6 (`ip6_fragment`).
     fn leave_cut6<N: Net>(
         &mut self,
         frame: &mut Frame,
-        hop: &NextHop,
-        info: &PortInfo,
+        link: Link<'_>,
         pieces: Pieces<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        let mtu = hop.mtu as usize;
+        let mtu = link.hop.mtu as usize;
         let (headers, _) = ipv6::unfragmentable(frame.bytes());
         let whole = match pieces {
             Pieces::Along(history) => mtu.min(history.longest),
             _ => mtu,
         };
         if frame.len() <= whole {
-            return self.emit(frame, hop, info, cx);
+            return self.emit(frame, link, cx);
         }
         let sizes = match pieces {
             Pieces::Along(history) => history.behind(headers, 0),
@@ -162,79 +175,90 @@ impl Pipeline {
             Pieces::Along(_) => whole.max(ipv6::MTU_MIN),
             _ => mtu,
         };
-        self.fragments(frame, limit, Some(&sizes), false, hop, info, cx)
+        let cutter = self.cutter(frame.bytes(), limit, Some(&sizes), false);
+        self.fragments(cutter, link, cx)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an inner step")]
+    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df` are [`Cutter`]'s.
+    fn cutter<'a>(
+        &self,
+        ip: &'a [u8],
+        limit: usize,
+        sizes: Option<&'a [usize]>,
+        df: bool,
+    ) -> Result<Cutter<'a>, FrameDrop> {
+        if is_ipv6(ip) {
+            Cutter::v6(ip, limit, sizes, self.common.ip_ids.next_fragments())
+        } else {
+            Cutter::v4(ip, limit, sizes, df)
+        }
+    }
+
+    /// Sends fragments, each in a frame of its own size.
     fn fragments<N: Net>(
         &mut self,
-        frame: &Frame,
-        limit: usize,
-        sizes: Option<&[usize]>,
-        df: bool,
-        hop: &NextHop,
-        info: &PortInfo,
+        cutter: Result<Cutter<'_>, FrameDrop>,
+        link: Link<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        let mut pieces = Vec::new();
-        let cut = if is_ipv6(frame.bytes()) {
-            let id = self.ip_ids.next_fragments();
-            fragment::fragment6(
-                frame,
-                limit,
-                sizes,
-                id,
-                || cx.out.spare(),
-                |piece| pieces.push(piece),
-            )
-        } else {
-            fragment::fragment(
-                frame,
-                limit,
-                sizes,
-                df,
-                || cx.out.spare(),
-                |piece| pieces.push(piece),
-            )
+        let cutter = match cutter {
+            Ok(cutter) => cutter,
+            Err(reason) => return Fate::Dropped(reason),
         };
-        if let Err(reason) = cut {
-            return Fate::Dropped(reason);
-        }
         let mut fate = Fate::Dropped(FrameDrop::MtuTooSmall);
-        for mut piece in pieces {
-            fate = self.emit(&mut piece, hop, info, cx);
-            cx.out.keep(piece);
+        for piece in cutter {
+            let mut out = cx.out.spare(piece.len());
+            fate = if piece.write(&mut out) {
+                self.emit(&mut out, link, cx)
+            } else {
+                Fate::Dropped(FrameDrop::NoRoom)
+            };
+            cx.out.keep(out);
         }
         fate
     }
 
     /// Puts the link header on and queues the frame, or lets it wait for its neighbour.
     #[inline]
-    fn emit<N: Net>(
-        &mut self,
-        frame: &mut Frame,
-        hop: &NextHop,
-        info: &PortInfo,
-        cx: &mut Cx<'_, N>,
-    ) -> Fate {
+    fn emit<N: Net>(&mut self, frame: &mut Frame, link: Link<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        let Link { hop, info } = link;
         if info.ethernet {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
-                // A copy of its own size waits; the buffer of full size goes on receiving.
+                // A copy of its own size waits; the buffer goes on receiving, or goes back to the backend that lent it.
                 if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
-                    cx.out.requests.push(Request::Resolve(hop.port, hop.addr));
+                    cx.out.request(Request::Resolve(hop.port, hop.addr));
                 }
                 return Fate::Held;
             };
+            self.make_room(frame, ETHERNET_LEN, cx.out);
             if let Err(reason) = mac::ethernet(frame, mac, info.mac) {
                 return Fate::Dropped(reason);
             }
         }
         self.counters.emitted += 1;
-        cx.out.push(hop.port, frame);
+        cx.out.push(hop.port, frame.take());
         Fate::Sent
+    }
+
+    /// Sees to `n` bytes in front of a frame. One that a backend has lent without that room goes on in a copy.
+    #[inline]
+    pub(super) fn make_room(&mut self, frame: &mut Frame, n: usize, out: &mut Output) {
+        if frame.headroom() < n {
+            self.copy(frame, out);
+        }
+    }
+
+    #[cold]
+    fn copy(&mut self, frame: &mut Frame, out: &mut Output) {
+        let mut copy = out.spare(frame.len());
+        if copy.extend(frame.bytes()) {
+            copy.offload = frame.offload;
+            self.counters.copied += 1;
+            *frame = copy;
+        }
     }
 }
 
 pub(super) fn dont_fragment(frame: &Frame) -> bool {
-    be16(frame.bytes(), 6) & ipv4::DF != 0
+    be16(frame.bytes(), ipv4::field::FLAGS) & ipv4::DF != 0
 }

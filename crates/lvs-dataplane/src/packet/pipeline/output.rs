@@ -1,6 +1,5 @@
 //! What the packet path hands back: frames to send, and requests.
 
-use std::mem;
 use std::net::IpAddr;
 
 use crate::packet::frame::{Frame, MAX_FRAME};
@@ -9,7 +8,7 @@ use crate::packet::mld;
 use crate::packet::net::PortId;
 use crate::packet::wire::Mac;
 
-/// What the caller is to do beside sending, and before it.
+/// What the caller does beside sending, and before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Ask the kernel for a neighbour's link-layer address, and report it by [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
@@ -37,7 +36,10 @@ pub struct Output {
     ports: Vec<Vec<Frame>>,
     /// To be applied before the frames are sent.
     pub requests: Vec<Request>,
-    pool: Vec<Frame>,
+    /// Empty frames that may receive.
+    large: Vec<Frame>,
+    /// Empty frames of [`SMALL`] bytes at least.
+    small: Vec<Frame>,
 }
 
 impl Output {
@@ -65,15 +67,43 @@ impl Output {
     /// Forgets what was sent and applied; the buffers are used again.
     pub fn recycle(&mut self) {
         self.requests.clear();
-        let Self { ports, pool, .. } = self;
+        let Self {
+            ports,
+            large,
+            small,
+            ..
+        } = self;
         for frame in ports.iter_mut().flat_map(|frames| frames.drain(..)) {
-            keep(pool, frame);
+            keep(large, small, frame);
         }
     }
 
-    /// An empty frame of full size.
-    pub(super) fn spare(&mut self) -> Frame {
-        self.pool.pop().unwrap_or_default()
+    /// Asks for something, once a batch.
+    pub(super) fn request(&mut self, request: Request) {
+        if !self.requests.contains(&request) {
+            self.requests.push(request);
+        }
+    }
+
+    /// An empty frame for what is made here: it has room for `len` bytes and, where it must be made, not much more.
+    pub(super) fn spare(&mut self, len: usize) -> Frame {
+        if len > SMALL {
+            self.large
+                .pop()
+                .unwrap_or_else(|| Frame::with_capacity(len))
+        } else if let Some(frame) = self.small.pop() {
+            frame
+        } else if len > SMALL / 2 {
+            Frame::with_capacity(SMALL)
+        } else {
+            // Many tiny frames (fragments) must not cost more than they are.
+            Frame::with_capacity(len)
+        }
+    }
+
+    /// An empty frame that may receive.
+    pub(super) fn receiver(&mut self) -> Frame {
+        self.large.pop().unwrap_or_default()
     }
 
     pub(super) fn queue(&mut self, port: PortId) -> &mut Vec<Frame> {
@@ -84,26 +114,53 @@ impl Output {
         &mut self.ports[index]
     }
 
-    /// Takes back the buffer of a frame that is done with.
+    /// Takes back the buffer of a frame that is done with. A backend's goes back to it.
     pub(super) fn keep(&mut self, frame: Frame) {
-        keep(&mut self.pool, frame);
+        keep(&mut self.large, &mut self.small, frame);
     }
 
-    /// Takes the frame out of `slot`, which gets an empty one.
-    pub(super) fn push(&mut self, port: PortId, slot: &mut Frame) {
-        let spare = self.spare();
-        let frame = mem::replace(slot, spare);
+    /// Queues a frame that is to be sent.
+    #[inline]
+    pub(super) fn push(&mut self, port: PortId, frame: Frame) {
         self.queue(port).push(frame);
     }
 }
 
-/// Frames kept for reuse at most.
+/// Frames of each kind that are kept for reuse at most.
 const POOL_MAX: usize = 512;
+/// What frames made here usually need: a packet of 1500 bytes in a tunnel.
+const SMALL: usize = 1920;
 
-/// Only frames of full size may receive again.
-fn keep(pool: &mut Vec<Frame>, mut frame: Frame) {
-    frame.clear();
-    if pool.len() < POOL_MAX && frame.tailroom() >= MAX_FRAME {
+fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {
+    let pool = match frame.capacity() {
+        MAX_FRAME.. => large,
+        SMALL.. => small,
+        _ => return,
+    };
+    if pool.len() < POOL_MAX {
+        frame.clear();
         pool.push(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_costs_what_it_needs_and_is_used_again() {
+        let mut out = Output::new();
+        assert_eq!(out.spare(8).capacity(), 8);
+        assert_eq!(out.spare(1514).capacity(), SMALL);
+        assert_eq!(out.spare(9000).capacity(), 9000);
+        assert_eq!(out.receiver().capacity(), MAX_FRAME);
+        for capacity in [8, SMALL, 9000, MAX_FRAME] {
+            out.push(PortId(3), Frame::with_capacity(capacity));
+        }
+        out.recycle();
+        assert_eq!((out.small.len(), out.large.len()), (2, 1));
+        assert!(out.spare(8).capacity() >= SMALL);
+        (0..2 * POOL_MAX).for_each(|_| out.keep(Frame::with_capacity(SMALL)));
+        assert_eq!(out.small.len(), POOL_MAX);
     }
 }

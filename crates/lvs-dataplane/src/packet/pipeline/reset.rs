@@ -2,11 +2,11 @@
 
 use lvs_core::{Hook, Instant, Protocol, Reset};
 
-use super::{Cx, Env, Fate, Job, Output, Pipeline};
+use super::datagram::Job;
+use super::{Cx, Env, Fate, Output, Pipeline};
 use crate::packet::frame::Frame;
 use crate::packet::net::Net;
 use crate::packet::parse::{self, Packet};
-use crate::packet::wire::ip_options::Wanted;
 use crate::packet::wire::tcp;
 
 impl Pipeline {
@@ -19,21 +19,15 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let mut cx = Cx { env, now, out };
-        let mut frame = cx.out.spare();
+        let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
         let (src, dst) = (reset.tuple.src, reset.tuple.dst);
         if tcp::own_reset(&mut frame, src, dst, reset.seq, reset.ack) {
             let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {
                 (Some(forward), Ok(packet)) => {
                     // As if the client had sent it.
-                    let job = Job {
-                        packet,
-                        hook: Hook::Local,
-                        from_host: env.net.is_local(packet.src),
-                        to_host: env.net.is_local(packet.dst),
-                        inner: None,
-                        history: None,
-                        options: Wanted::default(),
-                    };
+                    let net = env.net;
+                    let (from_host, to_host) = (net.is_local(packet.src), net.is_local(packet.dst));
+                    let job = Job::new(packet, Hook::Local, from_host, to_host);
                     self.forward(&mut frame, &job, forward, true, &mut cx)
                 }
                 _ => self.send_own(&mut frame, &mut cx),
@@ -50,11 +44,12 @@ impl Pipeline {
         packet: &Packet,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        let trusted = frame.offload.checksum.is_some() || frame.offload.verified;
-        if !trusted && !tcp::checksum_ok(frame.bytes(), packet.l4, Protocol::TCP.0) {
+        if !frame.offload.is_checked()
+            && !tcp::checksum_ok(frame.bytes(), packet.l4, Protocol::TCP.0)
+        {
             return None;
         }
-        let mut answer = cx.out.spare();
+        let mut answer = cx.out.spare(tcp::RESET_LEN_MAX);
         let mut fate = None;
         if tcp::reset(&mut answer, frame.bytes(), packet.l4) {
             let sent = self.send_own(&mut answer, cx);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use etherparse::{IpNumber, Ipv4Header};
 
 use super::checksum::Sum;
-use super::{icmpv6, ipv4, is_ipv6, put16};
+use super::{icmpv6, ipv4, ipv6, is_ipv6, put16};
 use crate::packet::frame::Frame;
 
 /// Errors that the director sends.
@@ -55,11 +55,13 @@ impl ErrorKind {
     }
 }
 
-/// The longest error message, IP header included (RFC 1812 section 4.3.2.3).
-pub const ERROR_LEN_MAX: usize = 576;
+/// The longest error message of ICMP, IP header included (RFC 1812 section 4.3.2.3).
+const ERROR4_LEN_MAX: usize = 576;
+/// The longest error message of either IP version, IP header included (RFC 4443 section 2.4).
+pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
 
 /// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the source of `offending`.
-/// `false` if the frame has no room, which a frame of 1280 bytes always has, or if `src` is of the other IP version.
+/// `false` if the frame has no room, which one of [`ERROR_LEN_MAX`] bytes always has, or if `src` is of the other IP version.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
     match (src, is_ipv6(offending)) {
         (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),
@@ -69,7 +71,7 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, 
 }
 
 fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, id: u16) -> bool {
-    let quoted = &offending[..offending.len().min(ERROR_LEN_MAX - ipv4::HEADER_LEN - 8)];
+    let quoted = &offending[..offending.len().min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - 8)];
     let (kind, code, rest) = kind.header();
     // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section 4.3.2.5).
     let tos = (offending.get(1).map_or(0, |tos| tos & 0x1e)) | 0xc0;

@@ -2,12 +2,46 @@
 
 use std::net::Ipv6Addr;
 
-use super::{be16, be32, put16};
+use super::{Field, be16, be32, put16};
+
+/// Fields of the fixed header (RFC 8200 section 3).
+pub mod field {
+    use crate::packet::wire::Field;
+
+    /// Version and the upper half of the traffic class.
+    pub const VERSION: usize = 0;
+    /// Version, traffic class and the upper bits of the flow label.
+    pub const CLASS: Field = 0..2;
+    /// Length of what follows the fixed header.
+    pub const PAYLOAD_LEN: Field = 4..6;
+    /// The first header that follows.
+    pub const NEXT_HEADER: usize = 6;
+    /// Hop limit.
+    pub const HOP_LIMIT: usize = 7;
+    /// Source address.
+    pub const SOURCE: Field = 8..24;
+    /// Destination address.
+    pub const DESTINATION: Field = 24..40;
+}
+
+/// Fields of a fragment header (RFC 8200 section 4.5).
+pub mod fragment_field {
+    use crate::packet::wire::Field;
+
+    /// The header behind it.
+    pub const NEXT_HEADER: usize = 0;
+    /// Offset and "more fragments".
+    pub const OFFSET: Field = 2..4;
+    /// Identification.
+    pub const ID: Field = 4..8;
+}
 
 /// Length of the fixed header.
-pub const HEADER_LEN: usize = 40;
+pub const HEADER_LEN: usize = field::DESTINATION.end;
 /// Length of a fragment header.
-pub const FRAGMENT_LEN: usize = 8;
+pub const FRAGMENT_LEN: usize = fragment_field::ID.end;
+/// The offset in a fragment header, in bytes.
+pub const OFFSET: u16 = 0xfff8;
 /// Every link takes packets of this length (RFC 8200 section 5).
 pub const MTU_MIN: usize = 1280;
 /// The next header is a fragment header.
@@ -21,9 +55,9 @@ const DESTINATION: u8 = 60;
 /// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a handful.
 const HEADERS_MAX: usize = 32;
 
-fn addr(ip: &[u8], at: usize) -> Ipv6Addr {
+fn addr(ip: &[u8], field: Field) -> Ipv6Addr {
     let mut octets = [0; 16];
-    if let Some(bytes) = ip.get(at..at + 16) {
+    if let Some(bytes) = ip.get(field) {
         octets.copy_from_slice(bytes);
     }
     Ipv6Addr::from(octets)
@@ -32,19 +66,19 @@ fn addr(ip: &[u8], at: usize) -> Ipv6Addr {
 /// The source address.
 #[inline]
 pub fn src(ip: &[u8]) -> Ipv6Addr {
-    addr(ip, 8)
+    addr(ip, field::SOURCE)
 }
 
 /// The destination address.
 #[inline]
 pub fn dst(ip: &[u8]) -> Ipv6Addr {
-    addr(ip, 24)
+    addr(ip, field::DESTINATION)
 }
 
 /// Stores a new source address.
 #[inline]
 pub fn set_src(ip: &mut [u8], to: Ipv6Addr) {
-    if let Some(bytes) = ip.get_mut(8..24) {
+    if let Some(bytes) = ip.get_mut(field::SOURCE) {
         bytes.copy_from_slice(&to.octets());
     }
 }
@@ -52,7 +86,7 @@ pub fn set_src(ip: &mut [u8], to: Ipv6Addr) {
 /// Stores a new destination address.
 #[inline]
 pub fn set_dst(ip: &mut [u8], to: Ipv6Addr) {
-    if let Some(bytes) = ip.get_mut(24..40) {
+    if let Some(bytes) = ip.get_mut(field::DESTINATION) {
         bytes.copy_from_slice(&to.octets());
     }
 }
@@ -60,19 +94,19 @@ pub fn set_dst(ip: &mut [u8], to: Ipv6Addr) {
 /// The traffic class: DSCP and ECN.
 #[inline]
 pub fn traffic_class(ip: &[u8]) -> u8 {
-    (be16(ip, 0) >> 4).to_be_bytes()[1]
+    (be16(ip, field::CLASS) >> 4).to_be_bytes()[1]
 }
 
 /// Marks the packet as having met congestion (RFC 3168).
 pub fn set_congestion(ip: &mut [u8]) {
-    let word = be16(ip, 0) | 3 << 4;
-    put16(ip, 0, word);
+    let word = be16(ip, field::CLASS) | 3 << 4;
+    put16(ip, field::CLASS, word);
 }
 
 /// Decrements the hop limit.
 #[inline]
 pub fn decrement_hop_limit(ip: &mut [u8]) {
-    if let Some(hops) = ip.get_mut(7) {
+    if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
         *hops = hops.saturating_sub(1);
     }
 }
@@ -80,7 +114,7 @@ pub fn decrement_hop_limit(ip: &mut [u8]) {
 /// Takes back what one hop has taken from the hop limit; 255 stays.
 #[inline]
 pub fn increment_hop_limit(ip: &mut [u8]) {
-    if let Some(hops) = ip.get_mut(7) {
+    if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
         *hops = hops.saturating_add(1);
     }
 }
@@ -89,7 +123,7 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
-    put16(ip, 4, u16::try_from(len).unwrap_or(0));
+    put16(ip, field::PAYLOAD_LEN, u16::try_from(len).unwrap_or(0));
 }
 
 /// Writes a fixed header without traffic class and flow label; `bytes` has 40 bytes.
@@ -106,9 +140,9 @@ pub fn write_header(
     };
     header.fill(0);
     header[0] = 0x60;
-    put16(header, 4, payload);
-    header[6] = next;
-    header[7] = hop_limit;
+    put16(header, field::PAYLOAD_LEN, payload);
+    header[field::NEXT_HEADER] = next;
+    header[field::HOP_LIMIT] = hop_limit;
     set_src(header, src);
     set_dst(header, dst);
 }

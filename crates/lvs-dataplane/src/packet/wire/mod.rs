@@ -10,9 +10,11 @@ pub mod ip_options;
 pub mod ipv4;
 pub mod ipv6;
 pub mod tcp;
+pub mod udp;
 pub mod vlan;
 
 use std::net::IpAddr;
+use std::ops::Range;
 
 /// A link-layer address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,8 +44,20 @@ impl std::fmt::Debug for Mac {
     }
 }
 
+/// Fields of an Ethernet header without tags.
+pub mod ethernet {
+    use super::Field;
+
+    /// The receiver's address.
+    pub const DESTINATION: Field = 0..6;
+    /// The sender's address.
+    pub const SOURCE: Field = 6..12;
+    /// What follows.
+    pub const ETHERTYPE: Field = 12..14;
+}
+
 /// Length of an Ethernet header without tags.
-pub const ETHERNET_LEN: usize = 14;
+pub const ETHERNET_LEN: usize = ethernet::ETHERTYPE.end;
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 /// EtherType of IPv6.
@@ -51,35 +65,62 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 
-/// The big-endian number at `at`; 0 if it lies outside.
+/// Where a number is in a header: the offset of its first byte, or the range of a field.
+pub trait Place {
+    /// The offset of its first byte.
+    fn offset(self) -> usize;
+}
+
+impl Place for usize {
+    #[inline]
+    fn offset(self) -> usize {
+        self
+    }
+}
+
+impl Place for Field {
+    #[inline]
+    fn offset(self) -> usize {
+        self.start
+    }
+}
+
+/// The bytes of a header that are a field of it.
+pub type Field = Range<usize>;
+
+/// The big-endian number of 16 bits at `place`; 0 if it lies outside.
 #[inline]
-pub fn be16(bytes: &[u8], at: usize) -> u16 {
+pub fn be16(bytes: &[u8], place: impl Place) -> u16 {
+    let at = place.offset();
     match bytes.get(at..at + 2) {
         Some(b) => u16::from_be_bytes([b[0], b[1]]),
         None => 0,
     }
 }
 
-/// The big-endian number at `at`; 0 if it lies outside.
+/// The big-endian number of 32 bits at `place`; 0 if it lies outside.
 #[inline]
-pub fn be32(bytes: &[u8], at: usize) -> u32 {
+pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
+    let at = place.offset();
     match bytes.get(at..at + 4) {
         Some(b) => u32::from_be_bytes([b[0], b[1], b[2], b[3]]),
         None => 0,
     }
 }
 
-/// Stores a number in network order at `at`; nothing happens if it lies outside.
+/// Stores a number in network order at `place`; nothing happens if it lies outside.
 #[inline]
-pub fn put16(bytes: &mut [u8], at: usize, value: u16) {
+pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
+    let at = place.offset();
     if let Some(b) = bytes.get_mut(at..at + 2) {
         b.copy_from_slice(&value.to_be_bytes());
     }
 }
 
-/// Stores a number in network order at `at`; nothing happens if it lies outside.
+/// Stores a number in network order at `place`; nothing happens if it lies outside.
 #[inline]
-pub fn put32(bytes: &mut [u8], at: usize, value: u32) {
+pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
+    let at = place.offset();
     if let Some(b) = bytes.get_mut(at..at + 4) {
         b.copy_from_slice(&value.to_be_bytes());
     }
@@ -135,8 +176,8 @@ pub fn increment_ttl(ip: &mut [u8]) {
 #[inline]
 pub fn ethernet_header(bytes: &mut [u8], dst: Mac, src: Mac, ethertype: u16) {
     if let Some(b) = bytes.get_mut(..ETHERNET_LEN) {
-        b[..6].copy_from_slice(&dst.0);
-        b[6..12].copy_from_slice(&src.0);
-        b[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        b[ethernet::DESTINATION].copy_from_slice(&dst.0);
+        b[ethernet::SOURCE].copy_from_slice(&src.0);
+        b[ethernet::ETHERTYPE].copy_from_slice(&ethertype.to_be_bytes());
     }
 }

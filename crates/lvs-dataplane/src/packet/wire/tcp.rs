@@ -5,32 +5,71 @@ use std::net::{IpAddr, SocketAddr};
 use etherparse::TcpHeader;
 use lvs_core::TcpFlags;
 
-use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv6, is_ipv6, put16};
+use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16};
 use crate::packet::frame::Frame;
+
+/// Fields of the header (RFC 9293 section 3.1).
+pub mod field {
+    use crate::packet::wire::Field;
+
+    /// Source port.
+    pub const SOURCE: Field = 0..2;
+    /// Destination port.
+    pub const DESTINATION: Field = 2..4;
+    /// Sequence number.
+    pub const SEQUENCE: Field = 4..8;
+    /// Acknowledgement number.
+    pub const ACKNOWLEDGEMENT: Field = 8..12;
+    /// Length of the header in words, in the upper half.
+    pub const DATA_OFFSET: usize = 12;
+    /// Flags.
+    pub const FLAGS: usize = 13;
+    /// Checksum.
+    pub const CHECKSUM: Field = 16..18;
+    /// Urgent pointer.
+    pub const URGENT: Field = 18..20;
+}
+
+/// Length of the header without options, where these begin.
+pub const HEADER_LEN: usize = field::URGENT.end;
+/// The longest reset, IP header included.
+pub const RESET_LEN_MAX: usize = ipv6::HEADER_LEN + HEADER_LEN;
+
+/// Length of the header that begins at the start of `tcp`, options included; 0 without one.
+#[inline]
+pub fn header_len(tcp: &[u8]) -> usize {
+    tcp.get(field::DATA_OFFSET)
+        .map_or(0, |b| usize::from(b >> 4) * 4)
+}
 
 /// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at `l4`) into `frame`.
 pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
-    let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= 20) else {
+    let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= HEADER_LEN) else {
         return false;
     };
-    let flags = TcpFlags(tcp[13]);
-    let mut header = TcpHeader::new(be16(tcp, 2), be16(tcp, 0), 0, 0);
+    let flags = TcpFlags(tcp[field::FLAGS]);
+    let mut header = TcpHeader::new(
+        be16(tcp, field::DESTINATION),
+        be16(tcp, field::SOURCE),
+        0,
+        0,
+    );
     header.rst = true;
     if flags.has(TcpFlags::ACK) {
-        header.sequence_number = be32(tcp, 8);
+        header.sequence_number = be32(tcp, field::ACKNOWLEDGEMENT);
     } else {
-        let data = tcp.len().saturating_sub(usize::from(tcp[12] >> 4) * 4);
+        let data = tcp.len().saturating_sub(header_len(tcp));
         let len = u32::try_from(data).unwrap_or(0)
             + u32::from(flags.has(TcpFlags::SYN))
             + u32::from(flags.has(TcpFlags::FIN));
         header.ack = true;
-        header.acknowledgment_number = be32(tcp, 4).wrapping_add(len);
+        header.acknowledgment_number = be32(tcp, field::SEQUENCE).wrapping_add(len);
     }
     // The packet's DSCP, without its ECN.
     let class = if is_ipv6(packet) {
         ipv6::traffic_class(packet)
     } else {
-        packet[1]
+        packet[ipv4::field::TOS]
     };
     let (src, dst) = (ip_dst(packet), ip_src(packet));
     write(frame, src, dst, class & 0xfc, &header)
@@ -57,7 +96,11 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
         (IpAddr::V4(src), IpAddr::V4(dst)) => icmp::header(frame, 6, src, dst, class, 0, true, 20),
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             let started = icmpv6::start(frame, 6, 64, src, dst, 20);
-            put16(frame.bytes_mut(), 0, 0x6000 | u16::from(class) << 4);
+            put16(
+                frame.bytes_mut(),
+                ipv6::field::CLASS,
+                0x6000 | u16::from(class) << 4,
+            );
             started
         }
         _ => false,
@@ -67,7 +110,7 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
         return false;
     }
     let sum = checksum(frame.bytes(), at, 6);
-    put16(frame.bytes_mut(), at + 16, sum);
+    put16(frame.bytes_mut(), at + field::CHECKSUM.start, sum);
     true
 }
 

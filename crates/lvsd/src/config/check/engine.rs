@@ -12,132 +12,36 @@ use super::Checker;
 use crate::config::Dataplane;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::{self, is_generated};
-use crate::config::raw::{RawConfig, RawDataplane, Whole};
+use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
 
 impl Checker<'_> {
     pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
-        let same = |words: &[&'static str]| -> Vec<(&'static str, &'static str)> {
-            words.iter().map(|w| (*w, *w)).collect()
-        };
-        let mut owned = |value: Option<&Spanned<String>>, words: &[&'static str]| {
-            self.word(value, &same(words)).map(str::to_owned)
-        };
-        let backend = owned(
-            raw.backend.as_ref(),
-            &["auto", "af_packet", "af_xdp", "tun"],
-        );
-        let profile = owned(raw.profile.as_ref(), &["kernel", "modern"]);
-        let when_full = owned(raw.when_full.as_ref(), &["drop", "evict"]);
-        self.not_built(raw.backend.as_ref(), "backend", "af_xdp", "af_packet");
-        self.not_built(raw.when_full.as_ref(), "when_full", "evict", "drop");
+        let backend = self.one_of(raw.backend.as_ref(), &["auto", "af_packet", "tun"]);
         if backend.as_deref() == Some("tun") {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }
-        if let Some(helpers) = &raw.helper {
-            for helper in &helpers.get_ref().0 {
-                if let Err(error) = helper_ports(helper) {
-                    self.report(
-                        Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
-                            .help("write \"ftp\", or \"ftp=21,2121\" with ports of its own"),
-                    );
-                }
-            }
-        }
-        if let Some(interfaces) = &raw.interface {
-            for interface in &interfaces.get_ref().0 {
-                let (name, addresses) = match interface.split_once('=') {
-                    Some((name, addresses)) => (name, Some(addresses)),
-                    None => (interface.as_str(), None),
-                };
-                if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
-                    self.report(
-                        Diagnostic::error(
-                            interfaces.span(),
-                            format!("`{interface}` is no VLAN with addresses"),
-                        )
-                        .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
-                    );
-                }
-                // IFNAMSIZ is 16 with the NUL.
-                if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
-                    self.report(
-                        Diagnostic::error(
-                            interfaces.span(),
-                            format!("`{name}` cannot be an interface"),
-                        )
-                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
-                    );
-                }
-            }
-            if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
-                self.report(
-                    Diagnostic::error(
-                        interfaces.span(),
-                        "`interface` and `no_interfaces` contradict each other",
-                    )
-                    .help("remove one of them"),
-                );
-            }
-        }
-        let echo = self.word(raw.echo.as_ref(), &[("answer", "answer"), ("drop", "drop")]);
-        let mut count = |value: Option<&Spanned<Whole>>, what: &str, least: i64| {
-            let number = self.number(value, what, least..=i64::from(u32::MAX));
-            number.and_then(|n| u32::try_from(n).ok())
-        };
-        let echo_limit = count(raw.echo_limit.as_ref(), "number of echo requests", 0);
-        let icmp_msgs_per_sec = count(
+        let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
+        let when_full = self.one_of(raw.when_full.as_ref(), &["drop"]);
+        let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
+        self.helpers(raw);
+        self.interfaces(raw);
+        let echo_limit = self.count(raw.echo_limit.as_ref(), "number of echo requests", 0);
+        let icmp_msgs_per_sec = self.count(
             raw.icmp_msgs_per_sec.as_ref(),
             "number of ICMP errors in a second",
             0,
         );
-        let icmp_msgs_burst = count(
+        let icmp_msgs_burst = self.count(
             raw.icmp_msgs_burst.as_ref(),
             "number of ICMP errors at once",
             1,
         );
-        if let Some(size) = &raw.clamp_mss {
-            // What every IPv4 host takes.
-            const LEAST: u16 = 536;
-            let text = size.get_ref().0.as_str();
-            let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
-            if text != "auto" && number.is_none() {
-                self.report(
-                    Diagnostic::error(size.span(), format!("`{text}` is no segment size")).help(
-                        format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
-                    ),
-                );
-            }
-        }
-        let workers = raw.workers.as_ref().filter(|n| n.get_ref().0 != 1);
-        if let Some(value) = workers {
-            let title = match value.get_ref().0 {
-                ..1 => format!("number of workers {} is out of range", self.written(value)),
-                _ => "more than one worker is not built yet".to_owned(),
-            };
-            self.report(
-                Diagnostic::error(value.span(), title).help("write workers = 1, or leave it out"),
-            );
-        }
-        let max_connections = self.number(
-            raw.max_connections.as_ref(),
-            "number of connections",
-            1..=i64::from(u32::MAX),
-        );
-        if let Some(socket) = &raw.socket {
-            let path = socket.get_ref();
-            // sun_path has 108 bytes.
-            if path.is_empty() || path == "@" || path.len() > 107 {
-                self.report(
-                    Diagnostic::error(socket.span(), "not the name of a socket").help(
-                        "give `@name` for an abstract socket, or a path of at most 107 bytes",
-                    ),
-                );
-            }
-        }
+        self.clamp_mss(raw);
+        self.workers(raw);
+        let max_connections = self.count(raw.max_connections.as_ref(), "number of connections", 1);
+        self.socket(raw);
         let local = self.local_pool(raw);
-        let list = |v: &Option<Spanned<crate::config::raw::OneOrMore>>| {
-            v.as_ref().map(|v| v.get_ref().0.clone())
-        };
+        let list = |v: &Option<Spanned<OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
         Dataplane {
             interfaces: list(&raw.interface).unwrap_or_default(),
             no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
@@ -148,15 +52,122 @@ impl Checker<'_> {
             own_vips: raw.own_vips.unwrap_or(false),
             local,
             helpers: list(&raw.helper).unwrap_or_default(),
-            echo: echo.map(str::to_owned),
+            echo,
             echo_limit,
             clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
             icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
             icmp_msgs_per_sec,
             icmp_msgs_burst,
-            max_connections: max_connections.and_then(|n| u32::try_from(n).ok()),
+            max_connections,
             when_full,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
+        }
+    }
+
+    /// One of a few words that are passed to the engine as they are.
+    fn one_of(&mut self, value: Option<&Spanned<String>>, words: &[&str]) -> Option<String> {
+        let known: Vec<(&str, &str)> = words.iter().map(|word| (*word, *word)).collect();
+        self.word(value, &known).map(str::to_owned)
+    }
+
+    /// A number of something, from `least` on.
+    fn count(&mut self, value: Option<&Spanned<Whole>>, what: &str, least: i64) -> Option<u32> {
+        let number = self.number(value, what, least..=i64::from(u32::MAX));
+        number.and_then(|n| u32::try_from(n).ok())
+    }
+
+    fn helpers(&mut self, raw: &RawDataplane) {
+        let Some(helpers) = &raw.helper else {
+            return;
+        };
+        for helper in &helpers.get_ref().0 {
+            if let Err(error) = helper_ports(helper) {
+                self.report(
+                    Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
+                        .help("write \"ftp\", or \"ftp=21,2121\" to name its ports"),
+                );
+            }
+        }
+    }
+
+    fn interfaces(&mut self, raw: &RawDataplane) {
+        let Some(interfaces) = &raw.interface else {
+            return;
+        };
+        for interface in &interfaces.get_ref().0 {
+            let (name, addresses) = match interface.split_once('=') {
+                Some((name, addresses)) => (name, Some(addresses)),
+                None => (interface.as_str(), None),
+            };
+            if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        format!("`{interface}` is not a VLAN with addresses"),
+                    )
+                    .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
+                );
+            }
+            // IFNAMSIZ is 16 with the NUL.
+            if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        format!("`{name}` cannot be an interface"),
+                    )
+                    .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                );
+            }
+        }
+        if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
+            self.report(
+                Diagnostic::error(
+                    interfaces.span(),
+                    "`interface` and `no_interfaces` contradict each other",
+                )
+                .help("remove one of them"),
+            );
+        }
+    }
+
+    fn clamp_mss(&mut self, raw: &RawDataplane) {
+        // What every IPv4 host takes.
+        const LEAST: u16 = 536;
+        let Some(size) = &raw.clamp_mss else {
+            return;
+        };
+        let text = size.get_ref().0.as_str();
+        let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
+        if text != "auto" && number.is_none() {
+            self.report(
+                Diagnostic::error(size.span(), format!("`{text}` is not a segment size")).help(
+                    format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                ),
+            );
+        }
+    }
+
+    fn workers(&mut self, raw: &RawDataplane) {
+        if let Some(value) = raw.workers.as_ref().filter(|n| n.get_ref().0 != 1) {
+            let title = format!("number of workers {} is out of range", self.written(value));
+            self.report(
+                Diagnostic::error(value.span(), title)
+                    .help("this version has one worker: write workers = 1, or leave it out"),
+            );
+        }
+    }
+
+    fn socket(&mut self, raw: &RawDataplane) {
+        let Some(socket) = &raw.socket else {
+            return;
+        };
+        let path = socket.get_ref();
+        // sun_path has 108 bytes.
+        if path.is_empty() || path == "@" || path.len() > 107 {
+            self.report(
+                Diagnostic::error(socket.span(), "not the name of a socket")
+                    .help("give `@name` for an abstract socket, or a path of at most 107 bytes"),
+            );
         }
     }
 
@@ -205,23 +216,7 @@ impl Checker<'_> {
             if mark.is_some() && self.number(mark, "mark", 1..=i64::from(u32::MAX)).is_none() {
                 continue;
             }
-            let mut words = Vec::new();
-            let mut option = |name: &str, value: Option<String>| {
-                if let Some(value) = value {
-                    words.extend([name.to_owned(), value]);
-                }
-            };
-            option("--interface", rule.interface.clone());
-            option("--source", rule.source.clone());
-            option("--destination", rule.destination.clone());
-            option("--protocol", rule.protocol.clone());
-            option("--ports", rule.ports.as_ref().map(|ports| ports.0.clone()));
-            option("--mark", mark.map(|mark| mark.get_ref().0.to_string()));
-            for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
-                if set == Some(true) {
-                    words.push(name.to_owned());
-                }
-            }
+            let words = mark_words(rule);
             match MarkRule::parse(&words) {
                 Ok(rule) => {
                     let rule = rule.to_string();
@@ -230,7 +225,6 @@ impl Checker<'_> {
                     }
                     all.push(rule);
                 }
-                // The rule's words are the keys of the table with dashes in front.
                 Err(reason) => self.report(
                     Diagnostic::error(
                         self.first_line(&spanned.span()),
@@ -280,6 +274,31 @@ impl Checker<'_> {
         }
         all
     }
+}
+
+/// A rule in the engine's words, which are the keys of the table with dashes in front.
+fn mark_words(rule: &RawMark) -> Vec<String> {
+    let mut words = Vec::new();
+    let ports = rule.ports.as_ref().map(|ports| ports.0.clone());
+    let mark = rule.mark.as_ref().map(|mark| mark.get_ref().0.to_string());
+    for (name, value) in [
+        ("--interface", rule.interface.clone()),
+        ("--source", rule.source.clone()),
+        ("--destination", rule.destination.clone()),
+        ("--protocol", rule.protocol.clone()),
+        ("--ports", ports),
+        ("--mark", mark),
+    ] {
+        if let Some(value) = value {
+            words.extend([name.to_owned(), value]);
+        }
+    }
+    for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
+        if set == Some(true) {
+            words.push(name.to_owned());
+        }
+    }
+    words
 }
 
 /// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.

@@ -8,24 +8,36 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
-use crate::config::raw::{RawCheck, RawCheckTable, Whole};
-use crate::config::{Check, CheckKind};
+use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, Whole};
+use crate::config::{Check, Keys, Severity, unknown_key};
+use crate::health::Probe;
+
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
+const DEFAULT_RISE: u32 = 2;
+const DEFAULT_FALL: u32 = 3;
+
+/// A check as the file has it, for whichever server.
+pub(super) struct CheckPlan {
+    probe: Probe,
+    interval: Duration,
+    timeout: Duration,
+    rise: u32,
+    fall: u32,
+}
 
 impl Checker<'_> {
-    /// The check of one server; `None` if there is none or it is wrong. `at` is where a missing port is shown.
-    pub(super) fn check(
+    /// What `check` says; `None` if there is no check or it is wrong.
+    pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
-        id: &ServiceId,
-        server: SocketAddr,
-        at: &Range<usize>,
-    ) -> Option<Check> {
-        let before = self.findings.len();
+        service: Option<&ServiceId>,
+    ) -> Option<CheckPlan> {
         let table = match raw.get_ref() {
             RawCheck::Word(word) if word == "none" => return None,
             RawCheck::Word(word) => {
-                self.once(
+                self.report(
                     Diagnostic::error(raw.span(), format!("unknown check `{word}`")).help(
                         "write \"none\", or a table: check = { type = \"tcp\", interval = \"5s\" }",
                     ),
@@ -34,64 +46,106 @@ impl Checker<'_> {
             }
             RawCheck::Table(table) => table,
         };
-        self.check_table(table, raw, id);
-        let port_given = table
-            .port
-            .as_ref()
-            .and_then(|p| u16::try_from(p.get_ref().0).ok());
-        let target = SocketAddr::new(server.ip(), port_given.unwrap_or(server.port()));
-        if target.port() == 0 {
-            self.once(
-                Diagnostic::error(at.clone(), "the check has no port to connect to")
-                    .help("the server has no port of its own; add `port` to the check"),
-            );
-        }
-        if self.findings[before..]
-            .iter()
-            .any(|d| d.severity == crate::config::Severity::Error)
-        {
+        let before = self.findings.len();
+        let probe = self.probe(table, raw.span(), service);
+        self.check_rhythm(table, raw.span());
+        let wrong = |finding: &Diagnostic| finding.severity == Severity::Error;
+        if self.findings[before..].iter().any(wrong) {
             return None;
         }
-        let or = |v: &Option<Spanned<crate::config::raw::RawDuration>>, default: u64| {
-            v.as_ref()
-                .map_or(Duration::from_secs(default), |d| d.get_ref().0)
-        };
-        let count = |v: &Option<Spanned<Whole>>, default: u32| {
-            v.as_ref()
-                .and_then(|n| u32::try_from(n.get_ref().0).ok())
-                .unwrap_or(default)
-        };
-        Some(Check {
-            kind: CheckKind::Tcp,
-            target,
-            interval: or(&table.interval, 5),
-            timeout: or(&table.timeout, 2),
-            rise: count(&table.rise, 2),
-            fall: count(&table.fall, 3),
+        Some(CheckPlan {
+            probe: probe?,
+            interval: duration_or(table.interval.as_ref(), DEFAULT_INTERVAL),
+            timeout: duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT),
+            rise: count_or(table.rise.as_ref(), DEFAULT_RISE),
+            fall: count_or(table.fall.as_ref(), DEFAULT_FALL),
         })
     }
 
-    fn check_table(&mut self, table: &RawCheckTable, raw: &Spanned<RawCheck>, id: &ServiceId) {
-        match &table.kind {
-            Some(kind) if kind.get_ref() == "tcp" => {}
-            Some(kind) => self.once(
-                Diagnostic::error(
-                    kind.span(),
-                    format!("unknown type of check `{}`", kind.get_ref()),
-                )
-                .help("this version knows: tcp"),
-            ),
-            None if self.complete => self.once(
-                Diagnostic::error(raw.span(), "`type` of the check is missing")
-                    .help("add type = \"tcp\""),
-            ),
-            None => {}
+    /// The check of one server; `at` is where it is said that the check does not fit it.
+    pub(super) fn check(
+        &mut self,
+        plan: &CheckPlan,
+        server: SocketAddr,
+        at: &Range<usize>,
+    ) -> Option<Check> {
+        match plan.probe.bind(server) {
+            Ok(probe) => Some(Check {
+                probe,
+                server,
+                interval: plan.interval,
+                timeout: plan.timeout,
+                rise: plan.rise,
+                fall: plan.fall,
+            }),
+            Err(misfit) => {
+                self.report(Diagnostic::error(at.clone(), misfit.title).help(misfit.help));
+                None
+            }
         }
+    }
+
+    /// The kind of a check, and what its own keys say.
+    fn probe(
+        &mut self,
+        table: &RawCheckTable,
+        span: Range<usize>,
+        service: Option<&ServiceId>,
+    ) -> Option<Probe> {
+        let names = || Probe::KINDS.iter().map(|kind| kind.name);
+        let kind = table
+            .kind
+            .as_ref()
+            .and_then(|name| Probe::kind(name.get_ref()));
+        if kind.is_none() {
+            match &table.kind {
+                Some(name) => {
+                    let word = name.get_ref();
+                    let finding =
+                        Diagnostic::error(name.span(), format!("unknown type of check `{word}`"));
+                    self.report(match did_you_mean(word, names()) {
+                        Some(known) => finding.help(format!("did you mean \"{known}\"?")),
+                        None => {
+                            let known: Vec<&str> = names().collect();
+                            finding.help(format!("this version knows: {}", known.join(", ")))
+                        }
+                    });
+                }
+                None if self.complete => self.report(
+                    Diagnostic::error(span.clone(), "`type` of the check is missing")
+                        .help("add type = \"tcp\""),
+                ),
+                None => {}
+            }
+        }
+        // Of a check of no known type only such keys can be wrong that no type has.
+        let kinds = kind.map_or(Probe::KINDS, std::slice::from_ref);
+        let mut known: Vec<&str> = RawCheckTable::KEYS.to_vec();
+        known.extend(kinds.iter().flat_map(|kind| kind.keys));
+        known.sort_unstable();
+        for (key, _) in &table.own {
+            if !known.contains(&key.get_ref().as_str()) {
+                self.report(unknown_key(key.span(), key.get_ref(), &known));
+            }
+        }
+        let mut keys = Keys {
+            table: span,
+            entries: &table.own,
+            text: self.text,
+            service,
+            findings: Vec::new(),
+        };
+        let probe = (kind?.parse)(&mut keys);
+        self.findings.append(&mut keys.findings);
+        probe
+    }
+
+    fn check_rhythm(&mut self, table: &RawCheckTable, span: Range<usize>) {
         for (what, value) in [("interval", &table.interval), ("timeout", &table.timeout)] {
             if let Some(value) = value
                 && value.get_ref().0.is_zero()
             {
-                self.once(
+                self.report(
                     Diagnostic::error(value.span(), format!("`{what}` of a check cannot be 0"))
                         .help("give some time, such as \"2s\""),
                 );
@@ -101,43 +155,32 @@ impl Checker<'_> {
             if let Some(value) = value
                 && !(1..=1000).contains(&value.get_ref().0)
             {
-                self.once(
+                self.report(
                     Diagnostic::error(value.span(), format!("`{what}` is out of range"))
                         .help("give a number of checks, 1 to 1000"),
                 );
             }
         }
-        if let Some(port) = &table.port {
-            if !(1..=65_535).contains(&port.get_ref().0) {
-                self.once(
-                    Diagnostic::error(port.span(), "the port is out of range")
-                        .help("give a port, 1 to 65535"),
-                );
-            }
-        } else if matches!(id, ServiceId::Udp { .. } | ServiceId::Sctp { .. }) {
-            self.once(
-                Diagnostic::warning(raw.span(), "a TCP check of a service that is not TCP")
-                    .help("give the check a `port` on which the servers take TCP connections, if it is meant"),
-            );
-        }
-        let interval = table
-            .interval
-            .as_ref()
-            .map_or(Duration::from_secs(5), |d| d.get_ref().0);
-        let timeout = table
-            .timeout
-            .as_ref()
-            .map_or(Duration::from_secs(2), |d| d.get_ref().0);
+        let interval = duration_or(table.interval.as_ref(), DEFAULT_INTERVAL);
+        let timeout = duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT);
         if interval < timeout && !interval.is_zero() {
-            let at = table
-                .timeout
-                .as_ref()
-                .or(table.interval.as_ref())
-                .map_or(raw.span(), Spanned::span);
-            self.once(
-                Diagnostic::warning(at, "a check may take longer than the interval between two")
-                    .help("the next one then waits; make `timeout` at most `interval`"),
+            let at = table.timeout.as_ref().or(table.interval.as_ref());
+            self.report(
+                Diagnostic::warning(
+                    at.map_or(span, Spanned::span),
+                    "a check may take longer than the interval between two",
+                )
+                .help("the next one then waits; make `timeout` at most `interval`"),
             );
         }
     }
+}
+
+fn duration_or(value: Option<&Spanned<RawDuration>>, default: Duration) -> Duration {
+    value.map_or(default, |duration| duration.get_ref().0)
+}
+
+fn count_or(value: Option<&Spanned<Whole>>, default: u32) -> u32 {
+    let number = value.and_then(|number| u32::try_from(number.get_ref().0).ok());
+    number.unwrap_or(default)
 }

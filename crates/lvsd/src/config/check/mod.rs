@@ -1,7 +1,9 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
 
 mod engine;
+mod forward;
 mod health;
+mod scheduling;
 mod server;
 mod service;
 
@@ -173,17 +175,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Refuses a word that the engine knows and cannot do.
-    fn not_built(&mut self, value: Option<&Spanned<String>>, key: &str, word: &str, instead: &str) {
-        if let Some(value) = value.filter(|value| value.get_ref() == word) {
-            self.report(
-                Diagnostic::error(value.span(), format!("{key} = \"{word}\" is not built yet"))
-                    .help(format!("write {key} = \"{instead}\", or leave it out")),
-            );
-        }
-    }
-
-    /// Reports a finding about a check of the service, which every server would repeat.
+    /// Reports a finding about the service, which every server would repeat.
     fn once(&mut self, finding: Diagnostic) {
         let known = self
             .findings

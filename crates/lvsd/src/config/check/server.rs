@@ -4,14 +4,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, ServerConfig};
+use lvs_core::{Family, Forwarding, ServerConfig, Tunnel};
 use toml::Spanned;
 
+use super::health::CheckPlan;
 use super::service::many_ports;
 use super::{Checker, WEIGHT_MAX, port, virtual_address};
 use crate::config::Server;
 use crate::config::diagnostic::Diagnostic;
-use crate::config::raw::{RawCheck, RawServer, RawService};
+use crate::config::raw::{RawServer, RawService};
+
+/// What a service says for all its servers, unless they say otherwise.
+pub(super) struct ServerDefaults {
+    pub(super) forward: Option<Forwarding>,
+    pub(super) tunnel: Option<Tunnel>,
+    pub(super) check: Option<CheckPlan>,
+}
 
 impl Checker<'_> {
     pub(super) fn server(
@@ -19,45 +27,17 @@ impl Checker<'_> {
         server: &Spanned<RawServer>,
         service: &RawService,
         id: &ServiceId,
-        forward: Option<Forwarding>,
-        check: Option<&Spanned<RawCheck>>,
+        defaults: &ServerDefaults,
     ) -> Option<Server> {
         let span = server.span();
         let raw = server.get_ref();
         let weight = self.number(raw.weight.as_ref(), "weight", 0..=WEIGHT_MAX);
-        let bound = 0..=i64::from(i32::MAX);
-        let upper = self.number(raw.upper.as_ref(), "upper threshold", bound.clone());
-        let lower = self.number(raw.lower.as_ref(), "lower threshold", bound);
-        if let (Some(at), Some(lower)) = (&raw.lower, lower)
-            && lower > upper.unwrap_or(0)
-        {
-            let finding = Diagnostic::error(
-                at.span(),
-                format!(
-                    "`lower` ({lower}) is above `upper` ({})",
-                    upper.unwrap_or(0)
-                ),
-            );
-            self.report(match &raw.upper {
-                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
-                    "a server takes connections again below `lower`, which is at most `upper`",
-                ),
-                None => {
-                    finding.help("set `upper` too: the number of connections at which it stops")
-                }
-            });
-        }
-        let method = match &raw.forward {
-            Some(own) => self.forward(Some(own)),
-            None => forward,
-        };
-        if method.is_none() && raw.forward.is_none() && service.forward.is_none() {
-            self.missing(
-                &span,
-                "`forward` of the server and of its service",
-                "add forward = \"nat\", \"dr\", \"tun\" or \"fullnat\" to the service",
-            );
-        }
+        let (upper, lower) = self.thresholds(raw);
+        let own_check = raw
+            .check
+            .as_ref()
+            .map(|check| self.check_plan(check, Some(id)));
+        let method = self.method(raw, service, &span, defaults);
         let Some(text) = &raw.address else {
             self.missing(
                 &span,
@@ -74,19 +54,84 @@ impl Checker<'_> {
         self.sees_answers(service, method, &place)?;
         self.fits(text, address, service, id, method)?;
         self.fits_full_nat(text, address, service, method)?;
-        let check = match &raw.check {
-            Some(own) => self.check(own, id, address, &own.span()),
-            None => check.and_then(|c| self.check(c, id, address, &text.span())),
+        let (plan, at) = match (&raw.check, &own_check) {
+            (Some(raw), Some(own)) => (own.as_ref(), raw.span()),
+            _ => (defaults.check.as_ref(), text.span()),
         };
         let mut config = ServerConfig::new(1, method);
         config.weight = i32::try_from(weight.unwrap_or(1)).unwrap_or(1);
         config.upper = u32::try_from(upper.unwrap_or(0)).unwrap_or(0);
         config.lower = u32::try_from(lower.unwrap_or(0)).unwrap_or(0);
+        config.tunnel = self.server_tunnel(raw, forward, method, defaults);
         Some(Server {
             address,
             config,
-            check,
+            check: plan.and_then(|plan| self.check(plan, address, &at)),
         })
+    }
+
+    /// Upper and lower threshold.
+    fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
+        let bound = 0..=i64::from(i32::MAX);
+        let upper = self.number(raw.upper.as_ref(), "upper threshold", bound.clone());
+        let lower = self.number(raw.lower.as_ref(), "lower threshold", bound);
+        if let (Some(at), Some(lower)) = (&raw.lower, lower)
+            && lower > upper.unwrap_or(0)
+        {
+            let title = format!(
+                "`lower` ({lower}) is above `upper` ({})",
+                upper.unwrap_or(0)
+            );
+            let finding = Diagnostic::error(at.span(), title);
+            self.report(match &raw.upper {
+                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
+                    "a server takes connections again below `lower`, which is at most `upper`",
+                ),
+                None => {
+                    finding.help("set `upper` too: the number of connections at which it stops")
+                }
+            });
+        }
+        (upper, lower)
+    }
+
+    /// The forwarding method: the server's own, or the service's.
+    fn method(
+        &mut self,
+        raw: &RawServer,
+        service: &RawService,
+        span: &Range<usize>,
+        defaults: &ServerDefaults,
+    ) -> Option<Forwarding> {
+        if raw.forward.is_some() {
+            return self.forward(raw.forward.as_ref());
+        }
+        if service.forward.is_none() {
+            self.missing(
+                span,
+                "`forward` of the server and of its service",
+                "add forward = \"nat\", \"dr\", \"tun\" or \"fullnat\" to the service",
+            );
+        }
+        defaults.forward
+    }
+
+    /// What is wrapped around its packets: its own tunnel, or the service's.
+    fn server_tunnel(
+        &mut self,
+        raw: &RawServer,
+        forward: Option<&Spanned<String>>,
+        method: Forwarding,
+        defaults: &ServerDefaults,
+    ) -> Tunnel {
+        let own = raw.tunnel.as_ref().and_then(|tunnel| self.tunnel(tunnel));
+        if method != Forwarding::Tunnel {
+            if let Some(tunnel) = &raw.tunnel {
+                self.tunnel_without_tun(tunnel, forward);
+            }
+            return Tunnel::default();
+        }
+        own.or(defaults.tunnel).unwrap_or_default()
     }
 
     /// Whether a server of full NAT can have what that needs.

@@ -1,0 +1,496 @@
+//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to a packet engine over its Unix socket.
+//!
+//! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params": {...}}`; its answer is
+//! `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists", "message": "..."}}`. A long answer comes as
+//! lines `{"id": 1, "item": {...}}` before the final `result`. The first request of a connection is `hello`.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+mod apply;
+mod call;
+mod plan;
+
+pub use self::apply::{Applied, CHANGES_MAX, Done, Host, Need, Permissive, Refused};
+pub use self::call::{Access, Call, Request};
+pub use crate::explain::{Candidate, Explanation};
+pub use crate::stats::{Counts, Stats};
+pub use crate::sync::{SyncDaemon, SyncRole};
+use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
+
+/// Version of the protocol; both sides must speak the same one.
+pub const VERSION: u32 = 1;
+
+/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told nothing else.
+/// Every network namespace has its own.
+pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
+
+/// A service as the protocol names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
+pub enum ServiceId {
+    /// TCP.
+    Tcp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// UDP.
+    Udp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// SCTP.
+    Sctp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// A firewall mark.
+    Fwmark {
+        /// The mark, not 0.
+        mark: u32,
+        /// Family of the packets.
+        family: Family,
+    },
+}
+
+impl From<ServiceId> for ServiceKey {
+    fn from(id: ServiceId) -> Self {
+        match id {
+            ServiceId::Tcp { address: addr } => Self::Address {
+                protocol: Protocol::TCP,
+                addr,
+            },
+            ServiceId::Udp { address: addr } => Self::Address {
+                protocol: Protocol::UDP,
+                addr,
+            },
+            ServiceId::Sctp { address: addr } => Self::Address {
+                protocol: Protocol::SCTP,
+                addr,
+            },
+            ServiceId::Fwmark { mark, family } => Self::Mark { family, mark },
+        }
+    }
+}
+
+impl From<ServiceKey> for ServiceId {
+    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become TCP.
+    fn from(key: ServiceKey) -> Self {
+        match key {
+            ServiceKey::Address {
+                protocol: Protocol::UDP,
+                addr: address,
+            } => Self::Udp { address },
+            ServiceKey::Address {
+                protocol: Protocol::SCTP,
+                addr: address,
+            } => Self::Sctp { address },
+            ServiceKey::Address { addr: address, .. } => Self::Tcp { address },
+            ServiceKey::Mark { family, mark } => Self::Fwmark { mark, family },
+        }
+    }
+}
+
+/// Identity and settings of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSpec {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Identity and settings of a real server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerSpec {
+    /// The service that it serves.
+    pub service: ServiceId,
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+}
+
+/// The addresses that stand for clients towards servers of full NAT.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalPool {
+    /// The host's own, or ones that the engine answers for.
+    pub addresses: Vec<core::net::IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    #[serde(default)]
+    pub hairpin: bool,
+}
+
+/// Answer to [`Call::LocalGet`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LocalInfo {
+    /// The addresses, in the order in which they were given.
+    pub addresses: Vec<LocalAddressInfo>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
+}
+
+/// An address that stands for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalAddressInfo {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// The first port that is used.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+    /// Connections that it stands for the clients of.
+    pub connections: u64,
+}
+
+/// Answer to [`Call::Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the engine.
+    pub version: u32,
+    /// Name and version of the engine: `lvs-dataplane 0.1.0`.
+    pub engine: String,
+    /// Size of the connection table as the kernel prints it (`size=4096`).
+    pub table_size: u32,
+    /// The client may change things.
+    pub writable: bool,
+}
+
+/// Answer to [`Call::Info`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Info {
+    /// Process id of the engine.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime: u64,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that the table holds at most.
+    pub capacity: u64,
+    /// Network interfaces in use.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// Virtual addresses that the engine owns.
+    pub own_vips: Vec<core::net::IpAddr>,
+    /// Virtual addresses for which another host answers, too.
+    pub conflicts: Vec<Conflict>,
+    /// Requests that were too long for the way to their server.
+    pub too_big: Vec<TooBig>,
+    /// Virtual ports at which the helper for FTP looks; none without it.
+    pub ftp_ports: Vec<u16>,
+}
+
+/// Requests that did not fit the way to a server, and whose senders were told so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TooBig {
+    /// The server.
+    pub server: core::net::IpAddr,
+    /// The way is a tunnel.
+    pub tunnel: bool,
+    /// Bytes of an IP packet that it takes.
+    pub room: u32,
+    /// Bytes of the longest packet that came.
+    pub longest: u32,
+    /// How many came.
+    pub packets: u64,
+}
+
+/// Another host with a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// Who answers.
+    pub mac: String,
+}
+
+/// An interface in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceInfo {
+    /// Its name.
+    pub name: String,
+    /// The backend that serves it: `af_packet`.
+    pub backend: String,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Whether it is up now.
+    pub up: bool,
+    /// Frames that came faster than the engine read them, and were lost.
+    #[serde(default)]
+    pub lost: u64,
+}
+
+/// A service in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceInfo {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its counters.
+    pub stats: Stats,
+    /// Its real servers in the kernel's list order: the one added last comes first.
+    pub servers: Vec<ServerInfo>,
+}
+
+/// A real server in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerInfo {
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+    /// Connections in active states.
+    pub active: u32,
+    /// Other connections.
+    pub inactive: u32,
+    /// Persistence templates.
+    pub persistent: u32,
+    /// It has reached its upper threshold.
+    pub overloaded: bool,
+    /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_start: Option<u8>,
+    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<u64>,
+    /// Its counters.
+    pub stats: Stats,
+}
+
+/// A connection or a persistence template in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnInfo {
+    /// IP protocol number; 0 for a template of a firewall mark.
+    pub protocol: u8,
+    /// Client; port 0 for a template.
+    pub client: SocketAddr,
+    /// Virtual address and port.
+    #[serde(rename = "virtual")]
+    pub virt: SocketAddr,
+    /// Real server's address and port.
+    pub server: SocketAddr,
+    /// State as the kernel names it: `ESTABLISHED`.
+    pub state: String,
+    /// Milliseconds until it expires.
+    pub expires_ms: u64,
+    /// Forwarding method.
+    pub forwarding: crate::Forwarding,
+    /// It is a persistence template.
+    #[serde(default)]
+    pub template: bool,
+    /// It came by a synchronisation message.
+    #[serde(default)]
+    pub synced: bool,
+    /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<(String, Vec<u8>)>,
+}
+
+/// End of a listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListEnd {
+    /// How many items came.
+    pub count: u64,
+}
+
+/// The timeouts of `ipvsadm --set`, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeouts {
+    /// TCP ESTABLISHED.
+    pub tcp: u32,
+    /// TCP FIN_WAIT.
+    pub tcp_fin: u32,
+    /// UDP.
+    pub udp: u32,
+}
+
+/// A sysctl under the kernel's own name, with its value as the kernel writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sysctl {
+    /// `conn_reuse_mode`.
+    pub name: String,
+    /// `1`, or `3 50` for `sync_threshold`.
+    pub value: String,
+}
+
+/// A rule that gives packets marks, in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MarkText {
+    /// Its place, from 1.
+    pub position: usize,
+    /// Its words.
+    pub rule: String,
+    /// Packets that it took.
+    pub packets: u64,
+}
+
+/// A counted reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// `drop` or `host` (left or given back to the host).
+    pub action: String,
+    /// Name of the reason.
+    pub reason: String,
+    /// Packets.
+    pub count: u64,
+    /// What it means.
+    pub help: String,
+    /// What to do about it.
+    #[serde(default)]
+    pub remedy: String,
+}
+
+/// Which packets a capture takes: those that fit everything that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CaptureFilter {
+    /// IP protocol number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<core::net::IpAddr>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+    /// Only packets that are dropped or refused.
+    pub dropped: bool,
+}
+
+/// A packet in a capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CapturedPacket {
+    /// Microseconds since 1970.
+    pub time_us: u64,
+    /// Where it arrived.
+    pub interface: String,
+    /// The frame begins with an Ethernet header; else with an IP header.
+    pub ethernet: bool,
+    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine lives.
+    pub frame: String,
+    /// What was decided.
+    pub verdict: String,
+    /// Packets that this capture has lost so far, because its reader was too slow.
+    pub lost: u64,
+}
+
+/// One line of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer<T> {
+    /// The request's number.
+    pub id: u64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub body: Body<T>,
+}
+
+/// The three kinds of lines in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Body<T> {
+    /// One entry of a listing; more lines follow.
+    Item(T),
+    /// The end of a successful answer.
+    Result(T),
+    /// The end of a failed one; nothing has changed.
+    Error(Failure),
+}
+
+/// A refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind, for programs.
+    pub code: FailureCode,
+    /// What, where and what to do, for people.
+    pub message: String,
+    /// Of a refused [`Call::Apply`]: which change it was, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<usize>,
+}
+
+impl Failure {
+    /// A refusal of one call.
+    pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            change: None,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    /// The refusal that the kernel would give for the same reason.
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
+            Error::NoService => FailureCode::NoService,
+            Error::NoServer | Error::UnknownSysctl => FailureCode::NoServer,
+            Error::NoDevice => FailureCode::NoDevice,
+            Error::DaemonRunning => FailureCode::Running,
+            Error::DaemonNotRunning => FailureCode::NotRunning,
+            Error::UnknownScheduler | Error::UnknownEngine | Error::UnknownHelper => {
+                FailureCode::NoScheduler
+            }
+            Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::Unsupported(_) | Error::LocalAddressNeeded | Error::FullNatOnePacket => {
+                FailureCode::Unsupported
+            }
+            _ => FailureCode::Invalid,
+        };
+        Self::new(code, alloc::string::ToString::to_string(&error))
+    }
+}
+
+/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give `ipvsadm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    /// The service or server exists already (EEXIST).
+    Exists,
+    /// No such service (ESRCH).
+    NoService,
+    /// No such real server (ENOENT).
+    NoServer,
+    /// No such scheduler or persistence engine (ENOENT).
+    NoScheduler,
+    /// A value that is not allowed (EINVAL).
+    Invalid,
+    /// A number out of range (ERANGE).
+    Range,
+    /// No memory left for it, or a configured bound is reached (ENOMEM).
+    Full,
+    /// The caller may not do this (EPERM).
+    Permission,
+    /// No such network interface (ENODEV).
+    NoDevice,
+    /// No daemon of that role is running (ESRCH).
+    NotRunning,
+    /// A daemon of that role is running (EEXIST).
+    Running,
+    /// Not possible with this engine, or not yet.
+    Unsupported,
+    /// The line is not a request.
+    Malformed,
+    /// The client speaks another version of the protocol.
+    Version,
+    /// The engine itself failed.
+    Internal,
+}

@@ -1,0 +1,334 @@
+//! What a change needs to be possible.
+//!
+//! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of a list that come
+//! before this one. So a change is refused for the same reason, in the kernel's order of checks, however it comes.
+
+use alloc::boxed::Box;
+use core::net::{IpAddr, SocketAddr};
+
+use crate::sync::SyncRole;
+use crate::{
+    Control, Error, Family, Forwarding, Protocol, Scheduler, Server, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, engine,
+};
+
+/// The kernel keeps timeouts in ticks of 4 ms in an `int`.
+const TIMEOUT_MAX: u32 = 8_589_934;
+
+/// State that changes are checked against.
+pub(crate) trait View {
+    /// The service with this key.
+    fn service(&self, key: &ServiceKey) -> Option<Facts>;
+    /// The forwarding method of a server of this service.
+    fn server(&self, key: &ServiceKey, addr: SocketAddr) -> Option<Forwarding>;
+    /// Whether a synchronisation daemon of this role runs.
+    fn runs(&self, role: SyncRole) -> bool;
+    /// Servers of another family than their service's.
+    fn mixed(&self) -> usize;
+    /// Servers of full NAT in services of this family.
+    fn full_nat(&self, family: Family) -> usize;
+    /// Whether an address of this family can stand for clients.
+    fn has_local(&self, family: Family) -> bool;
+}
+
+/// What checks go by of a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) one_packet: bool,
+    /// Its scheduler goes by the servers' answers.
+    pub(crate) needs_replies: bool,
+    pub(crate) census: Census,
+}
+
+/// A service's servers, counted by what checks ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Census {
+    /// Of another family than the service.
+    pub(crate) mixed: usize,
+    /// Whose answers do not pass the director.
+    pub(crate) one_way: usize,
+    /// Behind full NAT.
+    pub(crate) full_nat: usize,
+}
+
+impl Census {
+    pub(crate) fn enter(&mut self, mixed: bool, forwarding: Forwarding) {
+        let one = Self::of(mixed, forwarding);
+        self.mixed += one.mixed;
+        self.one_way += one.one_way;
+        self.full_nat += one.full_nat;
+    }
+
+    pub(crate) fn leave(&mut self, mixed: bool, forwarding: Forwarding) {
+        let one = Self::of(mixed, forwarding);
+        self.mixed -= one.mixed;
+        self.one_way -= one.one_way;
+        self.full_nat -= one.full_nat;
+    }
+
+    fn of(mixed: bool, forwarding: Forwarding) -> Self {
+        Self {
+            mixed: usize::from(mixed),
+            one_way: usize::from(!forwarding.translates()),
+            full_nat: usize::from(forwarding == Forwarding::FullNat),
+        }
+    }
+}
+
+/// Whether a server is of another family than its service.
+pub(crate) fn is_mixed(key: &ServiceKey, addr: SocketAddr) -> bool {
+    Family::of(&addr.ip()) != key.family()
+}
+
+/// A service can be added; gives its scheduler.
+pub(crate) fn add_service(
+    view: &impl View,
+    control: &Control,
+    key: &ServiceKey,
+    config: &ServiceConfig,
+) -> Result<Box<dyn Scheduler>, Error> {
+    match key {
+        ServiceKey::Mark { mark: 0, .. } => return Err(Error::ZeroMark),
+        ServiceKey::Mark { .. }
+        | ServiceKey::Address {
+            protocol: Protocol::TCP | Protocol::UDP | Protocol::SCTP,
+            ..
+        } => {}
+        ServiceKey::Address { .. } => return Err(Error::Protocol),
+    }
+    if view.service(key).is_some() {
+        return Err(Error::ServiceExists);
+    }
+    scheduler(control, key, config)
+}
+
+/// The settings of a service can be replaced by these; gives its scheduler.
+pub(crate) fn edit_service(
+    view: &impl View,
+    control: &Control,
+    key: &ServiceKey,
+    config: &ServiceConfig,
+) -> Result<Box<dyn Scheduler>, Error> {
+    let facts = view.service(key).ok_or(Error::NoService)?;
+    let scheduler = scheduler(control, key, config)?;
+    if facts.census.full_nat > 0 {
+        full_nat(
+            view,
+            key,
+            config.flags.has(ServiceFlags::ONE_PACKET),
+            Forwarding::FullNat,
+        )?;
+    }
+    if scheduler.needs_replies() && facts.census.one_way > 0 {
+        return Err(Error::NeedsReplies);
+    }
+    Ok(scheduler)
+}
+
+fn scheduler(
+    control: &Control,
+    key: &ServiceKey,
+    config: &ServiceConfig,
+) -> Result<Box<dyn Scheduler>, Error> {
+    let scheduler = control.scheduler(&config.scheduler)?;
+    if config
+        .engine
+        .as_deref()
+        .is_some_and(|name| name != engine::SIP)
+    {
+        return Err(Error::UnknownEngine);
+    }
+    if key.family() == Family::V6 && !(1..=128).contains(&config.netmask) {
+        return Err(Error::PrefixLength);
+    }
+    Ok(scheduler)
+}
+
+/// The service is there.
+pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
+    view.service(key).map(drop).ok_or(Error::NoService)
+}
+
+/// A server can be added to a service.
+pub(crate) fn add_server(
+    view: &impl View,
+    key: &ServiceKey,
+    addr: SocketAddr,
+    config: &ServerConfig,
+) -> Result<(), Error> {
+    let facts = view.service(key).ok_or(Error::NoService)?;
+    family(key, addr, config)?;
+    // A message about a connection has room for one family only.
+    let synchronised = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
+    if synchronised && is_mixed(key, addr) {
+        return Err(Error::FamilyMismatch);
+    }
+    full_nat(view, key, facts.one_packet, config.forwarding)?;
+    Server::check(config)?;
+    if view.server(key, addr).is_some() {
+        return Err(Error::ServerExists);
+    }
+    replies(&facts, config)?;
+    // A removed server that comes back has passed this when it first came.
+    unicast(addr.ip())
+}
+
+/// The settings of a server can be replaced by these.
+pub(crate) fn edit_server(
+    view: &impl View,
+    key: &ServiceKey,
+    addr: SocketAddr,
+    config: &ServerConfig,
+) -> Result<(), Error> {
+    let facts = view.service(key).ok_or(Error::NoService)?;
+    family(key, addr, config)?;
+    full_nat(view, key, facts.one_packet, config.forwarding)?;
+    Server::check(config)?;
+    view.server(key, addr).ok_or(Error::NoServer)?;
+    replies(&facts, config)
+}
+
+/// The service has this server.
+pub(crate) fn delete_server(
+    view: &impl View,
+    key: &ServiceKey,
+    addr: SocketAddr,
+) -> Result<(), Error> {
+    service(view, key)?;
+    view.server(key, addr).map(drop).ok_or(Error::NoServer)
+}
+
+/// Timeouts of `ipvsadm --set`.
+pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
+    if seconds.iter().any(|&timeout| timeout > TIMEOUT_MAX) {
+        return Err(Error::TimeoutRange);
+    }
+    Ok(())
+}
+
+/// These families have an address that can stand for clients, and no others.
+pub(crate) fn local_pool(
+    view: &impl View,
+    serves: impl Fn(Family) -> bool,
+    hairpin: bool,
+) -> Result<(), Error> {
+    let families = [Family::V4, Family::V6];
+    let missing = families
+        .iter()
+        .any(|&family| view.full_nat(family) > 0 && !serves(family));
+    if missing || (hairpin && !families.iter().any(|&family| serves(family))) {
+        return Err(Error::LocalAddressNeeded);
+    }
+    Ok(())
+}
+
+/// A message about a connection has room for one family only.
+pub(crate) fn families(view: &impl View) -> Result<(), Error> {
+    if view.mixed() > 0 {
+        return Err(Error::FamilyMismatch);
+    }
+    Ok(())
+}
+
+/// A synchronisation daemon of this role can be started.
+pub(crate) fn start_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
+    if view.runs(role) {
+        return Err(Error::DaemonRunning);
+    }
+    families(view)
+}
+
+/// A synchronisation daemon of this role can be stopped.
+pub(crate) fn stop_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
+    if !view.runs(role) {
+        return Err(Error::DaemonNotRunning);
+    }
+    Ok(())
+}
+
+fn family(key: &ServiceKey, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
+    if is_mixed(key, addr) && config.forwarding != Forwarding::Tunnel {
+        return Err(Error::FamilyMismatch);
+    }
+    Ok(())
+}
+
+/// Whether a server can have this method in a service, as far as full NAT goes.
+fn full_nat(
+    view: &impl View,
+    key: &ServiceKey,
+    one_packet: bool,
+    forwarding: Forwarding,
+) -> Result<(), Error> {
+    if forwarding != Forwarding::FullNat {
+        return Ok(());
+    }
+    if one_packet {
+        return Err(Error::FullNatOnePacket);
+    }
+    if !view.has_local(key.family()) {
+        return Err(Error::LocalAddressNeeded);
+    }
+    Ok(())
+}
+
+/// A scheduler that measures answers takes only servers whose answers it sees.
+fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
+    if facts.needs_replies && !config.forwarding.translates() {
+        return Err(Error::NeedsReplies);
+    }
+    Ok(())
+}
+
+/// Whether a host can have this address; local addresses and broadcasts of the host's own networks are known only to
+/// whoever embeds the director.
+fn unicast(addr: IpAddr) -> Result<(), Error> {
+    let refused = match addr {
+        IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),
+        IpAddr::V6(addr) => {
+            addr.is_unspecified()
+                || addr.is_multicast()
+                || addr.is_unicast_link_local()
+                || addr.to_ipv4_mapped().is_some()
+        }
+    };
+    if refused {
+        return Err(Error::NotUnicast);
+    }
+    Ok(())
+}
+
+impl View for Control {
+    fn service(&self, key: &ServiceKey) -> Option<Facts> {
+        let service = Self::service(self, key)?;
+        Some(Facts {
+            one_packet: service.config.flags.has(ServiceFlags::ONE_PACKET),
+            needs_replies: service.pool.needs_replies(),
+            census: service.census,
+        })
+    }
+
+    fn server(&self, key: &ServiceKey, addr: SocketAddr) -> Option<Forwarding> {
+        let server = Self::service(self, key)?.pool.find(addr)?;
+        Some(server.forwarding())
+    }
+
+    fn runs(&self, role: SyncRole) -> bool {
+        match role {
+            SyncRole::Master => self.settings.master.is_some(),
+            SyncRole::Backup => self.backup.is_some(),
+        }
+    }
+
+    fn mixed(&self) -> usize {
+        self.mixed
+    }
+
+    fn full_nat(&self, family: Family) -> usize {
+        self.full_nat.servers(family)
+    }
+
+    fn has_local(&self, family: Family) -> bool {
+        self.full_nat.serves(family)
+    }
+}

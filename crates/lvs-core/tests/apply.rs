@@ -1,0 +1,369 @@
+//! Lists of changes: all of them or none, whatever they are.
+#![cfg(feature = "api")]
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::api::{
+    Access, CHANGES_MAX, Call, Done, Failure, FailureCode, Host, LocalPool, Need, Permissive,
+    ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl, Timeouts,
+};
+use lvs_core::{
+    Control, Error, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
+    ServiceFlags, Tunnel,
+};
+use proptest::prelude::*;
+
+/// A host with one interface, one broadcast address, and no direct routing.
+struct SmallHost;
+
+impl Host for SmallHost {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        match need {
+            Need::Server(Forwarding::Local) => {
+                Err(Failure::new(FailureCode::Unsupported, "not here"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        addr == IpAddr::from([10, 0, 0, 3])
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        (interface == "eth0").then_some(9000)
+    }
+}
+
+fn control() -> Control {
+    Control::new(Options {
+        max_connections: 16,
+        ..Options::default()
+    })
+}
+
+/// Everything that a director knows, its schedulers' state included.
+fn picture(control: &Control) -> String {
+    format!("{control:?}")
+}
+
+fn service(n: u8) -> ServiceId {
+    let address = |port| SocketAddr::from(([198, 51, 100, 1], port));
+    match n % 5 {
+        0 => ServiceId::Tcp {
+            address: address(80),
+        },
+        1 => ServiceId::Udp {
+            address: address(53),
+        },
+        2 => ServiceId::Tcp {
+            address: "[2001:db8::1]:80".parse().unwrap(),
+        },
+        3 => ServiceId::Fwmark {
+            mark: 7,
+            family: Family::V4,
+        },
+        _ => ServiceId::Fwmark {
+            mark: 0,
+            family: Family::V6,
+        },
+    }
+}
+
+fn server(n: u8) -> SocketAddr {
+    match n % 6 {
+        5 => "[2001:db8:1::1]:80".parse().unwrap(),
+        4 => SocketAddr::from(([224, 0, 0, 1], 80)),
+        n => SocketAddr::from(([10, 0, 0, n], 80)),
+    }
+}
+
+fn service_spec() -> impl Strategy<Value = ServiceSpec> {
+    (0u8..5, 0usize..7, any::<bool>(), 0u8..8).prop_map(|(id, scheduler, one_packet, odd)| {
+        let id = service(id);
+        let family = lvs_core::ServiceKey::from(id).family();
+        let names = ["rr", "wlc", "mh", "lblc", "ewma", "wrr", "nonsense"];
+        let mut config = ServiceConfig::new(family, names[scheduler]);
+        if one_packet {
+            config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
+        }
+        match odd {
+            0 => config.netmask = 0,
+            1 => config.engine = Some("sip".into()),
+            2 => config.engine = Some("nonsense".into()),
+            3 => config.extras.slow_start = 30,
+            _ => {}
+        }
+        ServiceSpec {
+            service: id,
+            config,
+            owner: None,
+        }
+    })
+}
+
+fn server_spec() -> impl Strategy<Value = ServerSpec> {
+    (0u8..5, 0u8..6, 0usize..6, -1i32..4, 0u32..3, any::<bool>()).prop_map(
+        |(id, addr, method, weight, upper, gue)| {
+            let methods = [
+                Forwarding::Nat,
+                Forwarding::Nat,
+                Forwarding::Route,
+                Forwarding::Tunnel,
+                Forwarding::FullNat,
+                Forwarding::Local,
+            ];
+            let mut config = ServerConfig::new(weight, methods[method]);
+            config.upper = upper;
+            config.lower = upper / 2;
+            if gue {
+                config.tunnel = Tunnel::Gue {
+                    port: u16::try_from(upper).unwrap() * 6080,
+                    checksum: lvs_core::TunnelChecksum::None,
+                };
+            }
+            ServerSpec {
+                service: service(id),
+                server: server(addr),
+                config,
+            }
+        },
+    )
+}
+
+fn daemon(role: SyncRole, interface: &str) -> SyncDaemon {
+    SyncDaemon {
+        role,
+        interface: interface.into(),
+        syncid: 1,
+        maxlen: None,
+        group: None,
+        port: None,
+        ttl: None,
+    }
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let role = prop_oneof![Just(SyncRole::Master), Just(SyncRole::Backup)];
+    let addresses = prop::sample::subsequence(vec!["192.0.2.1", "2001:db8::2", "127.0.0.1"], 0..3);
+    prop_oneof![
+        6 => service_spec().prop_map(Call::ServiceAdd),
+        3 => service_spec().prop_map(Call::ServiceEdit),
+        2 => (0u8..5).prop_map(|id| Call::ServiceDelete { service: service(id) }),
+        1 => Just(Call::ServiceFlush {}),
+        1 => prop::option::of(0u8..5)
+            .prop_map(|id| Call::ServiceZero { service: id.map(service) }),
+        12 => server_spec().prop_map(Call::ServerAdd),
+        6 => server_spec().prop_map(Call::ServerEdit),
+        4 => (0u8..5, 0u8..6).prop_map(|(id, addr)| Call::ServerDelete {
+            service: service(id),
+            server: server(addr),
+        }),
+        1 => prop_oneof![Just(30), Just(u32::MAX)].prop_map(|tcp| Call::TimeoutsSet(Timeouts {
+            tcp,
+            tcp_fin: 0,
+            udp: 0,
+        })),
+        2 => (0usize..3, 0u8..3).prop_map(|(name, value)| Call::SysctlSet(Sysctl {
+            name: ["drop_entry", "sync_version", "nonsense"][name].into(),
+            value: value.to_string(),
+        })),
+        2 => (role.clone(), any::<bool>()).prop_map(|(role, known)| {
+            Call::DaemonStart(daemon(role, if known { "eth0" } else { "eth9" }))
+        }),
+        1 => role.prop_map(|role| Call::DaemonStop { role, syncid: 0 }),
+        2 => (0usize..2, prop::option::of(0usize..3)).prop_map(|(rule, position)| Call::MarkAdd {
+            rule: ["--destination 192.0.2.1 --mark 7", "nonsense"][rule].into(),
+            position,
+        }),
+        1 => (0usize..3).prop_map(|position| Call::MarkDelete { position }),
+        1 => Just(Call::MarkSet { rules: vec!["--destination 192.0.2.2 --drop".into()] }),
+        1 => Just(Call::VipsOwn { addresses: vec![IpAddr::from([192, 0, 2, 9])] }),
+        3 => (addresses, any::<bool>()).prop_map(|(addresses, hairpin)| {
+            Call::LocalSet(LocalPool {
+                addresses: addresses.iter().map(|addr| addr.parse().unwrap()).collect(),
+                hairpin,
+            })
+        }),
+        1 => prop_oneof![
+            Just(Call::Apply { changes: vec![] }),
+            Just(Call::Stop {}),
+            Just(Call::LocalGet {}),
+        ],
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A list leaves what its changes leave one by one, or nothing at all and the refusal that the first bad one gets.
+    #[test]
+    fn a_list_is_its_changes_or_nothing(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
+        let (mut whole, mut single) = (control(), control());
+        let mut made: Vec<Call> = Vec::new();
+        for (second, list) in (0..).zip(&lists) {
+            let now = Instant::ZERO + std::time::Duration::from_secs(second);
+            let before = picture(&whole);
+            match whole.apply(list, &SmallHost, now) {
+                Ok(_) => {
+                    for call in list {
+                        let one = single.apply(std::slice::from_ref(call), &SmallHost, now);
+                        prop_assert!(one.is_ok(), "{call:?}: {one:?}");
+                    }
+                    made.extend_from_slice(list);
+                }
+                Err(refused) => {
+                    prop_assert_eq!(&before, &picture(&whole), "a refused list has changed something");
+                    // What comes before the refused change can be made, and that one cannot, for the same reason.
+                    let mut other = control();
+                    for call in made.iter().chain(&list[..refused.change]) {
+                        other.apply(std::slice::from_ref(call), &SmallHost, now).unwrap();
+                    }
+                    let last = &list[refused.change..=refused.change];
+                    let one = other.apply(last, &SmallHost, now).unwrap_err();
+                    prop_assert_eq!(one.failure, refused.failure);
+                }
+            }
+            prop_assert_eq!(picture(&whole), picture(&single));
+        }
+    }
+}
+
+fn web() -> Call {
+    Call::ServiceAdd(ServiceSpec {
+        service: service(0),
+        config: ServiceConfig::new(Family::V4, "wlc"),
+        owner: None,
+    })
+}
+
+fn add(addr: SocketAddr, forwarding: Forwarding) -> Call {
+    Call::ServerAdd(ServerSpec {
+        service: service(0),
+        server: addr,
+        config: ServerConfig::new(1, forwarding),
+    })
+}
+
+#[test]
+fn a_list_may_use_what_it_has_made_itself() {
+    let mut control = control();
+    let list = [
+        web(),
+        Call::LocalSet(LocalPool {
+            addresses: vec![IpAddr::from([192, 0, 2, 1])],
+            hairpin: false,
+        }),
+        add(server(1), Forwarding::FullNat),
+        add(server(2), Forwarding::Nat),
+        Call::ServerDelete {
+            service: service(0),
+            server: server(2),
+        },
+        add(server(2), Forwarding::Nat),
+    ];
+    let applied = control.apply(&list, &Permissive, Instant::ZERO).unwrap();
+    assert_eq!(applied.services().collect::<Vec<_>>(), [service(0).into()]);
+    assert!(applied.local && !applied.is_services_only() && !applied.settings);
+    let key = service(0).into();
+    assert_eq!(control.service(&key).unwrap().servers().len(), 2);
+}
+
+#[test]
+fn the_kernels_order_of_checks_is_kept() {
+    let mut control = control();
+    control.apply(&[web()], &SmallHost, Instant::ZERO).unwrap();
+    let refusal = |control: &mut Control, call: Call| {
+        control
+            .apply(&[call], &SmallHost, Instant::ZERO)
+            .unwrap_err()
+            .failure
+    };
+    let mut broadcast = ServerSpec {
+        service: service(1),
+        server: server(3),
+        config: ServerConfig::new(-1, Forwarding::Nat),
+    };
+    for (error, mend) in [
+        (Error::NoService, 0),
+        (Error::WeightRange, 1),
+        (Error::NotUnicast, 2),
+    ] {
+        match mend {
+            1 => broadcast.service = service(0),
+            2 => broadcast.config.weight = 1,
+            _ => {}
+        }
+        assert_eq!(
+            refusal(&mut control, Call::ServerAdd(broadcast.clone())),
+            error.into()
+        );
+    }
+    // A daemon: mixed families, then the interface, then another daemon.
+    let start = |interface| Call::DaemonStart(daemon(SyncRole::Master, interface));
+    let tunnel = add(server(5), Forwarding::Tunnel);
+    let no_device = Failure::from(Error::NoDevice);
+    assert_eq!(refusal(&mut control, start("eth9")), no_device);
+    let list = [start("eth0")];
+    control.apply(&list, &SmallHost, Instant::ZERO).unwrap();
+    assert_eq!(control.daemons()[0].maxlen, Some(1472));
+    assert_eq!(refusal(&mut control, start("eth9")), no_device);
+    assert_eq!(
+        refusal(&mut control, start("eth0")),
+        Error::DaemonRunning.into()
+    );
+    assert_eq!(refusal(&mut control, tunnel), Error::FamilyMismatch.into());
+}
+
+#[test]
+fn lists_have_a_bound_and_hold_changes_only() {
+    let mut control = control();
+    let many = vec![Call::ServiceFlush {}; CHANGES_MAX + 1];
+    let refused = control.apply(&many, &Permissive, Instant::ZERO);
+    assert_eq!(refused.unwrap_err().failure.code, FailureCode::Full);
+    for call in [
+        Call::Apply { changes: vec![] },
+        Call::Stop {},
+        Call::Info {},
+        Call::Capture(Default::default()),
+    ] {
+        let list = [web(), call];
+        let refused = control
+            .apply(&list, &Permissive, Instant::ZERO)
+            .unwrap_err();
+        assert_eq!(
+            (refused.change, refused.failure.code),
+            (1, FailureCode::Invalid)
+        );
+        assert_eq!(control.services().count(), 0);
+    }
+}
+
+#[test]
+fn who_may_read_may_read_local_addresses_and_capture_nothing() {
+    assert_eq!(Call::LocalGet {}.access(), Access::Read);
+    assert_eq!(Call::Capture(Default::default()).access(), Access::Write);
+    assert_eq!(Call::Apply { changes: vec![] }.access(), Access::Write);
+}
+
+#[test]
+fn lists_and_their_answers_are_lines_of_the_protocol() {
+    let text =
+        r#"{"method":"apply","params":{"changes":[{"method":"service.flush","params":{}}]}}"#;
+    let call: Call = serde_json::from_str(text).unwrap();
+    assert_eq!(
+        call,
+        Call::Apply {
+            changes: vec![Call::ServiceFlush {}]
+        }
+    );
+    assert_eq!(serde_json::to_string(&call).unwrap(), text);
+    assert_eq!(serde_json::to_string(&Done::default()).unwrap(), "{}");
+    assert_eq!(serde_json::from_str::<Done>("{}").unwrap(), Done::default());
+    let failure = Failure {
+        change: Some(3),
+        ..Failure::from(Error::ServerExists)
+    };
+    let line = serde_json::to_string(&failure).unwrap();
+    assert!(line.ends_with(r#""change":3}"#), "{line}");
+}

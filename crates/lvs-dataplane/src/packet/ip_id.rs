@@ -1,0 +1,49 @@
+//! Identification numbers of the packets that the director makes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+/// Numbers for the packets that the director makes, counted by receiver as a host does. Workers share them, so that no two
+/// packets to one receiver get the same number soon.
+#[derive(Debug)]
+pub struct IpIds {
+    by_receiver: [AtomicU16; 256],
+    /// Of the next IPv6 fragments, before they are scrambled.
+    fragments: AtomicU32,
+}
+
+impl Default for IpIds {
+    fn default() -> Self {
+        let random = RandomState::new().hash_one(0);
+        Self {
+            by_receiver: [const { AtomicU16::new(0) }; 256],
+            fragments: AtomicU32::new(u32::try_from(random >> 32).unwrap_or(0)),
+        }
+    }
+}
+
+impl IpIds {
+    /// The first of `count` numbers of IPv4; IPv6 has none.
+    pub fn next(&self, src: IpAddr, dst: IpAddr, protocol: u8, count: usize) -> u16 {
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else {
+            return 0;
+        };
+        let mixed = (src.to_bits() ^ dst.to_bits().rotate_left(7) ^ u32::from(protocol))
+            .wrapping_mul(0x9e37_79b9);
+        let count = u16::try_from(count).unwrap_or(1);
+        let counter = &self.by_receiver[(mixed >> 24) as usize];
+        counter.fetch_add(count, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// A number for the fragments of an IPv6 datagram: none comes twice in 2^32, and the next is not the next higher (RFC
+    /// 7739).
+    pub fn next_fragments(&self) -> u32 {
+        let before = self.fragments.fetch_add(1, Ordering::Relaxed);
+        let mut id = before.wrapping_add(1);
+        for factor in [0x7feb_352d_u32, 0x846c_a68b] {
+            id = (id ^ id >> 16).wrapping_mul(factor);
+        }
+        id ^ id >> 15
+    }
+}

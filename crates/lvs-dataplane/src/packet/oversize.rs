@@ -1,0 +1,63 @@
+//! Which servers' ways were too narrow for requests: the sender was told, and the operator may ask.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use lvs_core::api::TooBig;
+
+/// Servers that are remembered at most.
+const SERVERS_MAX: usize = 256;
+
+/// Requests that did not fit the way to their server, by server and whether that is by tunnel: of all workers of a director.
+#[derive(Debug, Default)]
+pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
+
+impl Oversize {
+    /// A packet of `longest` bytes met a way that takes `room`.
+    pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {
+            return;
+        }
+        let entry = noted.entry((server, tunnel)).or_insert(TooBig {
+            server,
+            tunnel,
+            room: 0,
+            longest: 0,
+            packets: 0,
+        });
+        entry.room = u32::try_from(room).unwrap_or(u32::MAX);
+        entry.longest = entry
+            .longest
+            .max(u32::try_from(longest).unwrap_or(u32::MAX));
+        entry.packets += 1;
+    }
+
+    /// What was noted.
+    pub fn all(&self) -> Vec<TooBig> {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.values().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_counts_and_room_is_bounded() {
+        let oversize = Oversize::default();
+        let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+        oversize.note(server(1), true, 1480, 1500);
+        oversize.note(server(1), true, 1460, 1490);
+        let noted = oversize.all();
+        assert_eq!(noted.len(), 1);
+        assert_eq!(
+            (noted[0].room, noted[0].longest, noted[0].packets),
+            (1460, 1500, 2)
+        );
+        (0..1000).for_each(|n| oversize.note(server(n), false, 1, 2));
+        assert_eq!(oversize.all().len(), SERVERS_MAX);
+    }
+}

@@ -1,0 +1,151 @@
+//! A whole datagram: the director is asked, and its verdict done.
+
+use std::net::SocketAddr;
+
+use lvs_core::{Hook, Protocol, Verdict};
+
+use super::{Cx, Decide, Fate, Pipeline};
+use crate::packet::drop::FrameDrop;
+use crate::packet::fragment::History;
+use crate::packet::frame::Frame;
+use crate::packet::net::Net;
+use crate::packet::parse::{self, Icmp, Packet};
+use crate::packet::rewrite::tunnel;
+use crate::packet::wire::icmp::ErrorKind;
+use crate::packet::wire::ip_options::Wanted;
+use crate::packet::wire::{decrement_ttl, ipv4};
+
+/// A packet on its way through the steps.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
+    pub(super) packet: Packet,
+    pub(super) hook: Hook,
+    /// It came from the host itself, through its TUN device.
+    pub(super) from_host: bool,
+    /// It is addressed to the host.
+    pub(super) to_host: bool,
+    /// Destination of the packet inside, if it is an ICMP error to be related.
+    pub(super) inner: Option<(Protocol, SocketAddr)>,
+    /// How it had been cut, if it came in fragments.
+    pub(super) history: Option<&'a History>,
+    /// What its IPv4 options ask a router to write.
+    pub(super) options: Wanted,
+}
+
+impl Job<'_> {
+    /// A packet by itself, without a past.
+    pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
+        Self {
+            packet,
+            hook,
+            from_host,
+            to_host,
+            inner: None,
+            history: None,
+            options: Wanted::default(),
+        }
+    }
+}
+
+impl Pipeline {
+    /// Whether the packet was intercepted: the host does not have it.
+    pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
+        // What came in fragments was intercepted (or not) as fragments.
+        let mut packet = job.packet;
+        if job.history.is_some() && packet.fragment.is_none() {
+            packet.fragment = Some(parse::Fragment {
+                id: 0,
+                offset: 0,
+                more: true,
+                named_at: 0,
+            });
+        }
+        job.from_host || cx.env.intercept.covers(&packet, job.inner, job.to_host)
+    }
+
+    /// A whole datagram.
+    pub(super) fn datagram<N: Net, D: Decide>(
+        &mut self,
+        frame: &mut Frame,
+        mut job: Job<'_>,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let packet = &job.packet;
+        let icmp = packet
+            .is_icmp()
+            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
+        if let Some(Icmp::Error(error)) = icmp {
+            job.inner = Some((error.inner.protocol, error.inner.dst));
+            if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
+                // The host keeps its copy.
+                let message = frame.bytes().get(packet.l4..).unwrap_or_default();
+                self.tunnel_complaint(message, packet.is_ipv6(), decide, cx);
+            }
+        }
+        if packet.l4 > ipv4::HEADER_LEN
+            && !packet.is_ipv6()
+            && let Some(fate) = self.read_options(frame, &mut job, cx)
+        {
+            return fate;
+        }
+        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
+        if job.hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &job, cx)
+        {
+            return fate;
+        }
+        let verdict = match &icmp {
+            Some(Icmp::Error(error)) => decide.icmp_error(error, cx.now),
+            Some(Icmp::Short) => {
+                return if self.intercepted(&job, cx) {
+                    Fate::Dropped(FrameDrop::IcmpShort)
+                } else {
+                    Fate::Left
+                };
+            }
+            Some(Icmp::Host) => return self.accept(frame, &job, cx),
+            None => {
+                let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
+                meta.segment.trusted = frame.offload.is_checked();
+                decide.packet(&meta, cx.now)
+            }
+        };
+        let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
+        match verdict {
+            Verdict::Forward(forward) => self.forward(frame, &job, &forward, ports, cx),
+            Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
+            Verdict::Accept(_) => self.accept(frame, &job, cx),
+            Verdict::Unreachable(_) => {
+                // A packet that passes through has lost a hop already where netfilter meets it.
+                if job.hook == Hook::Transit {
+                    decrement_ttl(frame.bytes_mut());
+                }
+                self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Reset(_) => {
+                self.answer_with_reset(frame, &job.packet, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),
+        }
+    }
+
+    /// What a router checks before netfilter's FORWARD hook, where the host does not do it.
+    pub(super) fn transit_checks<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        if job.packet.ttl > 1 {
+            return None;
+        }
+        if !self.intercepted(job, cx) {
+            return Some(Fate::Left);
+        }
+        self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TtlExceeded))
+    }
+}

@@ -1,0 +1,201 @@
+//! The processes that hold namespaces open: started, marked as ours, and swept up when a run was killed.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The variable that marks the processes which hold namespaces, so that a later run can find those of a dead one.
+const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
+
+/// Mounts that each host has for itself: `/run` (locks and sockets of programs that expect to be alone on their host)
+/// and a `/sys` that shows the host's own interfaces.
+const HOLDER_SCRIPT: &str = r"
+mount -t tmpfs -o mode=755 tmpfs /run || exit 1
+mkdir -p /run/lock /run/netns
+mount -t sysfs sysfs /sys 2>/dev/null
+ip link set lo up || exit 1
+cd /proc/sys/net
+echo 0 > ipv4/conf/all/rp_filter; echo 0 > ipv4/conf/default/rp_filter
+if [ -d ipv6 ]; then
+    echo 0 > ipv6/conf/all/accept_dad; echo 0 > ipv6/conf/default/accept_dad; echo 0 > ipv6/conf/default/accept_ra
+fi
+cd /
+echo ready
+exec sleep infinity
+";
+
+pub(super) fn enter(pid: u32, user: Option<u32>, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    if let Some(user) = user {
+        command
+            .arg(format!("--user=/proc/{user}/ns/user"))
+            .arg("--preserve-credentials");
+    }
+    command
+        .arg(format!("--net=/proc/{pid}/ns/net"))
+        .arg(format!("--mount=/proc/{pid}/ns/mnt"))
+        .arg("--")
+        .arg(program);
+    command
+}
+
+pub(super) fn holder_command(
+    dir: &Path,
+    name: &str,
+    unshare: &[&str],
+    base: Option<u32>,
+) -> Result<Child> {
+    let mut command = match base {
+        Some(base) => enter(base, Some(base), unshare[0]),
+        None => Command::new(unshare[0]),
+    };
+    let log = File::create(dir.join(format!("{name}-holder.log")))?;
+    command
+        .args(&unshare[1..])
+        .args(["--propagation", "private", "--", "sh", "-c", HOLDER_SCRIPT])
+        .env(HOLDER_MARK, owner_mark(std::process::id()))
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .context("cannot start unshare (package util-linux)")
+}
+
+pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
+    let mut line = String::new();
+    let stdout = holder.stdout.take().context("piped above")?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    ensure!(
+        line == "ready\n",
+        "host {name}: its namespaces could not be made (see {name}-holder.log; in a container without privileges, /proc/sys is read-only)"
+    );
+    Ok(())
+}
+
+/// What tells one run from all others, also when process ids come again: pid namespace, pid, start time.
+pub(super) fn owner_mark(pid: u32) -> String {
+    let namespace = fs::read_link("/proc/self/ns/pid")
+        .map(|link| link.display().to_string())
+        .unwrap_or_default();
+    let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
+    format!("{digits}-{pid}-{}", start_time(pid).unwrap_or_default())
+}
+
+/// The 22nd field of `/proc/PID/stat`; the second one is in parentheses and may hold anything.
+fn start_time(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let after = stat.rsplit_once(')')?.1;
+    after.split_ascii_whitespace().nth(19).map(str::to_owned)
+}
+
+/// Whether the mark is that of a process in our pid namespace which no longer exists.
+fn is_dead(mark: &str) -> bool {
+    let mut parts = mark.split('-');
+    let (Some(namespace), Some(pid), Some(start)) = (
+        parts.next(),
+        parts.next().and_then(|pid| pid.parse::<u32>().ok()),
+        parts.next(),
+    ) else {
+        return false;
+    };
+    owner_mark(std::process::id()).split('-').next() == Some(namespace)
+        && start_time(pid).as_deref() != Some(start)
+}
+
+/// Removes what a run left that was killed together with its janitor.
+pub(super) fn sweep_leftovers() {
+    let own_network = fs::read_link("/proc/self/ns/net").ok();
+    let mut networks = Vec::new();
+    for pid in processes() {
+        let mut environment = Vec::new();
+        if File::open(format!("/proc/{pid}/environ"))
+            .and_then(|mut file| file.read_to_end(&mut environment))
+            .is_err()
+        {
+            continue;
+        }
+        let mark = environment
+            .split(|byte| *byte == 0)
+            .filter_map(|entry| std::str::from_utf8(entry).ok())
+            .find_map(|entry| entry.strip_prefix(HOLDER_MARK)?.strip_prefix('='));
+        if mark.is_some_and(is_dead)
+            && let Ok(network) = fs::read_link(format!("/proc/{pid}/ns/net"))
+            && Some(&network) != own_network.as_ref()
+        {
+            networks.push(network);
+        }
+    }
+    if !networks.is_empty() {
+        for pid in processes() {
+            if fs::read_link(format!("/proc/{pid}/ns/net"))
+                .is_ok_and(|network| networks.contains(&network))
+            {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let dead = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("lvs-testbed-"))
+            .is_some_and(is_dead);
+        if dead {
+            for name in fs::read_to_string(entry.path().join("names"))
+                .unwrap_or_default()
+                .lines()
+            {
+                let _ = Command::new("ip")
+                    .args(["netns", "del", name])
+                    .stderr(Stdio::null())
+                    .status();
+            }
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_tells_the_living_from_the_dead() {
+        let own = owner_mark(std::process::id());
+        assert!(!is_dead(&own), "{own} is this process");
+        assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
+        let mut parts: Vec<&str> = own.split('-').collect();
+        parts[2] = "1";
+        assert!(
+            is_dead(&parts.join("-")),
+            "same pid, started at another time"
+        );
+        parts[0] = "7";
+        assert!(
+            !is_dead(&parts.join("-")),
+            "another pid namespace is not ours to judge"
+        );
+        assert!(!is_dead("nonsense"));
+        let mut child = Command::new("true").spawn().expect("true starts");
+        let mark = owner_mark(child.id());
+        child.wait().expect("true ends");
+        assert!(is_dead(&mark), "{mark} has ended");
+    }
+}

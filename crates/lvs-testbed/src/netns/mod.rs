@@ -1,0 +1,414 @@
+//! Namespaces as hosts, the links between them, and the programs that run inside.
+//!
+//! Each host is one `sleep` that holds a network and a mount namespace; everything else enters them with `nsenter`, so
+//! that this crate needs no unsafe code and works from a program with many threads. Without root a first `sleep` holds
+//! a user namespace in which all the others live.
+
+mod holder;
+mod host;
+mod process;
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, bail};
+
+use self::holder::{enter, holder_command, owner_mark, sweep_leftovers, wait_ready};
+pub use self::host::Host;
+pub use self::process::{Proc, run_with_input, wait_until};
+
+/// How namespaces are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// By root, directly.
+    Root,
+    /// Inside a user namespace, by anybody whom the host allows one.
+    Rootless,
+}
+
+impl Mode {
+    /// Picks what works here. `LVS_TESTBED_MODE=root|rootless` decides instead.
+    ///
+    /// # Errors
+    ///
+    /// When neither works; the message says how to make one work.
+    pub fn detect() -> Result<Self> {
+        let works = |arguments: &[&str]| {
+            Command::new("unshare")
+                .args(arguments)
+                .arg("true")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success())
+        };
+        match std::env::var("LVS_TESTBED_MODE").as_deref() {
+            Ok("root") => return Ok(Self::Root),
+            Ok("rootless") => return Ok(Self::Rootless),
+            Ok(other) => bail!("LVS_TESTBED_MODE is {other:?}; it can be root or rootless"),
+            Err(_) => {}
+        }
+        if nix::unistd::geteuid().is_root() && works(&["-n", "-m"]) {
+            return Ok(Self::Root);
+        }
+        if works(&["-U", "-r", "-n", "-m"]) {
+            return Ok(Self::Rootless);
+        }
+        bail!(
+            "this process may not make network namespaces, neither as root nor through a user namespace; run as root, \
+             or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, \
+             kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces above 0)"
+        )
+    }
+}
+
+/// Waits for the end of its input, which is the end of the testbed, then kills what lives in the namespaces it was told
+/// of and removes directories and names.
+const JANITOR_SCRIPT: &str = r#"
+trap "" INT TERM HUP QUIT PIPE
+ns= dirs= names=
+while read -r kind value; do
+    case $kind in
+        ns) ns="$ns $value" ;;
+        dir) dirs="$dirs $value" ;;
+        name) names="$names $value" ;;
+    esac
+done
+for round in 1 2 3 4 5; do
+    pids=$(ls -l /proc/[0-9]*/ns/net 2>/dev/null | awk -v want="$ns" '
+        BEGIN { n = split(want, w, " "); for (i = 1; i <= n; i++) wanted[w[i]] = 1 }
+        ($NF in wanted) { split($(NF - 2), part, "/"); print part[3] }')
+    [ -n "$pids" ] || break
+    kill -9 $pids 2>/dev/null
+    sleep 0.02
+done
+for name in $names; do ip netns del "$name" 2>/dev/null; done
+[ -z "$dirs" ] || rm -rf $dirs
+"#;
+
+/// A set of hosts. Dropping it ends every process in them and removes them.
+#[derive(Debug)]
+pub struct Testbed {
+    label: String,
+    dir: PathBuf,
+    mode: Mode,
+    base: Option<Child>,
+    switch: Option<Host>,
+    holders: Vec<Child>,
+    janitor: Child,
+    janitor_pipe: Option<ChildStdin>,
+    cables: AtomicU32,
+}
+
+impl Testbed {
+    /// Makes an empty testbed. The label is for names that people see.
+    ///
+    /// # Errors
+    ///
+    /// Without the right to make namespaces, or when a program that it needs is missing.
+    pub fn new(label: &str) -> Result<Self> {
+        static SWEEP: Once = Once::new();
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let mode = Mode::detect()?;
+        SWEEP.call_once(sweep_leftovers);
+
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!(
+            "lvs-testbed-{}-{number}",
+            owner_mark(std::process::id())
+        ));
+        let mut janitor = Command::new("sh")
+            .args(["-c", JANITOR_SCRIPT, "lvs-testbed-janitor"])
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start sh")?;
+        let janitor_pipe = janitor.stdin.take();
+        let mut testbed = Self {
+            label: label.to_owned(),
+            dir,
+            mode,
+            base: None,
+            switch: None,
+            holders: Vec::new(),
+            janitor,
+            janitor_pipe,
+            cables: AtomicU32::new(0),
+        };
+        let dir = testbed.dir.clone();
+        testbed.tell_janitor("dir", &dir.display().to_string())?;
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        if mode == Mode::Rootless {
+            let mut base =
+                holder_command(&dir, "base", &["unshare", "-U", "-r", "-n", "-m"], None)?;
+            wait_ready(&mut base, "base")?;
+            testbed.base = Some(base);
+        }
+        Ok(testbed)
+    }
+
+    /// The testbed's own directory: files of the servers, logs. Removed with the testbed.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// How the namespaces were made.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Adds hosts, all at once because each takes some milliseconds to start.
+    ///
+    /// # Errors
+    ///
+    /// When a namespace cannot be made.
+    pub fn hosts<const N: usize>(&mut self, names: [&str; N]) -> Result<[Host; N]> {
+        let hosts = self.hosts_named(&names.map(str::to_owned))?;
+        hosts
+            .try_into()
+            .map_err(|_| anyhow::anyhow!("as many hosts as names"))
+    }
+
+    /// Like [`Testbed::hosts`] for a number of hosts that is known at run time only.
+    ///
+    /// # Errors
+    ///
+    /// When a namespace cannot be made.
+    pub fn hosts_named(&mut self, names: &[String]) -> Result<Vec<Host>> {
+        let base = self.base.as_ref().map(Child::id);
+        let mut started = Vec::with_capacity(names.len());
+        for name in names {
+            started.push(holder_command(
+                &self.dir,
+                name,
+                &["unshare", "-n", "-m"],
+                base,
+            )?);
+        }
+        let mut hosts = Vec::with_capacity(names.len());
+        for (mut holder, name) in started.into_iter().zip(names) {
+            let ready = wait_ready(&mut holder, name);
+            let pid = holder.id();
+            self.holders.push(holder);
+            ready?;
+            let namespace = fs::read_link(format!("/proc/{pid}/ns/net"))
+                .with_context(|| format!("host {name}: its namespace cannot be read"))?;
+            self.tell_janitor("ns", &namespace.display().to_string())?;
+            hosts.push(Host::new(name, pid, base, &self.dir));
+        }
+        Ok(hosts)
+    }
+
+    /// Lays cables and LANs, in one go.
+    ///
+    /// # Errors
+    ///
+    /// When `ip` refuses one of them.
+    pub fn connect(&mut self, links: &[Link<'_>]) -> Result<()> {
+        let needs_switch = links.iter().any(|link| matches!(link, Link::Lan { .. }));
+        if needs_switch && self.switch.is_none() {
+            let [switch] = self.hosts(["switch"])?;
+            self.switch = Some(switch);
+        }
+        let mut cables = String::new();
+        let mut bridges = String::new();
+        for link in links {
+            match link {
+                Link::Cable {
+                    a: (host_a, device_a),
+                    b: (host_b, device_b),
+                    mtu,
+                } => {
+                    writeln!(
+                        cables,
+                        "link add {device_a} mtu {mtu} netns {} type veth peer name {device_b} mtu {mtu} netns {}",
+                        host_a.pid(),
+                        host_b.pid()
+                    )?;
+                }
+                Link::Lan { name, ports, mtu } => {
+                    let switch = self.switch.as_ref().context("made above")?;
+                    writeln!(
+                        bridges,
+                        "link add {name} mtu {mtu} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+                    )?;
+                    writeln!(bridges, "link set {name} up")?;
+                    for (host, device) in ports {
+                        let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
+                        writeln!(
+                            cables,
+                            "link add {device} mtu {mtu} netns {} type veth peer name {port} mtu {mtu} netns {}",
+                            host.pid(),
+                            switch.pid()
+                        )?;
+                        writeln!(bridges, "link set {port} master {name} up")?;
+                    }
+                }
+            }
+        }
+        let mut ip = match self.base.as_ref().map(Child::id) {
+            Some(base) => enter(base, Some(base), "ip"),
+            None => Command::new("ip"),
+        };
+        run_with_input(ip.args(["-batch", "-"]), &cables).context("cannot lay the cables")?;
+        if let Some(switch) = &self.switch
+            && !bridges.is_empty()
+        {
+            run_with_input(switch.command("ip").args(["-batch", "-"]), &bridges)
+                .context("cannot make the bridges")?;
+        }
+        Ok(())
+    }
+
+    /// Plugs a host into a LAN that there is, with a new device.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such LAN, or when the host has such a device.
+    pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
+        switch.sh(&format!(
+            "ip link add {port} type veth peer name {device} netns {}\nip link set {port} master {lan} up",
+            host.pid()
+        ))?;
+        Ok(())
+    }
+
+    /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as switches do: frames for a group
+    /// go to its listeners only.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such LAN, or the kernel has no snooping.
+    pub fn snoop(&self, lan: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        switch.sh(&format!(
+            "ip link set {lan} type bridge mcast_snooping 1 mcast_querier 1 mcast_startup_query_interval 50 \
+             mcast_query_response_interval 50 mcast_mld_version 2"
+        ))?;
+        Ok(())
+    }
+
+    /// The multicast groups that the switch has heard of, as `bridge mdb` shows them.
+    ///
+    /// # Errors
+    ///
+    /// When there is no LAN.
+    pub fn groups(&self) -> Result<String> {
+        self.switch
+            .as_ref()
+            .context("there is no LAN")?
+            .sh("bridge mdb show")
+    }
+
+    /// Runs a shell script on each host, all at the same time.
+    ///
+    /// # Errors
+    ///
+    /// The first script that fails, with what it printed.
+    pub fn configure(&self, scripts: &[(&Host, String)]) -> Result<()> {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = scripts
+                .iter()
+                .map(|(host, script)| scope.spawn(move || host.sh(script).map(drop)))
+                .collect();
+            running
+                .into_iter()
+                .try_for_each(|thread| match thread.join() {
+                    Ok(result) => result,
+                    Err(_) => bail!("a thread that configures a host panicked"),
+                })
+        })
+    }
+
+    /// Gives the hosts names that `ip netns exec` knows, for people who want to look around, and returns the words to
+    /// type before a command for each. Without root there are no such names; `nsenter` is used instead.
+    ///
+    /// # Errors
+    ///
+    /// When `ip netns attach` fails.
+    pub fn expose(&mut self, hosts: &[&Host]) -> Result<Vec<String>> {
+        let mut prefixes = Vec::with_capacity(hosts.len());
+        for host in hosts {
+            if self.mode == Mode::Rootless {
+                let prefix = format!("nsenter --preserve-credentials -U -n -m -t {}", host.pid());
+                prefixes.push(prefix);
+                continue;
+            }
+            let mut name = format!("lvs-{}-{}", self.label, host.name());
+            if Path::new("/run/netns").join(&name).exists() {
+                name = format!("{name}-{}", std::process::id());
+            }
+            self.tell_janitor("name", &name)?;
+            run_with_input(
+                Command::new("ip").args(["netns", "attach", &name, &host.pid().to_string()]),
+                "",
+            )?;
+            prefixes.push(format!("ip netns exec {name}"));
+            let mut names = File::options()
+                .create(true)
+                .append(true)
+                .open(self.dir.join("names"))?;
+            writeln!(names, "{name}")?;
+        }
+        Ok(prefixes)
+    }
+
+    fn tell_janitor(&mut self, kind: &str, value: &str) -> Result<()> {
+        let pipe = self
+            .janitor_pipe
+            .as_mut()
+            .context("the janitor is told before the drop")?;
+        writeln!(pipe, "{kind} {value}")
+            .and_then(|()| pipe.flush())
+            .context("the janitor process is gone")
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        // Closing the pipe is the janitor's sign; it does the same whether we leave in order or not.
+        drop(self.janitor_pipe.take());
+        let _ = self.janitor.wait();
+        for holder in self.holders.iter_mut().chain(self.base.as_mut()) {
+            let _ = holder.kill();
+            let _ = holder.wait();
+        }
+    }
+}
+
+/// A link to lay with [`Testbed::connect`].
+#[derive(Debug)]
+pub enum Link<'a> {
+    /// A veth pair between two hosts, each end with its device name.
+    Cable {
+        /// One end.
+        a: (&'a Host, &'a str),
+        /// The other end.
+        b: (&'a Host, &'a str),
+        /// MTU of both ends.
+        mtu: u32,
+    },
+    /// A bridge, with a veth pair to each host.
+    Lan {
+        /// The bridge's name, unique in the testbed.
+        name: &'a str,
+        /// Who is on it, each with its device name.
+        ports: Vec<(&'a Host, &'a str)>,
+        /// MTU of bridge and ports.
+        mtu: u32,
+    },
+}

@@ -1,0 +1,173 @@
+//! A program on a host, and waiting for what it does.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+/// A program that runs on a host. Dropping it kills it and everything in its process group.
+#[derive(Debug)]
+pub struct Proc {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Proc {
+    pub(super) fn new(name: String, child: Child, log: PathBuf) -> Self {
+        Self { name, child, log }
+    }
+
+    /// Its process id, the same inside and outside of the host.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its standard output and error go.
+    #[must_use]
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// What it has printed so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read(&self.log)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends it a signal (to the program itself, not to its children).
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
+    }
+
+    /// Ends its input, which some programs take as the sign to finish.
+    pub fn close_stdin(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// When it still runs after the time limit.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "{} still runs after {limit:?}; it printed:\n{}",
+                    self.name,
+                    self.log()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal and waits for the end.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone already or does not end within ten seconds.
+    pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
+        self.signal(signal)?;
+        self.wait(Duration::from_secs(10))
+    }
+
+    /// Ends it without mercy, as `kill -9` would.
+    pub fn kill(&mut self) {
+        let _ = killpg(self.nix_pid(), Signal::SIGKILL);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn nix_pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("Linux process ids fit in i32"))
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log.lines().rev().take(40).collect();
+            let running = if self.is_running() {
+                "still running"
+            } else {
+                "ended"
+            };
+            eprintln!("--- {} ({running}) printed:", self.name);
+            for line in tail.iter().rev() {
+                eprintln!("    {line}");
+            }
+        }
+        self.kill();
+    }
+}
+
+/// Polls until the condition holds.
+///
+/// # Errors
+///
+/// When it does not hold within the limit.
+pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        ensure!(
+            Instant::now() < deadline,
+            "waited {limit:?} in vain for {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Runs a command to its end with the given input; returns its standard output.
+///
+/// # Errors
+///
+/// When it cannot be started or exits other than with 0; the error holds all of its output.
+pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that ends without reading all of its input says why with its exit code.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!(
+            "{}\n{stdout}{}{input}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(stdout)
+}

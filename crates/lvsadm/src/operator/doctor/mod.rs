@@ -1,0 +1,101 @@
+//! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
+
+mod engine;
+mod host;
+mod services;
+
+use lvs_core::api::{Call, ConnInfo, Info, ReasonCount, ServiceInfo};
+use serde::Serialize;
+
+use super::simple::wrap;
+use super::{Outcome, Words, connect};
+use crate::program::Invocation;
+use crate::session::json_list;
+
+/// Something that is wrong.
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: String,
+    cure: String,
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, what: impl Into<String>, cure: impl Into<String>) {
+        self.0.push(Finding {
+            what: what.into(),
+            cure: cure.into(),
+        });
+    }
+}
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    words.no_arguments()?;
+    let mut client = connect(run)?;
+    let info: Info = client.call(&Call::Info {})?;
+    let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
+    let reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    let mut seen = services::Seen::default();
+    client.list(&Call::ConnList {}, |conn: ConnInfo| seen.add(&conn))?;
+    let mut findings = Findings::default();
+    engine::look(&info, &reasons, &mut findings);
+    services::look(&services, &info, &seen, &mut findings);
+    host::look(&services, &info, &mut findings);
+    let Findings(findings) = findings;
+    print(run, &findings)?;
+    Ok(u8::from(!findings.is_empty()))
+}
+
+fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> {
+    if run.json {
+        return json_list(run, findings);
+    }
+    for finding in findings {
+        for (n, line) in wrap(&finding.what, 90).iter().enumerate() {
+            writeln!(run.output, "{} {line}", if n == 0 { "*" } else { " " })?;
+        }
+        for (n, line) in wrap(&finding.cure, 84).iter().enumerate() {
+            let arrow = if n == 0 { "->" } else { "  " };
+            writeln!(run.output, "    {arrow} {line}")?;
+        }
+    }
+    match findings.len() {
+        0 => writeln!(run.output, "nothing found"),
+        1 => writeln!(run.output, "1 finding"),
+        n => writeln!(run.output, "{n} findings"),
+    }
+}
+
+/// Whether the host routes packets to the engine. Then its firewall sees them like all others.
+fn is_routed(info: &Info) -> bool {
+    info.interfaces.iter().any(|port| port.backend == "tun")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn services(forwarding: &str, weight: i32) -> Vec<ServiceInfo> {
+        let text = format!(
+            r#"[{{"service": {{"protocol": "tcp", "address": "192.0.2.1:80"}},
+                "config": {{"scheduler": "rr", "flags": 0, "timeout": 0, "netmask": 4294967295}},
+                "stats": {{}},
+                "servers": [{{"server": "10.0.0.1:80", "config": {{"weight": {weight}, "forwarding": "{forwarding}"}},
+                    "active": 3, "inactive": 1, "persistent": 0, "overloaded": false, "stats": {{}}}}]}}]"#
+        );
+        serde_json::from_str(&text).expect("services")
+    }
+
+    #[test]
+    fn the_tun_backend_is_routed() {
+        let info = |backend: &str| -> Info {
+            let text = format!(
+                r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#
+            );
+            serde_json::from_str(&text).expect("info")
+        };
+        assert!(is_routed(&info("tun")) && !is_routed(&info("af_packet")));
+    }
+}

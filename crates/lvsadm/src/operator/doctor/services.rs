@@ -1,0 +1,350 @@
+//! What the table of services and the connections tell about virtual addresses, real servers and paths.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use lvs_core::Forwarding;
+use lvs_core::api::{ConnInfo, Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
+
+use super::{Findings, is_routed};
+use crate::operator::service_text;
+
+/// A server is suspected from this many half-open connections on, if it has no others.
+const SUSPICIOUS: u32 = 3;
+
+pub(super) fn look(services: &[ServiceInfo], info: &Info, seen: &Seen, findings: &mut Findings) {
+    addresses(services, info, &is_local, findings);
+    for service in services {
+        usable(service, findings);
+        for server in &service.servers {
+            threshold(service, server, findings);
+            silent(service, server, seen, findings);
+        }
+        ftp(service, info, findings);
+    }
+    for report in &info.too_big {
+        too_big(report, findings);
+    }
+    narrow_tunnels(services, info, findings);
+}
+
+/// The address and port of a service; none for a firewall mark.
+pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
+    match service.service {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address)
+        }
+        ServiceId::Fwmark { .. } => None,
+    }
+}
+
+fn is_local(addr: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(addr, 0)).is_ok()
+}
+
+fn addresses(
+    services: &[ServiceInfo],
+    info: &Info,
+    is_local: &dyn Fn(IpAddr) -> bool,
+    findings: &mut Findings,
+) {
+    let mut vips: Vec<IpAddr> = services
+        .iter()
+        .filter_map(virt)
+        .map(|addr| addr.ip())
+        .collect();
+    vips.sort_unstable();
+    vips.dedup();
+    for vip in vips {
+        if info.own_vips.contains(&vip) || is_local(vip) {
+            continue;
+        }
+        let own = "start the engine with --own-vips (lvsd owns its VIPs by default)";
+        let cure = if is_routed(info) {
+            format!("{own}, unless a router routes this address here")
+        } else {
+            let length = if vip.is_ipv4() { 32 } else { 128 };
+            format!("ip addr add {vip}/{length} dev lo, or {own}")
+        };
+        findings.add(
+            format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
+            cure,
+        );
+    }
+}
+
+fn usable(service: &ServiceInfo, findings: &mut Findings) {
+    let mut servers = service.servers.iter();
+    if servers.any(|server| server.config.weight != 0) {
+        return;
+    }
+    let name = service_text(service.service);
+    findings.add(
+        if service.servers.is_empty() {
+            format!("{name} has no server: its clients are refused")
+        } else {
+            format!("all servers of {name} have weight 0: new clients are refused")
+        },
+        "add a server (lvsadm -a), or give one a weight (lvsadm -e ... -w 1)",
+    );
+}
+
+fn threshold(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
+    if server.overloaded {
+        findings.add(
+            format!(
+                "{} of {} has reached its upper threshold of {}",
+                server.server,
+                service_text(service.service),
+                server.config.upper
+            ),
+            "raise it (lvsadm -e ... -x), or add servers",
+        );
+    }
+}
+
+/// What the connections tell about servers: half-open ones, established ones, and others, which may have ended long ago.
+#[derive(Debug, Default)]
+pub(super) struct Seen(BTreeMap<SocketAddr, [u32; 3]>);
+
+impl Seen {
+    pub(super) fn add(&mut self, conn: &ConnInfo) {
+        if conn.template || conn.protocol != 6 {
+            return;
+        }
+        let kind = match conn.state.as_str() {
+            "SYN_RECV" | "SYNACK" => 0,
+            "ESTABLISHED" => 1,
+            _ => 2,
+        };
+        self.0.entry(conn.server).or_default()[kind] += 1;
+    }
+}
+
+/// A server whose connections are half open only.
+fn silent(service: &ServiceInfo, server: &ServerInfo, seen: &Seen, findings: &mut Findings) {
+    let address = server.server;
+    let Some(&[half, 0, ended]) = seen.0.get(&address) else {
+        return;
+    };
+    let tcp = matches!(service.service, ServiceId::Tcp { .. });
+    if half < SUSPICIOUS || half <= ended || !tcp {
+        return;
+    }
+    let (ip, port) = (address.ip(), address.port());
+    let cure = match server.config.forwarding {
+        Forwarding::Nat => format!(
+            "on {ip}: is something listening on port {port}, and is this director its default gateway (ip route)? \
+             Replies that take another path reach the client from the wrong address"
+        ),
+        Forwarding::FullNat => format!(
+            "on {ip}: is something listening on port {port}, and does it have a route to the local addresses \
+             (lvsadm local)?"
+        ),
+        Forwarding::Tunnel => format!(
+            "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is \
+             net.ipv4.conf.tunl0.rp_filter 0?"
+        ),
+        _ => format!(
+            "on {ip}: is the virtual address on lo, is something listening on it, and do replies reach the client?"
+        ),
+    };
+    findings.add(
+        format!(
+            "{half} connections to {address} of {} got no further than the SYN (no SYN-ACK was seen), and none is \
+             established",
+            service_text(service.service)
+        ),
+        cure,
+    );
+}
+
+/// FTP through NAT, which needs a helper.
+fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
+    let ServiceId::Tcp { address } = service.service else {
+        return;
+    };
+    let mut servers = service.servers.iter();
+    let nat = servers.any(|server| server.config.forwarding == Forwarding::Nat);
+    if address.port() == 21 && nat && info.ftp_ports.is_empty() {
+        findings.add(
+            format!(
+                "{} looks like FTP through NAT, and no helper translates the addresses in its commands: logins \
+                 succeed, transfers fail",
+                service_text(service.service)
+            ),
+            "start lvs-dataplane with --helper ftp, the counterpart of modprobe ip_vs_ftp",
+        );
+    }
+}
+
+/// What was too long for the path to its server.
+fn too_big(report: &TooBig, findings: &mut Findings) {
+    let (path, headers) = match (report.tunnel, report.server) {
+        (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
+        (false, _) => ("", 0),
+    };
+    let mss = report
+        .room
+        .saturating_sub(if report.server.is_ipv4() { 40 } else { 60 });
+    let target = if headers > 0 {
+        format!("by {headers}")
+    } else {
+        format!("to {}", report.longest)
+    };
+    findings.add(
+        format!(
+            "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients were told \
+             by ICMP; where ICMP is filtered, connections hang",
+            report.packets, report.server, report.longest, report.room
+        ),
+        format!(
+            "raise the MTU between director and server {target}, or have the server announce a smaller MSS; on the \
+             server: ip route change default via GATEWAY advmss {mss}"
+        ),
+    );
+}
+
+/// Tunnels over links without room for their headers, before any packet was too long.
+fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    let reported = |server: IpAddr| info.too_big.iter().any(|report| report.server == server);
+    let mut servers = services.iter().flat_map(|service| &service.servers);
+    let tunnels = servers.any(|server| {
+        server.config.forwarding == Forwarding::Tunnel && !reported(server.server.ip())
+    });
+    let smallest = info.interfaces.iter().map(|interface| interface.mtu).min();
+    if let Some(mtu) = smallest.filter(|&mtu| tunnels && mtu <= 1500) {
+        findings.add(
+            format!(
+                "servers are reached through tunnels, and the MTU is {mtu}: full packets of clients do not fit, and \
+                 connections hang where ICMP is filtered"
+            ),
+            format!(
+                "raise the MTU between director and servers by at least 20, or have servers announce a smaller MSS: \
+                 ip route change default via GATEWAY advmss {}",
+                mtu.saturating_sub(60)
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::services;
+    use super::*;
+
+    fn unanswered(seen: &Seen, findings: &mut Findings) {
+        let services = services("nat", 1);
+        silent(&services[0], &services[0].servers[0], seen, findings);
+    }
+
+    fn conn(state: &str) -> ConnInfo {
+        ConnInfo {
+            protocol: 6,
+            client: ([198, 51, 100, 1], 4000).into(),
+            virt: ([192, 0, 2, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            state: state.into(),
+            expires_ms: 1,
+            forwarding: Forwarding::Nat,
+            template: false,
+            synced: false,
+            engine: None,
+        }
+    }
+
+    #[test]
+    fn a_server_that_never_answers() {
+        let mut seen = Seen::default();
+        (0..3).for_each(|_| seen.add(&conn("SYN_RECV")));
+        let mut findings = Findings::default();
+        unanswered(&seen, &mut findings);
+        assert_eq!(findings.0.len(), 1);
+        assert!(findings.0[0].cure.contains("default gateway"));
+        // Those that ended before it went wrong do not speak for it.
+        seen.add(&conn("TIME_WAIT"));
+        let mut findings = Findings::default();
+        unanswered(&seen, &mut findings);
+        assert_eq!(findings.0.len(), 1);
+        seen.add(&conn("ESTABLISHED"));
+        let mut findings = Findings::default();
+        unanswered(&seen, &mut findings);
+        assert!(findings.0.is_empty());
+        usable(&services("nat", 0)[0], &mut findings);
+        assert!(findings.0[0].what.contains("weight 0"));
+    }
+
+    #[test]
+    fn an_address_of_nobody() {
+        let mut findings = Findings::default();
+        addresses(
+            &services("nat", 1),
+            &Info::default(),
+            &|_| true,
+            &mut findings,
+        );
+        assert!(findings.0.is_empty());
+        addresses(
+            &services("nat", 1),
+            &Info::default(),
+            &|_| false,
+            &mut findings,
+        );
+        assert!(findings.0[0].what.contains("192.0.2.1"));
+    }
+
+    #[test]
+    fn ftp_without_a_helper() {
+        let mut services = services("nat", 1);
+        let told = |services: &[ServiceInfo], info: &Info| {
+            let mut findings = Findings::default();
+            ftp(&services[0], info, &mut findings);
+            findings.0.len()
+        };
+        let mut info = Info::default();
+        assert_eq!(told(&services, &info), 0);
+        let ServiceId::Tcp { address } = &mut services[0].service else {
+            panic!("an address");
+        };
+        address.set_port(21);
+        assert_eq!(told(&services, &info), 1);
+        services[0].servers[0].config.forwarding = Forwarding::Route;
+        assert_eq!(told(&services, &info), 0);
+        services[0].servers[0].config.forwarding = Forwarding::Nat;
+        info.ftp_ports = vec![21];
+        assert_eq!(told(&services, &info), 0);
+    }
+
+    #[test]
+    fn a_tunnel_needs_room() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        narrow_tunnels(&services("nat", 1), &info, &mut findings);
+        assert_eq!(findings.0.len(), 0, "{findings:?}");
+        narrow_tunnels(&services("tunnel", 1), &info, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+    }
+
+    #[test]
+    fn what_did_not_fit_is_told_by_server() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
+                "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        look(
+            &services("tunnel", 1),
+            &info,
+            &Seen::default(),
+            &mut findings,
+        );
+        findings.0.retain(|finding| !finding.what.contains("ARP"));
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].what.contains("the tunnel to 10.0.0.1"));
+        assert!(findings.0[0].cure.contains("by 20,") && findings.0[0].cure.ends_with("1440"));
+    }
+}

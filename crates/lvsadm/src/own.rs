@@ -1,0 +1,195 @@
+//! What `lvsadm` has beyond ipvsadm, apart from its commands: options, schedulers, environment.
+//!
+//! Help, completions and manual page are built from these tables, ipvsadm's own
+//! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
+
+use lvs_core::ipvsadm::HELP_TEXT;
+use lvs_core::ipvsadm::table::{Argument, OWN_OPTIONS};
+
+use crate::operator;
+
+/// What `lvsadm --version` prints.
+pub(crate) const VERSION: &str = concat!(
+    "lvsadm ",
+    env!("CARGO_PKG_VERSION"),
+    " (command line of ipvsadm 1.31)\n"
+);
+
+/// An option of `lvsadm` itself.
+pub(crate) struct OwnOption {
+    pub(crate) name: &'static str,
+    /// The name of its argument; empty without one.
+    pub(crate) argument: &'static str,
+    /// Where it stands on the command line.
+    pub(crate) place: Place,
+    pub(crate) help: &'static str,
+}
+
+/// Where an option stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Before the command.
+    First,
+    /// Beside `-R`.
+    Restore,
+}
+
+/// The options of `lvsadm` itself, besides those that ipvsadm's commands take ([`OWN_OPTIONS`]).
+pub(crate) const OPTIONS: [OwnOption; 3] = [
+    OwnOption {
+        name: "--socket",
+        argument: "ADDRESS",
+        place: Place::First,
+        help: "control socket of the engine: a path, or @NAME (abstract)",
+    },
+    OwnOption {
+        name: "--json",
+        argument: "",
+        place: Place::First,
+        help: "print listings as JSON",
+    },
+    OwnOption {
+        name: "--atomic",
+        argument: "",
+        place: Place::Restore,
+        help: "apply all lines, or none if one of them is refused",
+    },
+];
+
+/// Environment variables.
+pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
+    ("LVS_SOCKET", "as --socket (default: @lvs-dataplane)"),
+    (
+        "LVS_AUTOSTART=1",
+        "start lvs-dataplane if no engine answers",
+    ),
+];
+
+/// What the exit status means.
+pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
+    ("0", "success"),
+    (
+        "1",
+        "a listing or an additional command failed; of doctor: there are findings; of drain: the deadline has passed",
+    ),
+    ("2", "wrong command line, or no engine to talk to"),
+    ("141", "the reader of the output has gone"),
+    ("255", "the engine refused a change, as with ipvsadm"),
+];
+
+/// The schedulers, ipvsadm's first.
+pub(crate) const SCHEDULERS: [(&str, &str); 16] = [
+    ("rr", "round robin"),
+    ("wrr", "round robin by weight"),
+    ("lc", "fewest connections"),
+    (
+        "wlc",
+        "fewest connections in proportion to the weight; the default",
+    ),
+    (
+        "lblc",
+        "a server for each destination, by fewest connections",
+    ),
+    (
+        "lblcr",
+        "a set of servers for each destination, by fewest connections",
+    ),
+    ("dh", "hash of the destination address"),
+    ("sh", "hash of the source address"),
+    ("sed", "shortest expected delay"),
+    ("nq", "an idle server, else the shortest expected delay"),
+    ("fo", "the available server with the highest weight"),
+    (
+        "ovf",
+        "the highest weight, until it has as many connections; then the next",
+    ),
+    ("mh", "Maglev hash of the source address"),
+    (
+        "twos",
+        "the less loaded of two servers drawn at random by weight",
+    ),
+    ("ewma", "the shortest measured response time (NAT only)"),
+    ("none", "no new connections"),
+];
+
+/// The names of all schedulers.
+pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
+    SCHEDULERS.iter().map(|(name, _)| *name)
+}
+
+/// What `lvsadm --help` prints.
+pub(crate) fn help() -> String {
+    let mut text = VERSION.to_owned();
+    text.push_str(&HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -"));
+    text.push_str("Forwarding methods of lvsadm only:\n");
+    for option in OWN_OPTIONS {
+        let name = match option.argument {
+            Argument::No => format!("--{}", option.long),
+            Argument::Required(argument) => format!("--{} {argument}", option.long),
+            Argument::Optional(argument) => format!("--{} [{argument}]", option.long),
+        };
+        entry(&mut text, &name, option.help);
+    }
+    text.push_str("Schedulers besides those above:\n");
+    let known: Vec<&str> = HELP_TEXT
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .collect();
+    for (name, help) in SCHEDULERS {
+        if !known.contains(&name) {
+            entry(&mut text, name, help);
+        }
+    }
+    for (title, place) in [
+        ("Options before the command:\n", Place::First),
+        ("Options of -R:\n", Place::Restore),
+    ] {
+        text.push_str(title);
+        for option in OPTIONS.iter().filter(|option| option.place == place) {
+            entry(
+                &mut text,
+                format!("{} {}", option.name, option.argument).trim_end(),
+                option.help,
+            );
+        }
+    }
+    text.push_str("Environment:\n");
+    for (name, help) in ENVIRONMENT {
+        entry(&mut text, name, help);
+    }
+    text.push_str(&operator::overview());
+    text
+}
+
+/// A line of the help, in the columns of ipvsadm's.
+fn entry(text: &mut String, name: &str, help: &str) {
+    text.push_str(&format!("  {name:<36}{help}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scheduler_of_the_core_is_here() {
+        let mut own: Vec<&str> = schedulers().collect();
+        own.sort_unstable();
+        let registry = lvs_core::Registry::new();
+        let all: Vec<&str> = registry.names().collect();
+        assert_eq!(own, all);
+    }
+
+    #[test]
+    fn the_help_has_everything() {
+        let text = help();
+        for name in schedulers() {
+            assert!(text.contains(name), "{name}");
+        }
+        for option in OPTIONS {
+            assert!(text.contains(option.name), "{}", option.name);
+        }
+        for option in OWN_OPTIONS {
+            assert!(text.contains(option.long), "{}", option.long);
+        }
+        assert!(text.contains("  twos ") && !text.contains("  wlc "));
+    }
+}

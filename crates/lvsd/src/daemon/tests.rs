@@ -1,0 +1,435 @@
+//! The daemon with a fake engine and fake servers, in virtual time.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use lvs_core::api::ServiceId;
+
+use super::*;
+use crate::config::Check;
+use crate::engine::control::Op;
+use crate::engine::fake::World;
+use crate::health::ProbeError;
+
+/// Servers that are dead.
+#[derive(Clone, Default)]
+struct Dead(Arc<Mutex<HashSet<SocketAddr>>>);
+
+impl Dead {
+    fn set(&self, server: &str, dead: bool) {
+        let server = server.parse().unwrap();
+        let mut all = self.0.lock().unwrap();
+        if dead {
+            all.insert(server);
+        } else {
+            all.remove(&server);
+        }
+    }
+}
+
+impl Prober for Dead {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+        let dead = self.0.lock().unwrap().contains(&check.server);
+        async move {
+            if dead {
+                Err(ProbeError::Server("connection refused".into()))
+            } else {
+                Ok(())
+            }
+        }
+    }
+}
+
+const FILE: &str = r#"
+    [sysctl]
+    conn_reuse_mode = 0
+    [[service]]
+    name = "web"
+    address = "192.0.2.10:80"
+    forward = "nat"
+    check = { type = "tcp", interval = "1s", timeout = "1s", rise = 2, fall = 2 }
+    [[service.server]]
+    address = "10.0.0.1:80"
+    [[service.server]]
+    address = "10.0.0.2:80"
+    weight = 3
+"#;
+
+struct Running {
+    world: World,
+    dead: Dead,
+    file: tempfile::NamedTempFile,
+    signals: mpsc::Sender<Signal>,
+    task: tokio::task::JoinHandle<Result<(), String>>,
+}
+
+fn web() -> ServiceId {
+    ServiceId::Tcp {
+        address: "192.0.2.10:80".parse().unwrap(),
+    }
+}
+
+impl Running {
+    fn start(world: World, dead: Dead, text: &str, leave: bool) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let (config, _) = Config::load(file.path()).unwrap();
+        let (signals, receiver) = mpsc::channel(4);
+        let options = Options {
+            path: file.path().to_owned(),
+            leave,
+            notify: Notify::default(),
+        };
+        let task = tokio::spawn(run(options, config, world.host(), dead.clone(), receiver));
+        Self {
+            world,
+            dead,
+            file,
+            signals,
+            task,
+        }
+    }
+
+    /// Waits until the service's servers have these weights, in the order of addresses.
+    async fn weights(&self, wanted: &[(&str, i32)]) {
+        let wanted: Vec<(SocketAddr, i32)> = wanted
+            .iter()
+            .map(|(a, w)| (a.parse().unwrap(), *w))
+            .collect();
+        let mut now = Vec::new();
+        for _ in 0..2000 {
+            now = self.world.weights(web());
+            if now == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!(
+            "wanted {wanted:?}, have {now:?}; done: {:#?}",
+            self.world.ops()
+        );
+    }
+
+    async fn reload(&self, text: &str) {
+        std::fs::write(self.file.path(), text).unwrap();
+        self.signals.send(Signal::Reload).await.unwrap();
+    }
+
+    async fn stop(self) -> World {
+        self.signals.send(Signal::Stop).await.unwrap();
+        self.task.await.unwrap().unwrap();
+        self.world
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_an_engine_fills_it_and_stops_it() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let engine = daemon.world.engine();
+    assert_eq!(engine.sysctls["conn_reuse_mode"], "0");
+    assert!(engine.vips.contains(&"192.0.2.10".parse().unwrap()));
+    let ops = daemon.world.ops();
+    assert!(
+        matches!(ops.last(), Some(Op::OwnVips(_))),
+        "the VIP comes last: {ops:#?}"
+    );
+    let world = daemon.stop().await;
+    assert!(!world.running());
+    assert_eq!(world.starts(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_server_gets_nothing_from_the_start() {
+    let dead = Dead::default();
+    dead.set("10.0.0.2:80", true);
+    let daemon = Running::start(World::default(), dead, FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
+        .await;
+    let bad = daemon.world.ops().iter().any(|op| {
+        matches!(op, Op::AddServer(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
+    });
+    assert!(!bad);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_quiesces_and_brings_back() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let deleted = daemon
+        .world
+        .ops()
+        .iter()
+        .any(|op| matches!(op, Op::DeleteServer(..)));
+    assert!(!deleted);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_check_failure_remove_takes_the_server_out() {
+    let text = FILE.replace(
+        "forward = \"nat\"",
+        "forward = \"nat\"\non_down = \"remove\"",
+    );
+    let daemon = Running::start(World::default(), Dead::default(), &text, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon.weights(&[("10.0.0.2:80", 3)]).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reload_changes_only_what_changed() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = daemon.world.ops().len();
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 7"))
+        .await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
+        .await;
+    let ops = daemon.world.ops();
+    assert!(
+        matches!(&ops[before..], [Op::EditServer(_)]),
+        "{:#?}",
+        &ops[before..]
+    );
+
+    // A file that is not valid changes nothing.
+    daemon.reload("[[service]]\nadress = 1\n").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.ops().len(), before + 1);
+
+    // Nor does one without a service, such as one that is just being written.
+    for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+        daemon.reload(text).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.ops().len(), before + 1);
+    }
+
+    // Nor does one that cannot be read.
+    std::fs::remove_file(daemon.file.path()).unwrap();
+    daemon.signals.send(Signal::Reload).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.ops().len(), before + 1);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_without_services_takes_them_later() {
+    let daemon = Running::start(World::default(), Dead::default(), "", false);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(daemon.world.running());
+    daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.engine().sysctls["conn_reuse_mode"], "0");
+    daemon.reload(FILE).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false);
+        tracing::subscriber::set_default(subscriber.with_writer(move || log.clone()).finish())
+    }
+
+    /// Waits until it says `words`, in real time.
+    async fn says(&self, words: &str) {
+        for _ in 0..10_000 {
+            if String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!(
+            "no {words:?} in: {}",
+            String::from_utf8_lossy(&self.0.lock().unwrap())
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_has_just_died_had_ended_already() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.crash();
+    daemon.stop().await;
+    log.says("the engine had ended already: it ended with exit status: 1")
+        .await;
+}
+
+#[tokio::test]
+async fn what_a_stop_waits_for_is_said_at_once() {
+    for at_a_request in [false, true] {
+        let log = Log::default();
+        let _listening = log.listen();
+        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        log.says("ready: 1 service, 2 of 2 servers up").await;
+        daemon.world.hang(true);
+        if at_a_request {
+            daemon
+                .reload(&FILE.replace("weight = 3", "weight = 7"))
+                .await;
+            log.says("reloaded").await;
+            while !daemon.world.hung() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        daemon.signals.send(Signal::Stop).await.unwrap();
+        log.says(if at_a_request {
+            "waiting up to 10s for the engine (pid 1), which is at a request"
+        } else {
+            "waiting up to 10s for the engine (pid 1)"
+        })
+        .await;
+        daemon.world.hang(false);
+        daemon.task.await.unwrap().unwrap();
+        assert!(!daemon.world.running());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_and_restarted_it_disturbs_nothing() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.task.abort();
+    let before = daemon.world.ops().len();
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(again.world.ops().len(), before, "nothing to change");
+    assert_eq!(again.world.starts(), 1);
+    let world = again.stop().await;
+    assert!(world.running(), "--leave leaves the engine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_dies_is_replaced() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    assert_eq!(daemon.world.starts(), 2);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_stays_without_our_services() {
+    let world = World::default();
+    world.start_foreign();
+    let spec = lvs_core::api::ServiceSpec {
+        service: ServiceId::Udp {
+            address: "192.0.2.11:53".parse().unwrap(),
+        },
+        config: lvs_core::ServiceConfig::new(lvs_core::Family::V4, "rr"),
+        owner: None,
+    };
+    world
+        .control()
+        .apply(&Op::AddService(spec.clone()))
+        .unwrap();
+    let daemon = Running::start(world, Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let world = daemon.stop().await;
+    assert!(world.running());
+    assert_eq!(world.starts(), 0);
+    let left: Vec<ServiceId> = world.engine().services.iter().map(|s| s.service).collect();
+    assert_eq!(left, [spec.service]);
+    assert!(world.engine().vips.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_may_come_back() {
+    let world = World::default();
+    world.start_foreign();
+    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    daemon.world.start_foreign();
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.starts(), 0);
+
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.starts(), 1, "it did not come back");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_changes_is_set_right() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut control = daemon.world.control();
+    control.apply(&Op::DeleteService(web())).unwrap();
+    daemon.weights(&both).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_never_starts_is_fatal() {
+    let world = World::default();
+    world.refuse_to_start();
+    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let error = daemon.task.await.unwrap().unwrap_err();
+    assert!(error.contains("did not start"), "{error}");
+}

@@ -1,0 +1,104 @@
+//! Waiting for an engine: at a request, and until it has stopped.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::Signal;
+use crate::engine::{Link, Stopped};
+
+/// How long a stopping engine is waited for.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// An engine that has taken a request answers within this time, or it hangs.
+const HANG_LIMIT: Duration = Duration::from_secs(30);
+
+/// What to do about an engine that does not answer.
+const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
+
+/// The daemon's signals; one that arrives while the engine is at a request is kept.
+pub(super) struct Signals {
+    receiver: mpsc::Receiver<Signal>,
+    early: Option<Signal>,
+}
+
+impl Signals {
+    pub(super) const fn new(receiver: mpsc::Receiver<Signal>) -> Self {
+        Self {
+            receiver,
+            early: None,
+        }
+    }
+
+    /// The next signal, one that came early first. Without a sender there is nothing left but to stop.
+    pub(super) async fn next(&mut self) -> Signal {
+        match self.early.take() {
+            Some(signal) => signal,
+            None => self.receiver.recv().await.unwrap_or(Signal::Stop),
+        }
+    }
+
+    /// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says at
+    /// once what is waited for, and waits no longer than a stop may take; the signal is kept.
+    pub(super) async fn hangs(&mut self, engine: &str) -> String {
+        let mut limit = Instant::now() + HANG_LIMIT;
+        while self.early != Some(Signal::Stop) {
+            tokio::select! {
+                signal = self.receiver.recv() => self.early = Some(signal.unwrap_or(Signal::Stop)),
+                () = tokio::time::sleep_until(limit) => {
+                    return format!("{engine} took a request and does not answer it within {HANG_LIMIT:?}; {UNSTICK}, and start lvsd again");
+                }
+            }
+        }
+        let now = Instant::now();
+        limit = limit.min(now + STOP_LIMIT);
+        let left = Duration::from_secs(limit.duration_since(now).as_secs());
+        tracing::info!("told to stop; waiting up to {left:?} for {engine}, which is at a request");
+        tokio::time::sleep_until(limit).await;
+        format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
+    }
+}
+
+/// Stops the engine and waits until it is gone.
+pub(super) async fn stop(link: Box<Link>) -> Result<(), String> {
+    let engine = link.engine();
+    tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
+    match tokio::time::timeout(STOP_LIMIT, ask_and_wait(link)).await {
+        Ok(done) => done,
+        Err(_) => Err(format!(
+            "{engine} still runs after {STOP_LIMIT:?}; {UNSTICK}"
+        )),
+    }
+}
+
+async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
+    let (mut link, stopped) = blocking(link, |link, _| link.stop()).await?;
+    match stopped {
+        Stopped::Asked => {}
+        Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
+        Stopped::Not(why) => tracing::warn!("{why}"),
+    }
+    loop {
+        let (back, running) = blocking(link, |link, _| link.still_running()).await?;
+        link = back;
+        if !running {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Does something that blocks, away from the loop.
+pub(super) async fn blocking<T: Send + 'static>(
+    mut link: Box<Link>,
+    work: impl FnOnce(&mut Link, Instant) -> T + Send + 'static,
+) -> Result<(Box<Link>, T), String> {
+    let now = Instant::now();
+    tokio::task::spawn_blocking(move || {
+        let result = work(&mut link, now);
+        (link, result)
+    })
+    .await
+    .map_err(|e| format!("a fault of lvsd itself: {e}"))
+}

@@ -1,0 +1,550 @@
+//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; do it again when it was lost.
+//!
+//! ```text
+//! no engine ── connect ──▶ attached ── sync ──▶ in step ──▶ sync again: a change, or every few seconds
+//!     │  ▲                    ▲                    │
+//!   start └── backoff ◀───────┼──── lost ──────────┘
+//!     └── wait until it answers
+//! ```
+//!
+//! Everything here blocks for a short while at most and is called away from the event loop; time is a parameter.
+
+pub mod control;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod process;
+pub mod socket;
+
+use std::collections::{BTreeSet, HashSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use tokio::time::Instant;
+
+use crate::config::{Dataplane, label};
+use crate::engine::control::{Control, ControlError, Op};
+use crate::host_addresses::Addresses;
+use crate::reconcile::{Actual, Desired, diff};
+use crate::words::counted;
+
+/// An engine that was started must answer within this time.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// How often a starting engine is tried.
+const START_POLL: Duration = Duration::from_millis(20);
+/// How often an engine that is in step is looked at: it may have died, or somebody may have changed our services.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// How often it is seen whether the engine's process is still there, which costs next to nothing.
+const POLL: Duration = Duration::from_millis(200);
+/// Pauses between starts of an engine that keeps dying.
+const BACKOFF: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(200)..=Duration::from_secs(30);
+/// How long an engine that somebody else started may be away before we start our own.
+const FOREIGN_GRACE: Duration = Duration::from_secs(3);
+/// An engine that has lived as long as this is started again without a pause.
+const STABLE: Duration = Duration::from_secs(60);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens.
+    #[error("{0}")]
+    Absent(String),
+    /// Somebody does, but we cannot talk: no permission, another version.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What the daemon needs from the machine that it runs on.
+pub trait Host: Send + 'static {
+    /// Connects to the engine's control socket.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError>;
+
+    /// Starts an engine that outlives this process.
+    ///
+    /// # Errors
+    /// In words, with a remedy.
+    fn start(&mut self, options: &Dataplane) -> Result<(), String>;
+
+    /// How the engine that [`start`](Self::start) started has ended, if it has.
+    fn ended(&mut self) -> Option<String>;
+
+    /// Kills an engine that was started and never answered.
+    fn kill(&mut self);
+
+    /// Whether the process `pid` is still there.
+    fn alive(&mut self, pid: u32) -> bool;
+
+    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed since.
+    fn started_by_us(&self, pid: u32) -> bool;
+
+    /// The host's addresses.
+    fn addresses(&self) -> Addresses;
+}
+
+/// What the engine shall be and hold.
+#[derive(Clone, Debug, Default)]
+pub struct Goal {
+    /// Services, servers, sysctls, and the VIPs once `announce` is set.
+    pub desired: Desired,
+    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are added.
+    pub announce: bool,
+    /// Options of an engine that has to be started.
+    pub dataplane: Dataplane,
+}
+
+/// What came of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The engine holds what is wanted, but for what it refuses; look again after a while.
+    InStep {
+        /// How many changes it refused.
+        refused: usize,
+        /// When to look again.
+        again: Duration,
+    },
+    /// There is no engine yet; take the next step after a while.
+    Waiting(Duration),
+    /// It will not work; said once, at start-up only.
+    Fatal(String),
+}
+
+/// What came of asking the engine to stop.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It was asked, or there was nothing to ask.
+    Asked,
+    /// It had ended before; how, where that is known.
+    Already(String),
+    /// It could not be asked; why.
+    Not(String),
+}
+
+/// The connection to an engine and what is remembered about it.
+pub struct Link {
+    host: Box<dyn Host>,
+    control: Option<Box<dyn Control>>,
+    /// The set that was last given to this engine.
+    told: Option<BTreeSet<IpAddr>>,
+    /// Process id of the engine, where it is known.
+    pid: Option<u32>,
+    /// When the engine was last compared with the goal, and how many changes it refused then.
+    compared: Option<(Instant, usize)>,
+    ours: bool,
+    /// An engine has answered once; from then on nothing is fatal.
+    ever: bool,
+    connected: Instant,
+    starting: Option<Instant>,
+    not_before: Instant,
+    backoff: Duration,
+    /// Complaints that have been logged and still hold.
+    complaints: HashSet<String>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("connected", &self.control.is_some())
+            .field("ours", &self.ours)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// No connection yet.
+    pub fn new(host: Box<dyn Host>, now: Instant) -> Self {
+        Self {
+            host,
+            control: None,
+            told: None,
+            pid: None,
+            compared: None,
+            ours: false,
+            ever: false,
+            connected: now,
+            starting: None,
+            not_before: now,
+            backoff: *BACKOFF.start(),
+            complaints: HashSet::new(),
+        }
+    }
+
+    /// The host's addresses now.
+    pub fn addresses(&self) -> Addresses {
+        self.host.addresses()
+    }
+
+    /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
+    pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
+        if let Some(pid) = self.pid
+            && !self.host.alive(pid)
+        {
+            self.lost("its process is gone", now);
+        } else if let Some((then, refused)) = self.compared
+            && !changed
+            && now.duration_since(then) < LOOK_AGAIN
+        {
+            return Step::InStep {
+                refused,
+                again: POLL,
+            };
+        }
+        if self.control.is_none()
+            && let Err(step) = self.connect(goal, now)
+        {
+            return step;
+        }
+        match self.sync(goal) {
+            Ok(refused) => {
+                self.compared = Some((now, refused));
+                Step::InStep {
+                    refused,
+                    again: POLL,
+                }
+            }
+            Err(why) => {
+                self.lost(&why, now);
+                Step::Waiting(Duration::ZERO)
+            }
+        }
+    }
+
+    fn lost(&mut self, why: &str, now: Instant) {
+        let how = self.host.ended();
+        tracing::error!(
+            "the engine is lost: {}; the host's own stack sees the VIPs' packets until there is another",
+            how.as_deref().unwrap_or(why)
+        );
+        self.control = None;
+        self.told = None;
+        self.pid = None;
+        self.compared = None;
+        if now.duration_since(self.connected) >= STABLE {
+            self.backoff = *BACKOFF.start();
+            self.not_before = now;
+        }
+        if !self.ours {
+            // Who started it will start it again; two engines must not race for the socket.
+            self.not_before = self.not_before.max(now + FOREIGN_GRACE);
+        }
+    }
+
+    /// A connection, or what to do instead.
+    fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
+        let absent = match self.host.connect() {
+            Ok(control) => {
+                self.control = Some(control);
+                self.connected = now;
+                let started = self.starting.take().is_some();
+                self.greet(started);
+                self.ever = true;
+                return Ok(());
+            }
+            Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
+            Err(ConnectError::Absent(why)) => why,
+        };
+        let ended = self.host.ended();
+        if let Some(since) = self.starting {
+            if let Some(how) = ended {
+                self.starting = None;
+                let why = format!("the engine did not start: {how}; its own message stands above");
+                return Err(self.give_up_or_wait(why, now));
+            }
+            if now.duration_since(since) < START_LIMIT {
+                return Err(Step::Waiting(START_POLL));
+            }
+            self.starting = None;
+            self.host.kill();
+            let why = format!(
+                "the engine was started and does not answer after {START_LIMIT:?}: {absent}"
+            );
+            return Err(self.give_up_or_wait(why, now));
+        }
+        if now < self.not_before {
+            // Somebody else may start one in the meantime.
+            return Err(Step::Waiting((self.not_before - now).min(POLL)));
+        }
+        self.not_before = now + self.backoff;
+        self.backoff = (self.backoff * 2).min(*BACKOFF.end());
+        match self.host.start(&goal.dataplane) {
+            Ok(()) => {
+                self.starting = Some(now);
+                Err(Step::Waiting(START_POLL))
+            }
+            Err(why) => Err(self.give_up_or_wait(why, now)),
+        }
+    }
+
+    fn give_up_or_wait(&mut self, why: String, now: Instant) -> Step {
+        if !self.ever {
+            return Step::Fatal(why);
+        }
+        self.complain(why);
+        Step::Waiting((self.not_before.max(now) - now).max(Duration::from_millis(500)))
+    }
+
+    /// Says whom we have met.
+    fn greet(&mut self, started: bool) {
+        let Some(Ok(info)) = self.control.as_mut().map(|c| c.info()) else {
+            return;
+        };
+        self.pid = (info.pid != 0).then_some(info.pid);
+        self.ours = started || self.host.started_by_us(info.pid);
+        let mut interfaces = String::new();
+        for i in &info.interfaces {
+            let separator = if interfaces.is_empty() { "" } else { ", " };
+            let _ = write!(interfaces, "{separator}{} ({})", i.name, i.backend);
+        }
+        let how = if started { "started" } else { "attached to" };
+        tracing::info!(
+            pid = info.pid,
+            interfaces,
+            connections = info.connections,
+            "{how} the engine"
+        );
+        if !started && !self.ours {
+            tracing::info!(
+                "somebody else started this engine: [dataplane] does not apply to it, and it stays when lvsd stops"
+            );
+        }
+    }
+
+    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine is lost.
+    fn sync(&mut self, goal: &Goal) -> Result<usize, String> {
+        let Some(control) = self.control.as_mut() else {
+            return Err("not connected".to_owned());
+        };
+        let mut refusals = Vec::new();
+        let mut actual = Actual {
+            services: lost_only(control.services(), &mut refusals)?.unwrap_or_default(),
+            ..Actual::default()
+        };
+        if !refusals.is_empty() {
+            // Without the list nothing can be decided.
+            return Ok(self.remember(refusals));
+        }
+        let mut desired = goal.desired.clone();
+        if goal.dataplane.own_vips {
+            desired.vips.clear();
+        } else {
+            let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
+            let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
+            actual.vips = match &self.told {
+                // Others may own VIPs too; only ours count.
+                Some(told) => told.intersection(&owned).copied().collect(),
+                None => owned,
+            };
+            if !goal.announce {
+                desired.vips = desired.vips.intersection(&actual.vips).copied().collect();
+            }
+        }
+        actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
+        if goal.desired.local.is_some() {
+            actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
+        }
+        for (name, wanted) in &goal.desired.sysctls {
+            match lost_only(control.sysctl(name), &mut refusals)? {
+                Some(value) => actual.sysctls.push((name.clone(), value)),
+                // Already complained about; writing it would fail as well.
+                None => actual.sysctls.push((name.clone(), wanted.clone())),
+            }
+        }
+        let plan = diff(&desired, &actual);
+        for id in &plan.conflicts {
+            refusals.push(format!(
+                "service {} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
+                label(id)
+            ));
+        }
+        let mut broken: HashSet<ServiceId> = HashSet::new();
+        for op in &plan.ops {
+            if service_of(op).is_some_and(|id| broken.contains(&id)) {
+                continue;
+            }
+            let before = refusals.len();
+            lost_only(control.apply(op), &mut refusals)?;
+            if refusals.len() > before {
+                if let (Op::AddService(spec), Some(last)) = (op, refusals.last_mut()) {
+                    broken.insert(spec.service);
+                    last.push_str("; its servers wait for it");
+                }
+                if let Some(last) = refusals.last_mut() {
+                    *last = format!("cannot {}: {last}", describe(op, true));
+                }
+            } else {
+                tracing::info!("{}", describe(op, false));
+                if let Op::OwnVips(vips) = op {
+                    self.told = Some(vips.clone());
+                }
+            }
+        }
+        Ok(self.remember(refusals))
+    }
+
+    fn complain(&mut self, complaint: String) {
+        if !self.complaints.contains(&complaint) {
+            tracing::error!("{complaint}");
+            self.complaints.insert(complaint);
+        }
+    }
+
+    /// Logs what is new among the refusals, and forgets what no longer holds.
+    fn remember(&mut self, refusals: Vec<String>) -> usize {
+        let count = refusals.len();
+        for refusal in &refusals {
+            if !self.complaints.contains(refusal) {
+                tracing::error!("{refusal}");
+            }
+        }
+        self.complaints = refusals.into_iter().collect();
+        count
+    }
+
+    /// Ends it: an engine of ours stops; one of somebody else loses our services and VIPs.
+    pub fn stop(&mut self) -> Stopped {
+        let Some(control) = self.control.as_mut() else {
+            if self.starting.is_some() {
+                self.host.kill();
+            }
+            return Stopped::Asked;
+        };
+        if self.ours {
+            let asked = control.stop();
+            self.control = None;
+            return match asked {
+                Ok(()) => Stopped::Asked,
+                Err(error) => self.gone().map_or_else(
+                    || Stopped::Not(format!("the engine does not stop: {error}")),
+                    Stopped::Already,
+                ),
+            };
+        }
+        // An empty goal that adopts nothing deletes what is ours.
+        let goal = Goal {
+            announce: true,
+            ..Goal::default()
+        };
+        match self.sync(&goal) {
+            Ok(_) => Stopped::Asked,
+            Err(why) => self.gone().map_or_else(
+                || Stopped::Not(format!("our services may still be in the engine: {why}")),
+                Stopped::Already,
+            ),
+        }
+    }
+
+    /// How the engine that does not answer any more has ended, if it has.
+    fn gone(&mut self) -> Option<String> {
+        if let Some(how) = self.host.ended() {
+            return Some(how);
+        }
+        let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
+        // A process that is about to be gone has closed its socket first.
+        (left || self.absent()).then(|| "its process is gone".to_owned())
+    }
+
+    /// Nobody listens. One who listens and does not answer is there.
+    fn absent(&mut self) -> bool {
+        matches!(self.host.connect(), Err(ConnectError::Absent(_)))
+    }
+
+    /// Whether the engine that we started is still there; always false for somebody else's.
+    pub fn still_running(&mut self) -> bool {
+        self.ours && self.host.ended().is_none() && !self.absent()
+    }
+
+    /// The engine in words, with its process id where that is known.
+    pub fn engine(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("the engine (pid {pid})"),
+            None => "the engine".to_owned(),
+        }
+    }
+}
+
+/// Parts a refusal, which goes on the list, from a loss, which ends the round.
+fn lost_only<T>(
+    result: Result<T, ControlError>,
+    refusals: &mut Vec<String>,
+) -> Result<Option<T>, String> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(ControlError::Refused(failure)) => {
+            refusals.push(failure.message);
+            Ok(None)
+        }
+        Err(ControlError::Lost(why)) => Err(why),
+    }
+}
+
+fn service_of(op: &Op) -> Option<ServiceId> {
+    match op {
+        Op::AddServer(spec) | Op::EditServer(spec) => Some(spec.service),
+        Op::DeleteServer(id, _) => Some(*id),
+        _ => None,
+    }
+}
+
+/// A change in words: `add server ...`, or as done: `added server ...`.
+fn describe(op: &Op, infinitive: bool) -> String {
+    let verb = |a: &'static str, b: &'static str| if infinitive { a } else { b };
+    match op {
+        Op::SetSysctl(sysctl) => {
+            format!(
+                "{} sysctl {} = {}",
+                verb("set", "set"),
+                sysctl.name,
+                sysctl.value
+            )
+        }
+        Op::SetMarks(marks) => {
+            format!("set {} for marks", counted(marks.len(), "rule"))
+        }
+        Op::SetLocal(pool) => format!(
+            "set {}{}",
+            counted(pool.addresses.len(), "local address"),
+            if pool.hairpin { ", with hairpin" } else { "" }
+        ),
+        Op::OwnVips(vips) => {
+            let list: Vec<String> = vips.iter().map(ToString::to_string).collect();
+            let list = if list.is_empty() {
+                "none".to_owned()
+            } else {
+                list.join(", ")
+            };
+            format!("{} VIPs: {list}", verb("own the", "the engine owns the"))
+        }
+        Op::AddService(spec) => format!(
+            "{} service {} ({})",
+            verb("add", "added"),
+            label(&spec.service),
+            spec.config.scheduler
+        ),
+        Op::EditService(spec) => format!(
+            "{} service {} ({})",
+            verb("change", "changed"),
+            label(&spec.service),
+            spec.config.scheduler
+        ),
+        Op::DeleteService(id) => format!("{} service {}", verb("delete", "deleted"), label(id)),
+        Op::AddServer(spec) | Op::EditServer(spec) => format!(
+            "{} server {} of {} (weight {})",
+            match op {
+                Op::AddServer(_) => verb("add", "added"),
+                _ => verb("change", "changed"),
+            },
+            spec.server,
+            label(&spec.service),
+            spec.config.weight
+        ),
+        Op::DeleteServer(id, address) => format!(
+            "{} server {address} of {}",
+            verb("delete", "deleted"),
+            label(id)
+        ),
+    }
+}

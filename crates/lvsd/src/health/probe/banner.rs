@@ -1,0 +1,156 @@
+//! `type = "banner"`, in tests only: a second kind, whose configuration is more than numbers.
+//!
+//! It sends nothing and waits for a first line that begins as expected.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::TcpStream;
+
+use super::{Kind, Misfit, ProbeError};
+use crate::config::{Diagnostic, Keys};
+
+/// Bytes that are read at most.
+const LINE_MAX: u64 = 512;
+
+/// The greeting of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Banner {
+    expect: String,
+}
+
+impl Kind for Banner {
+    const NAME: &'static str = "banner";
+    const KEYS: &'static [&'static str] = &["expect"];
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let Some(expect) = keys.string("expect")? else {
+            keys.report(
+                Diagnostic::error(keys.table(), "`expect` of the check is missing")
+                    .help("add the beginning of the greeting: expect = \"220 \""),
+            );
+            return None;
+        };
+        Some(Self { expect })
+    }
+
+    fn bind(&self, _: SocketAddr) -> Result<Self, Misfit> {
+        Ok(self.clone())
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        server.to_string()
+    }
+
+    async fn run(&self, server: SocketAddr) -> Result<(), ProbeError> {
+        let failed = |error: std::io::Error| ProbeError::of_socket(&error, server);
+        let stream = TcpStream::connect(server).await.map_err(failed)?;
+        let mut line = String::new();
+        let mut reader = BufReader::new(stream.take(LINE_MAX));
+        reader.read_line(&mut line).await.map_err(failed)?;
+        if line.starts_with(&self.expect) {
+            return Ok(());
+        }
+        Err(ProbeError::Server(format!(
+            "{server} greets with {:?}",
+            line.trim_end()
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::config::{Check, Config};
+    use crate::health::{Network, Prober};
+
+    fn file(check: &str) -> String {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:25\"\nforward = \"nat\"\ncheck = {check}\n\
+             [[service.server]]\naddress = \"127.0.0.1:25\"\n"
+        )
+    }
+
+    fn check(text: &str) -> Check {
+        let (config, _) =
+            Config::from_toml("test.toml", &file(text)).unwrap_or_else(|report| panic!("{report}"));
+        config.services[0].servers[0]
+            .check
+            .clone()
+            .expect("a check")
+    }
+
+    async fn greeting(words: &'static [u8]) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(words).await.unwrap();
+            // Open until the other end has gone.
+            let _ = stream.read(&mut [0]).await;
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn goes_from_the_file_to_the_server() {
+        let mut check = check("{ type = \"banner\", expect = \"220 \", timeout = \"10s\" }");
+        for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
+            check.server = greeting(words).await;
+            let result = Network.probe(&check).await;
+            assert_eq!(result.is_ok(), good, "{result:?}");
+        }
+        // Half a line that never ends is cut off by the check's timeout.
+        check.server = greeting(b"220").await;
+        check.timeout = Duration::from_millis(50);
+        let result = Network.probe(&check).await;
+        assert!(
+            matches!(&result, Err(ProbeError::Server(why)) if why.contains("within 50ms")),
+            "{result:?}"
+        );
+    }
+
+    #[test]
+    fn its_own_keys_and_no_others() {
+        for (text, place, wanted) in [
+            (
+                "{ type = \"banner\" }",
+                "4:9",
+                "`expect` of the check is missing",
+            ),
+            (
+                "{ type = \"banner\", expect = 220 }",
+                "4:37",
+                "expected a string, found the number",
+            ),
+            (
+                "{ type = \"banner\", expect = \"a\", port = 1 }",
+                "4:42",
+                "unknown key `port`",
+            ),
+            (
+                "{ type = \"banner\", expct = \"a\" }",
+                "4:28",
+                "did you mean `expect`?",
+            ),
+            ("{ type = \"baner\" }", "4:18", "did you mean \"banner\"?"),
+            (
+                "{ type = \"tcp\", expect = \"a\" }",
+                "4:25",
+                "keys: fall, interval, port, rise, timeout, type",
+            ),
+        ] {
+            let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
+            let said = report.to_string();
+            assert!(said.contains(wanted), "{text}: {said}");
+            assert!(
+                said.contains(&format!("test.toml:{place}\n")),
+                "{text}: {said}"
+            );
+        }
+    }
+}
