@@ -86,9 +86,13 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // What is not below the route's MTU says nothing new.
+        // It does not grow before it has expired; and what is not below the route's MTU says nothing new.
+        let grows = self
+            .learned()
+            .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
         if let Ok(mtu) = u16::try_from(new)
             && new < route
+            && !grows
         {
             let until_ms = millis(now + MTU_EXPIRES).max(1);
             let used = if used { Self::USED } else { 0 };
@@ -193,7 +197,11 @@ impl TunnelPaths {
                 return None;
             }
             // The kernel's first complaint still speaks of the old route.
-            let base = if known { new.min(route) } else { route };
+            let base = if known {
+                path.mtu(route, now)
+            } else {
+                route
+            };
             let overhead = ipv4::HEADER_LEN + between;
             let told = if base > 68 + overhead {
                 base - overhead

@@ -137,7 +137,10 @@ impl Pipeline {
             }
             Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
-                let kept = history.sizes.iter().all(|size| size + packet.l4 <= mtu);
+                let fits = |size: &usize| size + packet.l4 <= mtu;
+                let even = |size: &usize| size.is_multiple_of(8);
+                let kept =
+                    history.sizes.iter().all(fits) && history.sizes.iter().rev().skip(1).all(even);
                 let sizes = kept.then_some(history.sizes.as_slice());
                 let limit = if kept { mtu } else { mtu.min(history.longest) };
                 self.cutter(ip, limit, sizes, df)

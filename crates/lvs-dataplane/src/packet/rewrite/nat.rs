@@ -20,6 +20,17 @@ pub enum End {
     Destination,
 }
 
+/// Length of the transport header that translation changes, and where its checksum is; `None` if it changes none.
+#[inline]
+pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
+    match protocol {
+        Protocol::TCP => Some((20, 16)),
+        Protocol::UDP => Some((8, 6)),
+        Protocol::SCTP => Some((12, 8)),
+        _ => None,
+    }
+}
+
 /// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing if it fails.
 ///
 /// # Errors
@@ -33,13 +44,8 @@ pub fn translate(
     to: SocketAddr,
 ) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
-    let (header, field) = match packet.protocol {
-        Protocol::TCP => (20, 16),
-        Protocol::UDP => (8, 6),
-        Protocol::SCTP => (12, 8),
-        // AH, ESP and the like: the IP header is all there is to change.
-        _ => (0, 0),
-    };
+    // AH, ESP and the like: the IP header is all there is to change.
+    let (header, field) = header(packet.protocol).unwrap_or_default();
     // The device sums from the transport header on: then the field holds the sum of the pseudo-header alone.
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field
