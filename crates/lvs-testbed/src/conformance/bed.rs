@@ -313,6 +313,7 @@ impl Bed {
             let text = local.as_str().unwrap_or_default();
             self.net.local.push(case::prefix(text)?);
         }
+        self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
         for addr in config.items("neigh") {
             let addr = addr.as_str().and_then(|addr| addr.parse().ok());
             let addr: IpAddr = addr.context("a neighbour is an address")?;
@@ -537,6 +538,9 @@ impl Bed {
         let Ok(packet) = parse::ip(ip, false) else {
             return;
         };
+        if self.net.is_local(packet.dst) {
+            return;
+        }
         let Some(hop) = self.net.route(packet.dst) else {
             return;
         };

@@ -32,7 +32,11 @@ fn run(case: &Value) -> anyhow::Result<Run> {
             last.extend(late);
         }
         out.push(match step.maybe_text("op") {
-            None => kernel.inject(step.text("dev")?, &step.frame("frame")?)?,
+            None => {
+                let mut sent = kernel.inject(step.text("dev")?, &step.frame("frame")?)?;
+                sent.retain(|sent| !is_own_sctp(&sent.frame));
+                sent
+            }
             Some("edit" | "add" | "del") => {
                 kernel.change(config, step)?;
                 Vec::new()
@@ -148,19 +152,10 @@ pub(super) enum Recorded {
     Deviation,
 }
 
-/// Whether a frame is an ICMP error with IPv4 options: here they are not echoed.
+/// Whether a frame is the host's own and has IPv4 options: here they are not echoed.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
-    ip.len() >= ipv4::HEADER_LEN
-        && (0x46..0x50).contains(&ip[0])
-        && ip[9] == Protocol::ICMP.0
-        && is_own_error(ip)
-}
-
-/// Whether an ICMP message is an error that a host makes.
-fn is_own_error(ip: &[u8]) -> bool {
-    let kind = ip.get(ipv4::header_len(ip));
-    kind.is_some_and(|kind| matches!(kind, 3 | 11 | 12)) && ip[1] & 0xc0 == 0xc0
+    ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
 }
 
 /// Records a case of packets: twice, to see what varies.
@@ -200,7 +195,25 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     }
     steps.extend(one.end);
     recorded["kernel"] = release().into();
+    if has_sctp() {
+        recorded["config"]["host"] = json!(["sctp"]);
+    }
     Ok(Recorded::Case(recorded))
+}
+
+/// Whether the host has SCTP itself.
+fn has_sctp() -> bool {
+    std::path::Path::new("/proc/sys/net/sctp").exists()
+}
+
+/// Whether a frame is what the host's own SCTP says: it starts its way here.
+fn is_own_sctp(frame: &[u8]) -> bool {
+    let ip = frame.get(IP..).unwrap_or_default();
+    match ip.first().map(|first| first >> 4) {
+        Some(4) => ip.len() >= ipv4::HEADER_LEN && ip[9] == Protocol::SCTP.0 && ip[8] == 64,
+        Some(6) => ip.len() >= ipv6::HEADER_LEN && ip[6] == Protocol::SCTP.0 && ip[7] == 64,
+        _ => false,
+    }
 }
 
 /// The kernel's version.

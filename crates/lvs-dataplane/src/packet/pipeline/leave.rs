@@ -28,9 +28,9 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// How the packet leaves on its way to a server.
-    pub(super) fn pieces(&self) -> Pieces<'_> {
-        match self.history {
+    /// How the packet leaves on its way to a server, if it has come like this.
+    pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
+        match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
             Some(history) => Pieces::Even(history),
             None if self.inner.is_some() => Pieces::Relayed,

@@ -80,21 +80,21 @@ impl Pipeline {
         }
         self.fill_options_of_reply(frame, job, reply, &hop, cx);
         self.clamp_mss(frame, job, hop.mtu as usize, cx);
-        let Some(history) = job.history else {
-            return self.leave(frame, &job.packet, &hop, Pieces::Whole, cx);
-        };
-        if reply.source.is_none() {
-            return self.leave(frame, &job.packet, &hop, Pieces::Along(history), cx);
-        }
-        let written = written_by_nat(frame.bytes(), job, ports);
-        let history = history.with_first(written);
-        self.leave(frame, &job.packet, &hop, Pieces::Along(&history), cx)
+        let written = job
+            .history
+            .filter(|_| reply.source.is_some())
+            .map(|history| history.with_first(written_by_nat(frame.bytes(), job, ports)));
+        let pieces = written
+            .as_ref()
+            .or(job.history)
+            .map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 }
 
 /// How much of a packet, from its first byte on, translation makes lie in one piece: the transport header, or that of the
 /// packet inside an ICMP error with its ports.
-fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
+pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;
     let l4 = job.packet.l4;
     if job.inner.is_none() {

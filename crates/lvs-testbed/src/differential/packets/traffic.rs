@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
+use lvs_dataplane::packet::wire::ipv6;
 use serde_json::{Value, json};
 
 use super::{GUE, Scene};
@@ -66,14 +67,14 @@ impl Traffic {
 
     /// Changes something at the packet, cuts it or not, and sends it.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        if self.entropy.one_in(6) {
+        if self.entropy.one_in(6) && note != "echo" {
             self.embellish(&mut ip);
         }
         self.number(&mut ip);
         if self.entropy.one_in(6) {
             let note = format!("{note}, in fragments");
             return self
-                .fragments(&ip, side == Side::Clients)
+                .fragments(&ip, note.starts_with("request"))
                 .iter()
                 .map(|piece| Self::step(&note, side, piece))
                 .collect();
@@ -131,6 +132,16 @@ impl Traffic {
     /// A packet of the case's protocol.
     fn segment(&mut self, src: SocketAddr, dst: SocketAddr, opening: bool) -> Vec<u8> {
         let payload = self.payload();
+        self.packet(src, dst, opening, &payload)
+    }
+
+    fn packet(
+        &mut self,
+        src: SocketAddr,
+        dst: SocketAddr,
+        opening: bool,
+        payload: &[u8],
+    ) -> Vec<u8> {
         match self.scene.protocol {
             Protocol::TCP => {
                 let flags = if opening {
@@ -140,10 +151,10 @@ impl Traffic {
                         .pick(&[ACK, ACK, ACK, ACK | 8, SYN, SYN | ACK, ACK | 1, 4, ACK | 4, 0])
                 };
                 let sequence = self.entropy.u32();
-                packet::tcp(src, dst, flags, sequence, &payload)
+                packet::tcp(src, dst, flags, sequence, payload)
             }
             Protocol::UDP => {
-                let mut ip = packet::udp(src, dst, &payload);
+                let mut ip = packet::udp(src, dst, payload);
                 if self.entropy.one_in(16) {
                     // None at all.
                     let at = if src.is_ipv4() { 26 } else { 46 };
@@ -179,7 +190,9 @@ impl Traffic {
     fn answer(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut source = self.server();
-        if source.is_ipv6() != client.is_ipv6() || (!self.scene.is_nat() && self.entropy.one_in(2)) {
+        let by_vip = source.is_ipv6() != client.is_ipv6()
+            || (!self.scene.is_nat() && self.entropy.one_in(2));
+        if by_vip {
             source = self.scene.vip;
         }
         if self.entropy.one_in(12) {
@@ -188,6 +201,11 @@ impl Traffic {
         let mut dst = client;
         if self.entropy.one_in(8) {
             dst.set_port(self.entropy.u16() | 1);
+        }
+        if by_vip {
+            // The host's complaint about it would go to itself.
+            let payload = self.entropy.payload(100);
+            return self.packet(source, dst, false, &payload);
         }
         self.segment(source, dst, false)
     }
@@ -407,7 +425,11 @@ impl Traffic {
         }
         let keep = self.entropy.pick(&[28, 28, 48, 56, 60, 76, 100, 548]);
         tunnelled.truncate(if server.is_ipv4() { keep } else { keep + 40 });
-        let error = self.error(self.scene.router, director, &tunnelled);
+        let mut error = self.error(self.scene.router, director, &tunnelled);
+        // What a tunnel over IPv6 is told of its path is learned here, and not by the kernel.
+        while server.is_ipv6() && error[40] == 2 {
+            error = self.error(self.scene.router, director, &tunnelled);
+        }
         steps.push(Self::step("a complaint", Side::Servers, &error));
         let request = self.request();
         steps.extend(self.send("request", Side::Clients, request));
@@ -527,12 +549,10 @@ impl Traffic {
     fn extension(&mut self, ip: &mut Vec<u8>) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),
-            1 => (0, &[5, 2, 0, 0, 1, 0]),
-            2 => (0, &[0x80, 4, 0, 0, 0, 0]),
+            1 | 2 => (0, &[5, 2, 0, 0, 1, 0]),
             3 => (60, &[1, 4, 0, 0, 0, 0]),
             4 => (60, &[1, 0, 1, 0, 0, 0]),
-            5 => (43, &[4, 0, 0, 0, 0, 0]),
-            6 => (43, &[0, 0, 0, 0, 0, 0]),
+            5 | 6 => (43, &[0, 0, 0, 0, 0, 0]),
             7 => (51, &[0; 22]),
             8 => (44, &[0, 0, 0, 0, 0, 9]),
             _ => (135, &[0, 0, 0, 0, 0, 0]),
@@ -547,8 +567,10 @@ impl Traffic {
         } else {
             usize::from(ip[0] & 15) * 4
         };
-        let keep = header + self.entropy.below(24);
-        ip.truncate(keep.max(header));
+        // A message of ICMP that passes through without its header is the host's.
+        let icmp = matches!(ip[if ip[0] >> 4 == 6 { 6 } else { 9 }], 1 | 58);
+        let keep = header + if icmp { 8 } else { 0 } + self.entropy.below(24);
+        ip.truncate(keep);
         packet::relength(ip);
     }
 
@@ -571,6 +593,10 @@ impl Traffic {
             .collect();
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
+        if six && (matches!(ip[6], 0 | 43) || !ipv6::has_upper_header(&pieces[0])) {
+            // These headers belong to every fragment; a first one without the next is dropped here (RFC 8200 section 4.5).
+            return vec![ip.to_vec()];
+        }
         if !six {
             for piece in &mut pieces {
                 if df && self.entropy.one_in(3) {
