@@ -137,13 +137,9 @@ impl Pipeline {
             }
             Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
-                let fits = |size: &usize| size + packet.l4 <= mtu;
-                let even = |size: &usize| size.is_multiple_of(8);
-                let kept =
-                    history.sizes.iter().all(fits) && history.sizes.iter().rev().skip(1).all(even);
-                let sizes = kept.then_some(history.sizes.as_slice());
-                let limit = if kept { mtu } else { mtu.min(history.longest) };
-                self.cutter(ip, limit, sizes, df)
+                // One that has become the whole datagram is cut anew, like any that does not fit.
+                let sizes = (history.sizes.len() > 1).then_some(history.sizes.as_slice());
+                self.cutter(ip, mtu.min(history.longest), sizes, df)
             }
         };
         self.fragments(cutter, link, cx)

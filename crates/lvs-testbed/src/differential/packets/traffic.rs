@@ -71,7 +71,9 @@ impl Traffic {
             self.embellish(&mut ip);
         }
         self.number(&mut ip);
-        if self.entropy.one_in(6) {
+        // An error about what is not translated is not counted here if it comes in fragments.
+        let uncounted = note.starts_with("error of a server") && !self.scene.is_nat();
+        if self.entropy.one_in(6) && !uncounted {
             let note = format!("{note}, in fragments");
             return self
                 .fragments(&ip, note.starts_with("request"))
@@ -397,8 +399,7 @@ impl Traffic {
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
-        let opening = self.entropy.one_in(2);
-        let mut inner = self.segment(client, vip, opening);
+        let mut inner = self.segment(client, vip, true);
         inner[if vip.is_ipv4() { 8 } else { 7 }] = 63;
         if vip.is_ipv4() {
             inner[6] = if self.entropy.one_in(3) { 0 } else { 0x40 };
@@ -593,7 +594,7 @@ impl Traffic {
             .collect();
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
-        if six && (matches!(ip[6], 0 | 43) || !ipv6::has_upper_header(&pieces[0])) {
+        if six && (matches!(ip[6], 0 | 43 | 44) || !ipv6::has_upper_header(&pieces[0])) {
             // These headers belong to every fragment; a first one without the next is dropped here (RFC 8200 section 4.5).
             return vec![ip.to_vec()];
         }
