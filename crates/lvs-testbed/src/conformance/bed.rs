@@ -513,7 +513,10 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
+            // A fragment does not tell what an error is about.
+            Some(Icmp::Error(error)) if packet.fragment.is_none() => {
+                Some((error.inner.protocol, error.inner.dst))
+            }
             _ => None,
         };
         let to_host = self.net.is_local(packet.dst);

@@ -50,7 +50,10 @@ impl Traffic {
         let tunnels = self.scene.method.forward == "tunnel";
         let (note, side, ip) = match self.entropy.below(64) {
             0..=23 => ("request", Side::Clients, self.request()),
-            24..=33 => ("answer", Side::Servers, self.answer()),
+            24..=33 => {
+                let (note, ip) = self.answer();
+                (note, Side::Servers, ip)
+            }
             34..=40 => ("error of a server", Side::Servers, self.error_of_server()),
             41..=45 => ("error of a client", Side::Clients, self.error_of_client()),
             46..=51 if tunnels => return self.complaint(),
@@ -67,8 +70,10 @@ impl Traffic {
 
     /// Changes something at the packet, cuts it or not, and sends it.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        if self.entropy.one_in(6) && note != "echo" {
-            self.embellish(&mut ip);
+        // What the host itself answers to these concerns nobody here.
+        let plain = note == "echo" || note == "answer of direct routing";
+        if self.entropy.one_in(6) && !plain {
+            self.embellish(&mut ip, note);
         }
         self.number(&mut ip);
         // An error about what is not translated is not counted here if it comes in fragments.
@@ -82,7 +87,7 @@ impl Traffic {
                 .collect();
         }
         if self.entropy.one_in(14) {
-            self.cut(&mut ip);
+            self.cut(&mut ip, note);
         }
         vec![Self::step(note, side, &ip)]
     }
@@ -189,7 +194,7 @@ impl Traffic {
         self.segment(client, vip, opening)
     }
 
-    fn answer(&mut self) -> Vec<u8> {
+    fn answer(&mut self) -> (&'static str, Vec<u8>) {
         let client = self.client();
         let mut source = self.server();
         let by_vip = source.is_ipv6() != client.is_ipv6()
@@ -207,9 +212,10 @@ impl Traffic {
         if by_vip {
             // The host's complaint about it would go to itself.
             let payload = self.entropy.payload(100);
-            return self.packet(source, dst, false, &payload);
+            let ip = self.packet(source, dst, false, &payload);
+            return ("answer of direct routing", ip);
         }
-        self.segment(source, dst, false)
+        ("answer", self.segment(source, dst, false))
     }
 
     // --- what errors are about ------------------------------------------------------------------------------------
@@ -222,7 +228,7 @@ impl Traffic {
         ip[if six { 7 } else { 8 }] = 1 + self.entropy.u8() % 63;
         self.number(&mut ip);
         if self.entropy.one_in(8) {
-            self.embellish(&mut ip);
+            self.embellish(&mut ip, "quoted");
         }
         if self.entropy.one_in(16) {
             // A later fragment, or a first one.
@@ -335,7 +341,13 @@ impl Traffic {
             vip.set_port(9);
         }
         let quoted = self.quoted(vip, client);
-        self.error(source, self.scene.vip.ip(), &quoted)
+        let to = self.scene.vip.ip();
+        let mut error = self.error(source, to, &quoted);
+        // What is too big for the way to a client, the host learns.
+        while matches!((to.is_ipv4(), error[20], error[21], error[40]), (true, 3, 4, _) | (false, _, _, 2)) {
+            error = self.error(source, to, &quoted);
+        }
+        error
     }
 
     /// An error about a packet that concerns nobody here.
@@ -506,7 +518,7 @@ impl Traffic {
     }
 
     /// Changes what a packet may have: hops, type of service, options, extension headers.
-    fn embellish(&mut self, ip: &mut Vec<u8>) {
+    fn embellish(&mut self, ip: &mut Vec<u8>, note: &str) {
         let six = ip[0] >> 4 == 6;
         match self.entropy.below(6) {
             0 => ip[if six { 7 } else { 8 }] = self.entropy.pick(&[0, 1, 1, 1, 2, 255]),
@@ -517,7 +529,11 @@ impl Traffic {
             }
             1 => ip[1] = self.entropy.u8(),
             2..=4 if six => self.extension(ip),
-            2..=4 => self.options(ip),
+            2..=4 => {
+                // The kernel drops translated errors with options that it has filled in.
+                let filled = !note.starts_with("error");
+                self.options(ip, filled);
+            }
             _ => {
                 let at = if six { 40 } else { 20 };
                 let len = ip.len();
@@ -529,8 +545,9 @@ impl Traffic {
         packet::repair(ip);
     }
 
-    fn options(&mut self, ip: &mut Vec<u8>) {
+    fn options(&mut self, ip: &mut Vec<u8>, filled: bool) {
         let options: &[u8] = match self.entropy.below(12) {
+            1 | 4 if !filled => &[1, 1, 1, 1],
             0 => &[1, 1, 1, 1],
             1 => &[7, 7, 4, 0, 0, 0, 0, 0],
             2 => &[7, 7, 8, 1, 2, 3, 4, 0],
@@ -562,14 +579,14 @@ impl Traffic {
     }
 
     /// Ends a packet early: what it says of its length is right.
-    fn cut(&mut self, ip: &mut Vec<u8>) {
+    fn cut(&mut self, ip: &mut Vec<u8>, note: &str) {
         let header = if ip[0] >> 4 == 6 {
-            40
+            ipv6::walk(ip).map_or(40, |chain| chain.l4)
         } else {
             usize::from(ip[0] & 15) * 4
         };
         // A message of ICMP that passes through without its header is the host's.
-        let icmp = matches!(ip[if ip[0] >> 4 == 6 { 6 } else { 9 }], 1 | 58);
+        let icmp = matches!(note, "echo") || note.starts_with("error");
         let keep = header + if icmp { 8 } else { 0 } + self.entropy.below(24);
         ip.truncate(keep);
         packet::relength(ip);
