@@ -5,6 +5,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
+use nix::mount::{MntFlags, umount2};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
@@ -16,12 +17,22 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
+/// The replaced `/etc`, which has to go before the directory that it is in.
+struct Replaced;
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        let _ = umount2("/etc", MntFlags::MNT_DETACH);
+    }
+}
+
 /// Runs a session's commands and writes down what they did.
 pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
     unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
     etc::private_mounts()?;
     let dir = tempfile::tempdir()?;
     etc::replace(dir.path(), session.text("hosts")?)?;
+    let _restored = Replaced;
     let _links = kernel::links([1500; 2])?;
     let mut recorded = session.clone();
     let steps = recorded

@@ -344,7 +344,9 @@ impl Traffic {
         let to = self.scene.vip.ip();
         let mut error = self.error(source, to, &quoted);
         // What is too big for the way to a client, the host learns.
-        while matches!((to.is_ipv4(), error[20], error[21], error[40]), (true, 3, 4, _) | (false, _, _, 2)) {
+        while matches!((to.is_ipv4(), error.get(20..22)), (true, Some([3, 4])))
+            || matches!((to.is_ipv6(), error.get(40)), (true, Some(2)))
+        {
             error = self.error(source, to, &quoted);
         }
         error
@@ -390,7 +392,7 @@ impl Traffic {
         let payload = self.payload();
         match self.entropy.below(3) {
             0 => {
-                let protocol = self.entropy.pick(&[50, 51, 89, 253]);
+                let protocol = self.entropy.pick(&[50, 46, 89, 253]);
                 packet::ip(client.ip(), self.scene.vip.ip(), protocol, 64, &payload)
             }
             1 => packet::udp(client, self.scene.vip, &payload),
@@ -481,7 +483,8 @@ impl Traffic {
         match self.entropy.below(5) {
             0 => {
                 let server = self.server();
-                let weight = self.entropy.pick(&[0, 1, 5]);
+                // Not 0: a packet for a connection that ends at once, and finds no other server, would meet it or not.
+                let weight = self.entropy.pick(&[1, 2, 5]);
                 if self.removed.contains(&server) {
                     return Vec::new();
                 }
