@@ -7,9 +7,9 @@ use alloc::sync::Arc;
 
 use crate::conn::table::flag;
 use crate::conn::{Key, Slot, Template};
-use crate::control::{Control, ServiceKeyOrd};
+use crate::control::{Control, FTP, FTP_DATA, ServiceKeyOrd};
 use crate::sched::Request;
-use crate::shard::{Pending, Shard};
+use crate::shard::{Pending, SCTP_ABORT, SCTP_INIT, Shard};
 use crate::stats::Counters;
 use crate::{
     AcceptReason, DropReason, Family, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol,
@@ -117,8 +117,8 @@ impl Control {
                 }
             }
             Transport::Sctp(chunk) => {
-                let opens = chunk.first == 1 || sysctls.sloppy_sctp;
-                if chunk.first == 6 || !opens {
+                let opens = chunk.first == SCTP_INIT || sysctls.sloppy_sctp;
+                if chunk.first == SCTP_ABORT || !opens {
                     return Verdict::Accept(AcceptReason::NotNew);
                 }
             }
@@ -201,7 +201,7 @@ impl Control {
         if self.defense.drops_packet() {
             return Opened::Refused(Verdict::Drop(DropReason::DropPacket));
         }
-        if ask.client.port() == 20 {
+        if ask.client.port() == FTP_DATA {
             return Opened::Refused(Verdict::Accept(AcceptReason::SourcePort20));
         }
         if ask.hook == Hook::Output {
@@ -271,7 +271,7 @@ impl Control {
         );
         let quiescent = self.settings.sysctls.expire_quiescent_template;
         let found = self.templates.find_valid(&key, data, |place| {
-            let entry = self.servers.get(place).and_then(Option::as_ref);
+            let entry = self.records.get(place);
             entry.is_some_and(|entry| may_lead_to(&entry.server, quiescent))
         });
         let (index, template) = match found {
@@ -296,7 +296,7 @@ impl Control {
             }
         };
         let number_of_server = template.server.load(Relaxed) as usize;
-        let Some(entry) = self.servers.get(number_of_server).and_then(Option::as_ref) else {
+        let Some(entry) = self.records.get(number_of_server) else {
             return FULL;
         };
         let server = entry.server.clone();
@@ -370,9 +370,9 @@ impl Control {
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Option<u32> {
-        let server = self.servers.get(slot.server as usize);
+        let server = self.records.get(slot.server as usize);
         let index = shard.open(slot, template, now);
-        match (index, server.and_then(Option::as_ref)) {
+        match (index, server) {
             (Some(index), _) => shard.count(index, Counters::count_connection),
             // It was counted for the server already.
             (None, Some(entry)) => entry.server.unbind(false),
@@ -390,8 +390,8 @@ impl Control {
         now: Instant,
     ) {
         shard.sync_once(template.as_ref().map(|(_, template)| &**template), now);
-        let server = self.servers.get(slot.server as usize);
-        if let Some(entry) = server.and_then(Option::as_ref) {
+        let server = self.records.get(slot.server as usize);
+        if let Some(entry) = server {
             entry.server.unbind(false);
         }
     }
@@ -440,7 +440,7 @@ impl Control {
                 None => Opened::Refused(Verdict::Drop(DropReason::TableFull)),
             };
         }
-        Opened::Refused(if service.key.port() == 21 && ask.virt.port() != 21 {
+        Opened::Refused(if service.key.port() == FTP && ask.virt.port() != FTP {
             Verdict::Accept(AcceptReason::FtpData)
         } else if ask.embedded {
             Verdict::Drop(DropReason::NoServer)
@@ -462,9 +462,8 @@ impl Control {
             return None;
         };
         // The record made last comes first, as in the kernel's hash chains.
-        let entry = self.servers.iter().flatten().rev().find(|entry| {
-            entry.trashed.is_none()
-                && entry.server.addr() == src
+        let entry = self.records.at(src).find(|entry| {
+            !entry.is_trashed()
                 && entry.server.forwarding() == Forwarding::Nat
                 && entry.key.protocol().is_none_or(|of| of == protocol)
         })?;
@@ -554,8 +553,8 @@ impl Control {
         exact(virt.port())
             .or_else(|| {
                 // Active FTP's data port, or the passive range (`net.ipv4.ip_unprivileged_port_start`).
-                let data = virt.port() == 20 || virt.port() >= 1024;
-                (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(21))?
+                let data = virt.port() == FTP_DATA || virt.port() >= 1024;
+                (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?
             })
             .or_else(|| (self.any_port_services > 0).then(|| exact(0))?)
     }
@@ -612,7 +611,7 @@ pub(crate) fn template_key(
 ) -> (Key, bool) {
     let client = SocketAddr::new(network(client.ip(), netmask), 0);
     if virt.port() == service.port() {
-        let ftp = virt.port() == 21;
+        let ftp = virt.port() == FTP;
         let port = if ftp { 0 } else { virt.port() };
         let virt = SocketAddr::new(virt.ip(), port);
         let key = Key {

@@ -130,7 +130,7 @@ impl Control {
         }
         let quiescent = self.settings.sysctls.expire_quiescent_template;
         let persistent = config.flags.has(ServiceFlags::PERSISTENT);
-        if src.port() == 20 {
+        if src.port() == crate::control::FTP_DATA {
             told.verdict =
                 "left to this host: new connections from port 20 are not balanced".to_string();
             return told;
@@ -150,7 +150,7 @@ impl Control {
                 Some(index) => {
                     let template = self.templates.get(index);
                     let place = template.server.load(Relaxed) as usize;
-                    let entry = self.servers.get(place).and_then(Option::as_ref);
+                    let entry = self.records.get(place);
                     let usable = entry.filter(|entry| {
                         entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
                     });

@@ -8,7 +8,9 @@ use core::net::IpAddr;
 use crate::conn::table::flag;
 use crate::conn::{Slot, Template};
 use crate::control::check;
-use crate::{Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Server, Shard};
+use crate::{
+    Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Prefix, Server, Shard,
+};
 
 /// What the director knows of itself and the networks around, as far as full NAT goes.
 #[derive(Debug, Default)]
@@ -18,7 +20,7 @@ pub(crate) struct FullNat {
     /// NAT connections whose replies would not come back are translated at both ends.
     hairpin: bool,
     /// Networks that the director is on, as prefixes: hosts on one of them reach each other without it.
-    networks: Vec<(IpAddr, u8)>,
+    networks: Vec<Prefix>,
     /// Servers of full NAT in services of IPv4 and of IPv6.
     servers: [usize; 2],
 }
@@ -65,7 +67,7 @@ impl Control {
     /// Tells which networks the host is on, as prefixes: a client there, and a server on the same one, reach each other
     /// without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
-        self.full_nat.networks = networks;
+        self.full_nat.networks = prefixes(networks);
     }
 
     /// The flags of a connection to `server`, which are `flags` as far as the server says: with another method where
@@ -94,15 +96,13 @@ impl Control {
     /// Whether what `server` sends to `client` would not come by here: they share a network, or the client is a server
     /// of the same service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
-        let entry = self.servers.get(server.id().index());
-        let service = entry
-            .and_then(Option::as_ref)
-            .and_then(|entry| self.services.get(&entry.service));
-        let mut peers = service.into_iter().flat_map(crate::Service::servers);
+        let entry = self.records.get(server.id().index());
+        let service = entry.and_then(|entry| self.services.get(&entry.service));
+        let mut peers = service.into_iter().flat_map(|service| service.servers());
         let mut networks = self.full_nat.networks.iter();
         let server = server.addr().ip();
         peers.any(|peer| peer.addr().ip() == client)
-            || networks.any(|&network| contains(network, server) && contains(network, client))
+            || networks.any(|network| network.contains(server) && network.contains(client))
     }
 }
 
@@ -139,23 +139,10 @@ impl Shard {
     }
 }
 
-/// Whether the prefix `network` holds `addr`.
-pub(crate) fn contains((prefix, bits): (IpAddr, u8), addr: IpAddr) -> bool {
-    match (prefix, addr) {
-        (IpAddr::V4(prefix), IpAddr::V4(addr)) => {
-            let host = 32u32.saturating_sub(bits.into());
-            (prefix.to_bits() ^ addr.to_bits())
-                .checked_shr(host)
-                .unwrap_or(0)
-                == 0
-        }
-        (IpAddr::V6(prefix), IpAddr::V6(addr)) => {
-            let host = 128u32.saturating_sub(bits.into());
-            (prefix.to_bits() ^ addr.to_bits())
-                .checked_shr(host)
-                .unwrap_or(0)
-                == 0
-        }
-        _ => false,
-    }
+/// As prefixes; what is none has no address in it.
+pub(crate) fn prefixes(networks: Vec<(IpAddr, u8)>) -> Vec<Prefix> {
+    let networks = networks.into_iter();
+    networks
+        .filter_map(|(addr, bits)| Prefix::new(addr, bits))
+        .collect()
 }

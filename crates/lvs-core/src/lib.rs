@@ -49,6 +49,7 @@ mod local_ports;
 pub mod mark;
 mod packet;
 mod pool;
+mod prefix;
 pub mod proc;
 pub mod sched;
 mod server;
@@ -75,6 +76,7 @@ pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
 pub use pool::Pool;
+pub use prefix::Prefix;
 pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
 pub use service::{

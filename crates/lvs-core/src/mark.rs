@@ -11,84 +11,10 @@
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-use crate::{Family, Protocol, Tuple};
-
-/// Addresses that begin with the same bits: `192.0.2.0/24`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Prefix {
-    addr: IpAddr,
-    len: u8,
-}
-
-impl Prefix {
-    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are cleared.
-    pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
-        let host = Family::of(&addr).bits().checked_sub(len)?;
-        let addr = match addr {
-            IpAddr::V4(addr) => {
-                let kept = u32::MAX.checked_shl(host.into()).unwrap_or(0);
-                IpAddr::V4(Ipv4Addr::from_bits(addr.to_bits() & kept))
-            }
-            IpAddr::V6(addr) => {
-                let kept = u128::MAX.checked_shl(host.into()).unwrap_or(0);
-                IpAddr::V6(Ipv6Addr::from_bits(addr.to_bits() & kept))
-            }
-        };
-        Some(Self { addr, len })
-    }
-
-    /// Its family.
-    pub const fn family(&self) -> Family {
-        Family::of(&self.addr)
-    }
-
-    /// Whether `addr` is in it.
-    pub fn contains(&self, addr: IpAddr) -> bool {
-        Self::new(addr, self.len) == Some(*self)
-    }
-
-    /// How many addresses it has, and these; `None` above 2^16.
-    pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
-        let host = self.family().bits() - self.len;
-        let first = self.addr;
-        (host <= 16).then(|| {
-            (0..1u32 << host).map(move |n| match first {
-                IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | n)),
-                IpAddr::V6(first) => {
-                    IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(n)))
-                }
-            })
-        })
-    }
-}
-
-impl FromStr for Prefix {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad =
-            || alloc::format!("{text}: expected an address, or a network such as 192.0.2.0/24");
-        let (addr, len) = match text.split_once('/') {
-            Some((addr, len)) => (addr, Some(len.parse().map_err(|_| bad())?)),
-            None => (text, None),
-        };
-        let addr: IpAddr = addr.parse().map_err(|_| bad())?;
-        Self::new(addr, len.unwrap_or_else(|| Family::of(&addr).bits())).ok_or_else(bad)
-    }
-}
-
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.addr.fmt(f)?;
-        if self.len != self.family().bits() {
-            write!(f, "/{}", self.len)?;
-        }
-        Ok(())
-    }
-}
+pub use crate::Prefix;
+use crate::{Protocol, Tuple};
 
 /// Ports from the first to the second, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! A scheduler and the servers that it chooses from.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -32,6 +33,7 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
 #[derive(Debug)]
 pub struct Pool {
     servers: Vec<Arc<Server>>,
+    addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
 }
 
@@ -41,6 +43,7 @@ impl Pool {
         scheduler.start(&[]);
         Self {
             servers: Vec::new(),
+            addresses: BTreeMap::new(),
             scheduler,
         }
     }
@@ -73,7 +76,7 @@ impl Pool {
     /// [`Error::ServerExists`], and what [`Server::check`] finds.
     pub fn insert(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
         Server::check(config)?;
-        if self.position(addr).is_some() {
+        if self.find(addr).is_some() {
             return Err(Error::ServerExists);
         }
         let next = self
@@ -91,11 +94,20 @@ impl Pool {
     /// # Errors
     /// [`Error::NoServer`], and what [`Server::check`] finds.
     pub fn edit(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
+        self.configure(addr, config).map(drop)
+    }
+
+    /// As [`edit`](Self::edit); gives the server.
+    pub(crate) fn configure(
+        &mut self,
+        addr: SocketAddr,
+        config: &ServerConfig,
+    ) -> Result<&Arc<Server>, Error> {
         Server::check(config)?;
         let index = self.position(addr).ok_or(Error::NoServer)?;
         self.servers[index].configure(config);
         self.scheduler.server_edited(&self.servers, index);
-        Ok(())
+        Ok(&self.servers[index])
     }
 
     /// Takes a server out. Connections that were opened on it stay counted on its record.
@@ -105,6 +117,7 @@ impl Pool {
     pub fn remove(&mut self, addr: SocketAddr) -> Result<Arc<Server>, Error> {
         let index = self.position(addr).ok_or(Error::NoServer)?;
         let server = self.servers.remove(index);
+        self.addresses.remove(&addr);
         server.retire();
         self.scheduler.server_removed(&self.servers, index);
         Ok(server)
@@ -150,15 +163,20 @@ impl Pool {
 
     /// Puts a record in front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
+        self.addresses.insert(server.addr(), server.clone());
         self.servers.insert(0, server);
         self.scheduler.server_added(&self.servers);
     }
 
     pub(crate) fn find(&self, addr: SocketAddr) -> Option<&Arc<Server>> {
-        self.servers.iter().find(|server| server.addr() == addr)
+        self.addresses.get(&addr)
     }
 
     fn position(&self, addr: SocketAddr) -> Option<usize> {
-        self.servers.iter().position(|server| server.addr() == addr)
+        let found = self.find(addr)?;
+        // No record is looked at: this takes microseconds for thousands of servers.
+        self.servers
+            .iter()
+            .position(|server| Arc::ptr_eq(server, found))
     }
 }

@@ -43,9 +43,6 @@ pub(crate) struct Settings {
     pub(crate) secure: bool,
     /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
     pub(crate) backup_only: bool,
-    /// Addresses of servers behind NAT, sorted, with the protocol of their service or 0 for any: kept where a packet of
-    /// no connection from such a server has consequences.
-    pub(crate) masqueraded: Arc<[(SocketAddr, u8)]>,
     /// The synchronisation master that runs.
     pub(crate) master: Option<crate::sync::Master>,
     /// A service's engine opens connections for datagrams from its servers.
@@ -55,6 +52,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Whether a packet of no connection has consequences if it comes from a server behind NAT.
+    pub(crate) const fn heeds_servers(&self) -> bool {
+        self.outbound || self.sysctls.nat_icmp_send
+    }
+
     fn serves(&self, addr: IpAddr) -> bool {
         match addr {
             IpAddr::V4(_) => self.ipv4,
@@ -72,6 +74,99 @@ pub(crate) struct ServerLink {
     pub(crate) service: Option<Arc<Counters>>,
 }
 
+/// The links to all servers, by the numbers of their records.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    links: Vec<Option<ServerLink>>,
+    /// Changes of records that are followed.
+    seen: Option<u64>,
+    /// Whether it matters where servers behind NAT are.
+    heeded: bool,
+    /// Where these are, by record, with the protocol of their service or 0 for any.
+    translated: BTreeMap<u32, (SocketAddr, u8)>,
+    /// The same, by address, with the number of records.
+    masqueraded: BTreeMap<(SocketAddr, u8), u32>,
+}
+
+/// A link, and its server's address and its service's protocol (0 for any) if it is behind NAT.
+type NewLink = Option<(ServerLink, Option<(SocketAddr, u8)>)>;
+
+impl Links {
+    #[inline]
+    fn get(&self, place: u32) -> Option<&ServerLink> {
+        self.links.get(place as usize)?.as_ref()
+    }
+
+    /// How many changes of records are followed; `None` before the first.
+    pub(crate) const fn seen(&self) -> Option<u64> {
+        self.seen
+    }
+
+    /// So many changes of records are followed now.
+    pub(crate) const fn has_seen(&mut self, changes: u64) {
+        self.seen = Some(changes);
+    }
+
+    /// Whether it matters where servers behind NAT are. If that changes, everything is to be seen again.
+    pub(crate) fn heed(&mut self, heeded: bool) {
+        if self.heeded != heeded {
+            self.heeded = heeded;
+            self.seen = None;
+        }
+    }
+
+    /// Replaces the link to one record.
+    pub(crate) fn set(&mut self, place: u32, link: NewLink) {
+        let index = place as usize;
+        if self.links.len() <= index {
+            self.links.resize_with(index + 1, || None);
+        }
+        let (link, addr) = link.unzip();
+        self.links[index] = link;
+        if self.heeded {
+            self.masquerade(place, addr.flatten());
+        }
+    }
+
+    /// Replaces all links.
+    pub(crate) fn replace(&mut self, links: Vec<NewLink>) {
+        self.links.clear();
+        self.translated.clear();
+        self.masqueraded.clear();
+        for (place, link) in (0..).zip(links) {
+            self.set(place, link);
+        }
+    }
+
+    fn masquerade(&mut self, place: u32, addr: Option<(SocketAddr, u8)>) {
+        let before = match addr {
+            Some(addr) => self.translated.insert(place, addr),
+            None => self.translated.remove(&place),
+        };
+        if before == addr {
+            return;
+        }
+        if let Some(before) = before
+            && let Some(count) = self.masqueraded.get_mut(&before)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.masqueraded.remove(&before);
+            }
+        }
+        if let Some(addr) = addr {
+            *self.masqueraded.entry(addr).or_default() += 1;
+        }
+    }
+
+    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol (`ip_vs_has_real_service`).
+    fn is_masqueraded(&self, protocol: Protocol, addr: SocketAddr) -> bool {
+        [protocol.0, 0]
+            .iter()
+            .any(|&of| self.masqueraded.contains_key(&(addr, of)))
+    }
+}
+
 /// The connections of one worker.
 ///
 /// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs a decision comes
@@ -80,7 +175,7 @@ pub(crate) struct ServerLink {
 pub struct Shard {
     pub(crate) number: usize,
     pub(crate) table: ConnTable,
-    pub(crate) links: Vec<Option<ServerLink>>,
+    pub(crate) links: Links,
     pub(crate) total: Arc<Counters>,
     pub(crate) settings: Settings,
     pub(crate) shared: Arc<Shared>,
@@ -278,6 +373,22 @@ impl Shard {
         self.find_reply(protocol, source, client).is_some()
     }
 
+    /// Its number among the director's.
+    pub(crate) const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether its copies are those of this generation.
+    pub(crate) fn is_at(&self, generation: u32) -> bool {
+        self.generation == generation && self.links.seen().is_some()
+    }
+
+    /// Takes a copy of the settings of this generation.
+    pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
+        self.settings.clone_from(settings);
+        self.generation = generation;
+    }
+
     #[inline]
     fn is_stale(&self) -> bool {
         // Pairs with the release in `Control::changed`: whoever sees the number sees the change.
@@ -315,7 +426,7 @@ impl Shard {
         if let Some(index) = self.find_reply(protocol, src, dst) {
             return Ok(self.reply(index, meta, now));
         }
-        if !self.settings.masqueraded.is_empty() && self.is_masqueraded(protocol, src) {
+        if self.settings.heeds_servers() && self.links.is_masqueraded(protocol, src) {
             if self.settings.outbound && protocol == Protocol::UDP && meta.hook != Hook::Local {
                 return Err(Pending {
                     outbound: true,
@@ -379,16 +490,6 @@ impl Shard {
             }
             _ => Ok(self.forward(index, meta, now, false)),
         }
-    }
-
-    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol (`ip_vs_has_real_service`).
-    fn is_masqueraded(&self, protocol: Protocol, addr: SocketAddr) -> bool {
-        let list = &self.settings.masqueraded;
-        let from = list.partition_point(|(server, _)| *server < addr);
-        list[from..]
-            .iter()
-            .take_while(|(server, _)| *server == addr)
-            .any(|&(_, of)| of == protocol.0 || of == 0)
     }
 
     /// Whether a server that speaks without a connection is told so.
@@ -719,7 +820,7 @@ impl Shard {
 
     #[inline]
     fn link_of(&self, server: u32) -> Option<&ServerLink> {
-        self.links.get(server as usize)?.as_ref()
+        self.links.get(server)
     }
 
     pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
@@ -902,8 +1003,8 @@ impl Shard {
     }
 }
 
-const SCTP_INIT: u8 = 1;
-const SCTP_ABORT: u8 = 6;
+pub(crate) const SCTP_INIT: u8 = 1;
+pub(crate) const SCTP_ABORT: u8 = 6;
 /// ISAKMP, which IPsec packets follow (RFC 2408).
 const ISAKMP: u16 = 500;
 

@@ -149,7 +149,7 @@ impl Control {
     pub(crate) fn warm_up(&mut self, number: u32, now: Instant) {
         let service = self.services.get_mut(&number);
         if service.is_some_and(|service| service.warm_up(now)) {
-            self.plan();
+            self.plan_service(number);
         }
     }
 }

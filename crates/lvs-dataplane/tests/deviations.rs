@@ -5,30 +5,17 @@ mod lab;
 use std::net::SocketAddr;
 
 use etherparse::PacketBuilder;
-use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
+use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, set_mtu, table};
 use lvs_core::{
-    Director, Family, Forwarding, IcmpError, Instant, Options, PacketMeta, ServerConfig,
-    ServiceConfig, ServiceKey, Verdict,
+    Director, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig, ServiceKey,
 };
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment::MEMORY_MAX;
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
-use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::wire::Mac;
-
-struct Real(Director);
-
-impl Decide for Real {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        self.0.handle_packet(meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.0.handle_icmp_error(error, now)
-    }
-}
 
 #[test]
 fn fragments_of_both_directions_share_4_mib() {
@@ -56,11 +43,11 @@ fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
         )
         .unwrap();
     let intercept = Intercept::of(&director.control, &Intercept::default());
-    let mut net = Table::default();
+    let mut net = table();
     net.vips.insert(vip.ip());
     net.local.insert(vip.ip());
-    net.mtu = [1200, 1500];
-    let (mut decide, mut pipeline) = (Real(director), Pipeline::alone(Settings::UNLIMITED));
+    set_mtu(&mut net, [1200, 1500]);
+    let (mut decide, mut pipeline) = (director, Pipeline::alone(Settings::UNLIMITED));
     let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
         let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
         let env = Env {
@@ -96,6 +83,6 @@ fn a_reply_that_does_not_fit_is_counted_before_it_is_refused() {
     assert_eq!(send(SERVERS, SV_MAC, &answer), 1, "an ICMP error");
     assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
     assert_eq!(pipeline.counters.icmp_sent, 1);
-    let counted = decide.0.control.total_stats().live;
+    let counted = decide.control.total_stats().live;
     assert_eq!(counted.out_packets, 1, "it was counted");
 }

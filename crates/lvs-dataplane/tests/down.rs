@@ -5,33 +5,21 @@ mod lab;
 use std::net::SocketAddr;
 
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
-use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
+use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
 use lvs_core::{
-    Director, Extras, Family, Forwarding, IcmpError, Instant, OnServerDown, Options, PacketMeta,
-    ServerConfig, ServiceConfig, ServiceKey, Verdict,
+    Director, Extras, Family, Forwarding, Instant, OnServerDown, Options, ServerConfig,
+    ServiceConfig, ServiceKey,
 };
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::parse;
-use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::wire::{Mac, tcp};
-
-struct Real(Director);
-
-impl Decide for Real {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        self.0.handle_packet(meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.0.handle_icmp_error(error, now)
-    }
-}
 
 /// One service with one server, and a client that talks to it.
 struct Bench {
-    decide: Real,
+    decide: Director,
     pipeline: Pipeline,
     net: Table,
     intercept: Intercept,
@@ -114,12 +102,12 @@ impl Bench {
             .control
             .add_server(&key, server, &ServerConfig::new(1, method), Instant::ZERO)
             .unwrap();
-        let mut net = Table::default();
+        let mut net = table();
         net.vips.insert(virt.ip());
         net.local.insert(virt.ip());
         let intercept = Intercept::of(&director.control, &Intercept::default());
         Self {
-            decide: Real(director),
+            decide: director,
             pipeline: Pipeline::alone(Settings::UNLIMITED),
             net,
             intercept,
@@ -226,7 +214,7 @@ impl Bench {
 
     /// Takes the server out, and gives what the packet path then sends by itself.
     fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
-        let director = &mut self.decide.0;
+        let director = &mut self.decide;
         let key = ServiceKey::tcp(self.virt);
         director
             .control

@@ -5,15 +5,15 @@ mod lab;
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::PacketBuilder;
-use lab::{CLIENTS, SERVERS, Table};
+use lab::{CLIENTS, SERVERS, Table, table};
 use lvs_core::{
-    Control, Director, Family, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
-    Protocol, ServerConfig, ServiceConfig, ServiceKey, Verdict,
+    Control, Director, Family, Forwarding, Instant, LocalAddress, Options, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey,
 };
 use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
-use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::segment::finish_checksum;
 use lvs_dataplane::packet::wire::{Mac, ip_dst, ip_src, tcp};
 use proptest::prelude::*;
@@ -23,22 +23,10 @@ const VIP: [&str; 2] = ["10.0.0.80", "fd00:50::80"];
 const SERVER: [&str; 2] = ["10.1.0.11", "fd00:1::11"];
 const LOCAL: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 
-struct Real(Director);
-
-impl Decide for Real {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        self.0.handle_packet(meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.0.handle_icmp_error(error, now)
-    }
-}
-
 struct Bed {
     net: Table,
     intercept: Intercept,
-    decide: Real,
+    decide: Director,
     pipeline: Pipeline,
     now: Instant,
 }
@@ -76,7 +64,7 @@ impl Bed {
         services(&mut director.control, 0);
         services(&mut director.control, 1);
         let mut intercept = Intercept::of(&director.control, &Intercept::default());
-        let mut net = Table::default();
+        let mut net = table();
         for ip in VIP {
             let ip: IpAddr = ip.parse().expect("an address");
             net.vips.insert(ip);
@@ -94,7 +82,7 @@ impl Bed {
         Self {
             net,
             intercept,
-            decide: Real(director),
+            decide: director,
             pipeline: Pipeline::alone(Settings::UNLIMITED),
             now: Instant::from_secs(1),
         }

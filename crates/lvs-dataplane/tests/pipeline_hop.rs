@@ -23,7 +23,12 @@ fn hop(method: Forwarding) -> Lab {
         tunnel: Tunnel::Ipip,
     }]);
     lab.own_vips();
-    lab.net.bare = true;
+    // The host routes what is sent: no port has Ethernet.
+    lab.net
+        .ports
+        .iter_mut()
+        .for_each(|port| port.ethernet = false);
+    lab.net.accept_local = true;
     lab.intercept.everything = true;
     lab
 }

@@ -232,7 +232,7 @@ fn a_client_is_told_of_a_server_that_does_not_answer() {
         (Forwarding::Tunnel, VIP),
     ] {
         let mut lab = web(method);
-        lab.net.all_neighbours = false;
+        lab.net.all_neighbours = None;
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);
         assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
         let sent = fail(&mut lab, SERVERS, SERVER.into());
@@ -252,7 +252,7 @@ fn a_client_is_told_of_a_server_that_does_not_answer() {
 fn a_client_of_ipv6_is_told_of_a_server_that_does_not_answer() {
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = web(method);
-        lab.net.all_neighbours = false;
+        lab.net.all_neighbours = None;
         let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
         let ip = segment6((CLIENT6, 4000), (virt, 80));
         assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
@@ -356,7 +356,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
             ..Settings::UNLIMITED
         });
         if method != Forwarding::Tunnel {
-            lab.net.mtu = [1500, 9000];
+            lab::set_mtu(&mut lab.net, [1500, 9000]);
         }
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);
         let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));

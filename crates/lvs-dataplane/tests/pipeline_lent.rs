@@ -162,7 +162,7 @@ fn slots_come_back_and_packets_are_the_same() {
                 let (mut lent, mut own) = (web(method), web(method));
                 let (mut lent_out, mut own_out) = (Output::new(), Output::new());
                 for lab in [&mut lent, &mut own] {
-                    lab.net.offload = offloading;
+                    lab::set_offload(&mut lab.net, offloading);
                 }
                 for (name, frames, offload) in cases() {
                     let here = format!("{name}, {method:?}, {headroom} in front, {offloading}");
@@ -202,7 +202,7 @@ fn slots_come_back_and_packets_are_the_same() {
 fn what_waits_keeps_no_slot() {
     let mut ring = Ring::new(HEADROOM);
     let mut lab = web(Forwarding::Nat);
-    lab.net.all_neighbours = false;
+    lab.net.all_neighbours = None;
     let mut out = Output::new();
     let frame = ring.receive(&from_client(&segment(64, b"GET /")), Offload::default());
     assert!(pass(&mut lab, vec![frame], &mut out).is_empty());

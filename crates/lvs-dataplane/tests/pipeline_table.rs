@@ -394,7 +394,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
     assert!(transport_right(whole.bytes()));
 
     // A port without offload gets segments.
-    lab.net.offload = false;
+    lab::set_offload(&mut lab.net, false);
     let got = lab.send_offloaded(CLIENTS, &from_client(&ip), offload);
     assert_eq!(got.len(), 60_000usize.div_ceil(1440));
     assert!(
@@ -404,7 +404,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 
     // 1480 bytes and an outer header do not fit, and DF is set: the client has to send less.
     let mut lab = web(Forwarding::Tunnel);
-    lab.net.mtu[1] = 1490;
+    lab.net.port_mut(SERVERS).mtu = 1490;
     let got = lab.send_offloaded(CLIENTS, &from_client(&ip), offload);
     assert_eq!(got.len(), 1);
     assert_eq!(
@@ -530,7 +530,7 @@ fn fragments_in_fragments_out() {
 #[test]
 fn an_unknown_neighbour_is_asked_for() {
     let mut lab = web(Forwarding::Nat);
-    lab.net.all_neighbours = false;
+    lab.net.all_neighbours = None;
     let request = from_client(&tcp((CLIENT, 4000), (VIP, 80), b"x"));
     for _ in 0..3 {
         assert!(lab.send(CLIENTS, &request).is_empty());

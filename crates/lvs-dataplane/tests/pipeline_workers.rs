@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use etherparse::PacketBuilder;
-use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, server_mac};
+use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, server_mac, table};
 use lvs_core::{
     Control, Family, Forwarding, IcmpError, Instant, Options, PacketMeta, Protocol, ServerConfig,
     ServiceConfig, ServiceKey, Shard, Verdict,
@@ -96,7 +96,7 @@ impl Site {
             pipeline: Pipeline::new(Arc::clone(&common)),
         };
         let workers = (0..WORKERS.get()).map(worker).collect();
-        let mut net = Table::default();
+        let mut net = table();
         net.vips.insert(VIP.into());
         net.local.insert(VIP.into());
         Self {

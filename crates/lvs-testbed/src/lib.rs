@@ -11,9 +11,8 @@
 //!                              └─ back LAN (servers)
 //! ```
 //!
-//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a pipe and clears up
-//! when that closes, be it by a drop, a panic, Ctrl-C or `kill -9`. Root is used where there is root; otherwise a user
-//! namespace. The crate is for development and is not published.
+//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a pipe and cleans up
+//! when it closes, be it by a drop, a panic, Ctrl-C or `kill -9`. It runs as root, or else in a user namespace. The crate is for development and is not published.
 
 #![forbid(unsafe_code)]
 

@@ -91,7 +91,7 @@ impl LoadOptions {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Requests that were answered in full, each byte as it should be.
@@ -109,7 +109,7 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Body bytes a second, in Mbit/s.
+    /// Body bytes per second, in Mbit/s.
     #[must_use]
     pub fn mbits(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "for people to read")]
@@ -117,7 +117,7 @@ impl LoadReport {
         bits / self.seconds.max(1e-9) / 1e6
     }
 
-    /// Complains unless all requests were answered well.
+    /// An error unless all requests were answered correctly.
     ///
     /// # Errors
     ///
@@ -135,8 +135,8 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports. Where their number is known, each has a local port that no other
-    /// from this host had: the kernel soon gives a port again, and a director then still knows the old connection.
+    /// Runs the requests from this host and reports. Where their number is known, each has a local port of its own: the
+    /// kernel soon reuses a port, and a director then still knows the old connection.
     ///
     /// # Errors
     ///

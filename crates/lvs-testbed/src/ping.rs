@@ -10,14 +10,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// Options of `lvs-testbed ping`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PingOptions {
-    /// Who is to answer
+    /// Address to send to
     addr: IpAddr,
-    /// Bytes behind the header of the message
+    /// Payload bytes
     #[arg(long, default_value_t = 56)]
     size: u16,
 }
 
-/// Asks once; the answer must be there within two seconds and carry every byte back.
+/// Sends one request; the reply must arrive within two seconds and return every byte.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
-//! Where the programs under test lie.
+//! Where the programs under test are.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 /// Finds a program of this project: in `LVS_BIN_DIR` if that is set, else in the target directory that the running
-/// executable is in. A test run by `cargo test` so meets the debug build, one by `cargo test --release` the release.
+/// executable is in. So `cargo test` uses the debug build, and `cargo test --release` the release build.
 ///
 /// # Errors
 ///

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::netns::{Host, Proc, wait_until};
 
-/// How an nginx is to be set up.
+/// How to set up an nginx.
 #[derive(Clone, Debug)]
 pub struct NginxOptions {
     /// The ports to listen on, on every address of the host.

@@ -25,7 +25,7 @@ fn a_stopped_engine_is_told_and_goes_on() -> Result<()> {
         .sh("timeout 60 ipvsadm -Ln 2>&1 || echo status $?");
     engine.signal(Signal::SIGCONT)?;
     let (own, as_ipvsadm) = (own?, as_ipvsadm?);
-    let reason = format!("says nothing (pid {})", engine.pid());
+    let reason = format!("does not answer (pid {})", engine.pid());
     ensure!(
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
         "{own}"

@@ -1,17 +1,15 @@
 //! `lvsadm -R --atomic`: all lines, or none.
 //!
-//! The lines are tried on a copy of the engine's table first, by the code that the engine itself runs. Only if all of
-//! them are in order is the first one carried out.
+//! The lines become one call, `apply`, which the engine checks as a whole before it changes anything.
 
 use std::io;
 
-use lvs_core::api::{Call, Failure, ServiceInfo, SyncRole};
-use lvs_core::ipvsadm::{failure_text, rules};
-use lvs_core::{Control, Error, Instant, Options, ServiceKey, sync};
-use lvs_dataplane::control::Client;
-use serde::de::IgnoredAny;
+use lvs_core::api::{Call, Done, Failure};
+use lvs_core::ipvsadm::{Command, failure_text, rules};
+use lvs_dataplane::control::Error;
 
 use crate::program::Invocation;
+use crate::session::warn;
 
 /// The words without `--atomic`, if it is there and the command is `-R`.
 pub(crate) fn restore_words(words: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
@@ -25,34 +23,16 @@ pub(crate) fn restore_words(words: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
 }
 
 pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
-    match run.parse(words) {
-        Ok(_) => {}
-        Err(refusal) => {
-            run.errors.write_all(refusal.text())?;
-            return Ok(refusal.status());
-        }
+    if let Err(refusal) = run.parse(words) {
+        run.errors.write_all(refusal.text())?;
+        return Ok(refusal.status());
     }
     let mut text = Vec::new();
     run.input.read_to_end(&mut text)?;
-    let mut commands = Vec::new();
-    for (number, words) in rules(&text) {
-        let command = match run.parse(&words) {
-            Ok(command) => command,
-            Err(refusal) => {
-                return refuse(run, number, &refusal.of_line(&words), NOTHING);
-            }
-        };
-        if let Some(call) = command.call() {
-            commands.push((number, command, call));
-        } else {
-            return refuse(
-                run,
-                number,
-                "only commands that change something may be here",
-                NOTHING,
-            );
-        }
-    }
+    let lines = match read(run, &text) {
+        Ok(lines) => lines,
+        Err(WrongLine { number, text }) => return refuse(run, Some(number), &text),
+    };
     let mut client = match run.client() {
         Ok(client) => client,
         Err(reason) => {
@@ -60,106 +40,81 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
             return Ok(2);
         }
     };
-    let mut copy = match copy(&mut client) {
-        Ok(copy) => copy,
-        Err(reason) => {
-            writeln!(run.errors, "{}: {reason}", run.argv0)?;
-            return Ok(1);
+    let (lines, changes): (Vec<_>, Vec<_>) = lines
+        .into_iter()
+        .map(|line| ((line.number, line.command), line.call))
+        .unzip();
+    match client.call::<Done>(&Call::Apply { changes }) {
+        Ok(done) => {
+            warn(run, &done)?;
+            Ok(0)
         }
-    };
-    for (number, command, call) in &commands {
-        if let Err(error) = rehearse(&mut copy, call) {
-            let failure = Failure::from(error);
-            return refuse(run, *number, failure_text(command, &failure), NOTHING);
+        Err(Error::Refused(failure)) => {
+            let line = failure.change.and_then(|change| lines.get(change));
+            refuse(
+                run,
+                line.map(|(number, _)| *number),
+                refusal_text(line, &failure),
+            )
+        }
+        // Without an answer nobody knows.
+        Err(error) => {
+            writeln!(
+                run.errors,
+                "{}: {error}; `{} -Ln` shows whether the lines were applied",
+                run.argv0, run.argv0
+            )?;
+            Ok(255)
         }
     }
-    let count = commands.len();
-    for (done, (number, command, call)) in commands.into_iter().enumerate() {
-        let text = match client.call::<IgnoredAny>(&call) {
-            Ok(_) => continue,
-            Err(lvs_dataplane::control::Error::Refused(failure)) => {
-                failure_text(&command, &failure).to_owned()
-            }
-            Err(error) => error.to_string(),
-        };
-        // Someone else has changed the table meanwhile, or the host has.
-        return refuse(
-            run,
-            number,
-            &text,
-            &format!("{done} of {count} lines were carried out"),
-        );
-    }
-    Ok(0)
 }
 
-const NOTHING: &str = "nothing was changed";
+/// A line of the input, and what it asks for.
+struct Line {
+    number: usize,
+    command: Command,
+    call: Call,
+}
 
-fn refuse(run: &mut Invocation<'_>, line: usize, text: &str, consequence: &str) -> io::Result<u8> {
+/// A line that cannot be in the input.
+struct WrongLine {
+    number: usize,
+    text: String,
+}
+
+fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
+    let mut lines = Vec::new();
+    for (number, words) in rules(text) {
+        let wrong = |text: String| WrongLine { number, text };
+        let command = run
+            .parse(&words)
+            .map_err(|refusal| wrong(refusal.of_line(&words)))?;
+        let call = command
+            .call()
+            .ok_or_else(|| wrong("only commands that change something are allowed here".into()))?;
+        lines.push(Line {
+            number,
+            command,
+            call,
+        });
+    }
+    Ok(lines)
+}
+
+/// What ipvsadm says if the engine refuses this line; what the engine says if it refuses them all.
+fn refusal_text<'a>(line: Option<&(usize, Command)>, failure: &'a Failure) -> &'a str {
+    line.map_or(&failure.message, |(_, command)| {
+        failure_text(command, failure)
+    })
+}
+
+fn refuse(run: &mut Invocation<'_>, line: Option<usize>, text: &str) -> io::Result<u8> {
+    let place = line.map_or_else(String::new, |line| format!("line {line}: "));
     writeln!(
         run.errors,
-        "{}: line {line}: {}; {consequence}",
+        "{}: {place}{}; nothing was changed",
         run.argv0,
         text.trim_end()
     )?;
     Ok(255)
-}
-
-/// The engine's table, without connections.
-fn copy(client: &mut Client) -> Result<Control, String> {
-    let services: Vec<ServiceInfo> = client
-        .collect(&Call::ServiceList { service: None })
-        .map_err(|error| error.to_string())?;
-    let mut control = Control::new(Options {
-        max_connections: 1,
-        ..Options::default()
-    });
-    let fill = || {
-        for info in services {
-            let key = ServiceKey::from(info.service);
-            control.add_service(key, info.config, info.owner)?;
-            for server in info.servers.into_iter().rev() {
-                control.add_server(&key, server.server, &server.config, Instant::ZERO)?;
-            }
-        }
-        Ok(())
-    };
-    fill().map_err(|error: Error| format!("the engine's table cannot be copied: {error}"))?;
-    Ok(control)
-}
-
-fn rehearse(control: &mut Control, call: &Call) -> Result<(), Error> {
-    let now = Instant::ZERO;
-    match call {
-        Call::ServiceAdd(spec) => {
-            control.add_service(spec.service.into(), spec.config.clone(), None)
-        }
-        Call::ServiceEdit(spec) => {
-            control.edit_service(&spec.service.into(), spec.config.clone(), None)
-        }
-        Call::ServiceDelete { service } => control.delete_service(&(*service).into(), now),
-        Call::ServiceFlush {} => {
-            control.flush(now);
-            Ok(())
-        }
-        Call::ServiceZero { service } => control.zero(service.map(ServiceKey::from).as_ref()),
-        Call::ServerAdd(spec) => {
-            control.add_server(&spec.service.into(), spec.server, &spec.config, now)
-        }
-        Call::ServerEdit(spec) => {
-            control.edit_server(&spec.service.into(), spec.server, &spec.config)
-        }
-        Call::ServerDelete { service, server } => {
-            control.delete_server(&(*service).into(), *server, now)
-        }
-        Call::TimeoutsSet(timeouts) => {
-            control.set_timeouts(timeouts.tcp, timeouts.tcp_fin, timeouts.udp)
-        }
-        Call::DaemonStart(daemon) => match daemon.role {
-            SyncRole::Master => control.start_master(sync::Master::new(0, None, false)),
-            SyncRole::Backup => control.start_backup(sync::Backup::new(0, None, 1500, false)),
-        },
-        // Which daemons run is not known here; the engine tells.
-        _ => Ok(()),
-    }
 }

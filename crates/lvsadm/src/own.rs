@@ -179,6 +179,35 @@ mod tests {
     }
 
     #[test]
+    fn the_page_has_everything() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
+        let page = std::fs::read_to_string(path).expect("docs/lvsadm.md");
+        let has =
+            |text: String| assert!(page.contains(&text), "docs/lvsadm.md does not have {text}");
+        for operator in operator::OPERATORS {
+            has(format!("**`lvsadm {}", operator.name));
+            for flag in operator.flags {
+                has(flag.name.to_owned());
+            }
+        }
+        for name in schedulers() {
+            has(format!("\n| `{name}` | "));
+        }
+        for option in OPTIONS {
+            has(format!("\n| `{}", option.name));
+        }
+        for option in OWN_OPTIONS {
+            has(format!("\n| `--{}", option.long));
+        }
+        for (status, _) in EXIT_STATUS {
+            has(format!("\n| {status} | "));
+        }
+        for (variable, _) in ENVIRONMENT {
+            has(format!("`{variable}`"));
+        }
+    }
+
+    #[test]
     fn the_help_has_everything() {
         let text = help();
         for name in schedulers() {

@@ -2,17 +2,16 @@
 
 use std::io::{self, Write};
 
-use lvs_core::api::{Call, ConnInfo, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_core::api::{Call, ConnInfo, Done, ServiceInfo, SyncDaemon, Timeouts};
 use lvs_core::ipvsadm::{
     Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, render,
 };
 use lvs_dataplane::control::{Client, Error};
 use serde::Serialize;
-use serde::de::IgnoredAny;
 
 use crate::program::Invocation;
 
-/// A connection to an engine, and where in the input it is.
+/// A connection to an engine, and whether `-R` reads from its input.
 pub(crate) struct Session {
     client: Client,
     /// Reading lines of `-R`.
@@ -97,8 +96,11 @@ impl Session {
         let Some(call) = command.call() else {
             return Ok(Outcome::new(0));
         };
-        match self.client.call::<IgnoredAny>(&call) {
-            Ok(_) => Ok(Outcome::new(0)),
+        match self.client.call::<Done>(&call) {
+            Ok(done) => {
+                warn(run, &done)?;
+                Ok(Outcome::new(0))
+            }
             Err(problem) => {
                 let lost = !matches!(problem, Error::Refused(_));
                 line(run, &explain(command, &problem))?;
@@ -278,6 +280,17 @@ fn explain(command: &Command, problem: &Error) -> String {
 
 fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
+}
+
+/// Prints what the packet path does not follow yet. ipvsadm has nothing of the kind, and stays silent.
+pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
+    if run.is_ipvsadm() {
+        return Ok(());
+    }
+    let argv0 = run.argv0.clone();
+    done.warnings
+        .iter()
+        .try_for_each(|warning| line(run, &format!("{argv0}: warning: {warning}")))
 }
 
 /// Standard output comes first, should both be one file.

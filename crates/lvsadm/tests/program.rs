@@ -152,7 +152,7 @@ fn sockets_that_are_no_use_are_told_in_one_line() {
         ("stale", "start lvs-dataplane, which replaces it"),
         ("file", "is not a socket: name the engine's"),
         ("other-version", "install both from the same release"),
-        ("no-engine", "is no packet engine"),
+        ("no-engine", "is not an engine"),
         ("ends", "look at its log, and start it again"),
     ] {
         let socket = Address::Path(at(name));

@@ -22,11 +22,12 @@ const EXIT_FAILURE: u8 = 1;
 /// Where the configuration lies.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
-/// The daemon of a Linux Virtual Server: keeps a packet engine in step with a TOML file and with the health of the
-/// real servers.
+/// The daemon of a Linux Virtual Server: keeps the engine (lvs-dataplane) in step with a TOML file
+/// and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM and SIGINT end the daemon and the engine that
-/// it started. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM and SIGINT stop the
+/// daemon and the engine that it started. Exit codes: 0 done, 1 failure, 2 usage, 3 the
+/// configuration cannot be used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -104,7 +105,7 @@ fn start_log(from_file: Option<&str>) -> Result<(), String> {
     let from_env = std::env::var("LVSD_LOG").ok();
     let words = from_env.as_deref().or(from_file).unwrap_or("info");
     let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
-        format!("`log` in [lvsd] is no filter: {e}; write \"info\" or \"lvsd=debug\"")
+        format!("`log` in [lvsd] is not a filter: {e}; write \"info\" or \"lvsd=debug\"")
     })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -3,32 +3,28 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use lvs_core::mark::Prefix;
+
 /// The host's addresses and the IPv4 networks that it takes as its own (`ip route add local`).
 #[derive(Clone, Debug, Default)]
-pub struct Addresses {
-    v4: HashSet<(u32, u8)>,
-    v6: HashSet<Ipv6Addr>,
-}
+pub struct Addresses(HashSet<Prefix>);
 
 impl Addresses {
     /// As they are now in this network namespace.
     pub fn read() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default();
-        Self {
-            v4: parse_fib_trie(&text("/proc/net/fib_trie")),
-            v6: parse_if_inet6(&text("/proc/net/if_inet6")),
-        }
+        Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
+    }
+
+    fn parse(fib_trie: &str, if_inet6: &str) -> Self {
+        let mut all = parse_fib_trie(fib_trie);
+        all.extend(parse_if_inet6(if_inet6));
+        Self(all)
     }
 
     /// Whether the host has `ip`.
     pub fn has(&self, ip: IpAddr) -> bool {
-        match ip {
-            IpAddr::V4(ip) => self.v4.iter().any(|(network, prefix)| {
-                let shift = 32 - u32::from(*prefix);
-                shift == 32 || u32::from(ip) >> shift == network >> shift
-            }),
-            IpAddr::V6(ip) => self.v6.contains(&ip),
-        }
+        self.0.iter().any(|prefix| prefix.contains(ip))
     }
 }
 
@@ -38,7 +34,7 @@ impl Addresses {
 ///        |-- 192.0.2.10
 ///           /32 host LOCAL
 /// ```
-fn parse_fib_trie(text: &str) -> HashSet<(u32, u8)> {
+fn parse_fib_trie(text: &str) -> HashSet<Prefix> {
     let mut all = HashSet::new();
     let mut last = None;
     for line in text.lines() {
@@ -46,25 +42,23 @@ fn parse_fib_trie(text: &str) -> HashSet<(u32, u8)> {
         if let Some(address) = line.strip_prefix("|-- ") {
             last = address.trim().parse::<Ipv4Addr>().ok();
         } else if line.ends_with(" LOCAL")
-            && let Some(prefix) = line
+            && let Some(len) = line
                 .strip_prefix('/')
-                .and_then(|l| l.split(' ').next())
-                .and_then(|p| p.parse::<u8>().ok())
-                .filter(|p| *p <= 32)
-            && let Some(address) = last
+                .and_then(|line| line.split(' ').next()?.parse().ok())
+            && let Some(prefix) = last.and_then(|address| Prefix::new(address.into(), len))
         {
-            all.insert((u32::from(address), prefix));
+            all.insert(prefix);
         }
     }
     all
 }
 
 /// Lines such as `fe800000000000000000000000000001 02 40 20 80 eth0`.
-fn parse_if_inet6(text: &str) -> HashSet<Ipv6Addr> {
-    text.lines()
-        .filter_map(|line| u128::from_str_radix(line.split(' ').next()?, 16).ok())
-        .map(Ipv6Addr::from)
-        .collect()
+fn parse_if_inet6(text: &str) -> impl Iterator<Item = Prefix> + '_ {
+    text.lines().filter_map(|line| {
+        let address = u128::from_str_radix(line.split(' ').next()?, 16).ok()?;
+        Prefix::new(Ipv6Addr::from(address).into(), 128)
+    })
 }
 
 #[cfg(test)]
@@ -75,10 +69,7 @@ mod tests {
     fn parses() {
         let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 192.0.2.10\n        /32 host LOCAL\n     |-- 192.0.2.255\n        /32 link BROADCAST\n     |-- 203.0.113.0\n        /24 host LOCAL\nLocal:\n";
         let inet6 = "20010db8000000000000000000000001 02 40 00 80     eth0\ngarbage\n";
-        let addresses = Addresses {
-            v4: parse_fib_trie(trie),
-            v6: parse_if_inet6(inet6),
-        };
+        let addresses = Addresses::parse(trie, inet6);
         for (ip, has) in [
             ("192.0.2.10", true),
             ("192.0.2.11", false),

@@ -1,4 +1,5 @@
-//! Telling systemd how we are (`sd_notify(3)`): a datagram to the socket that `NOTIFY_SOCKET` names.
+//! Telling systemd how we are (`sd_notify(3)`): a datagram to the socket that `NOTIFY_SOCKET`
+//! names.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;

@@ -1,21 +1,22 @@
-//! From what there is to what there shall be: [`diff`], a pure function, gives the changes in the order in which no
-//! connection suffers. Start-up, reload and a server that comes or goes all end here.
+//! From what the engine holds to what it should hold: [`diff`], a pure function, gives the changes
+//! in the order in which no connection suffers. Start-up, reload and health changes all end here.
 //!
-//! * A server that stays is edited, never deleted and added again: its connections, counters and place in the
-//!   scheduler's list remain.
-//! * In a service, servers come before others go, so that it is never without one because of a change.
-//! * A VIP is owned only after its services are there, and given up before they go: the clients in between would get
-//!   a refusal instead of another director.
+//! * A server that stays is edited, never deleted and added again: its connections, counters and
+//!   place in the scheduler's list remain.
+//! * In a service, servers come before others go, so that it is never without one because of a
+//!   change.
+//! * A VIP is owned only after its services are there, and given up before they go: clients in
+//!   between would be refused instead of being sent to another director.
 //! * A service that is not ours is never touched.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::api::{LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
+use lvs_core::api::{Call, LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl};
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
-use crate::config::{OnCheckFailure, is_generated};
-use crate::engine::control::{OWNER, Op};
+use crate::config::{Line, OnCheckFailure, is_generated};
+use crate::engine::control::OWNER;
 
 /// What is known about a server's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +29,11 @@ pub enum Health {
     Unknown,
 }
 
-/// What an engine shall hold for us.
+/// What an engine should hold for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
+    /// The file, for messages.
+    pub file: String,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
     /// VIPs that the engine owns.
@@ -47,11 +50,15 @@ pub struct Desired {
     pub adopt: bool,
 }
 
-/// A service as it shall be.
+/// A service as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
     /// Which one.
     pub id: ServiceId,
+    /// What the log calls it.
+    pub name: String,
+    /// Where it stands in the file.
+    pub line: Line,
     /// Its settings.
     pub config: ServiceConfig,
     /// What becomes of a server that is down.
@@ -60,11 +67,13 @@ pub struct DesiredService {
     pub servers: Vec<DesiredServer>,
 }
 
-/// A server as it shall be.
+/// A server as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
+    /// Where it stands in the file.
+    pub line: Line,
     /// Settings while it is up.
     pub config: ServerConfig,
     /// Whether it is.
@@ -90,7 +99,7 @@ pub struct Actual {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// What to do, in this order.
-    pub ops: Vec<Op>,
+    pub changes: Vec<Call>,
     /// Wanted services that exist and belong to somebody else; they are left as they are.
     pub conflicts: Vec<ServiceId>,
 }
@@ -100,7 +109,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     let mut plan = Plan::default();
     for (name, value) in &desired.sysctls {
         if !actual.sysctls.iter().any(|(n, v)| n == name && v == value) {
-            plan.ops.push(Op::SetSysctl(Sysctl {
+            plan.changes.push(Call::SysctlSet(Sysctl {
                 name: name.clone(),
                 value: value.clone(),
             }));
@@ -108,7 +117,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     let marks = marks(desired, actual);
     if marks != actual.marks {
-        plan.ops.push(Op::SetMarks(marks));
+        plan.changes.push(Call::MarkSet { rules: marks });
     }
     // Servers with full NAT need an address before they come, and until they have gone.
     let mut local = actual.local.clone();
@@ -121,38 +130,48 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
         if !more.is_empty() || (wanted.hairpin && !local.hairpin) {
             local.addresses.extend(more);
             local.hairpin |= wanted.hairpin;
-            plan.ops.push(Op::SetLocal(local.clone()));
+            plan.changes.push(Call::LocalSet(local.clone()));
         }
     }
     let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
     if kept != actual.vips {
-        plan.ops.push(Op::OwnVips(kept.clone()));
+        plan.changes.push(own(&kept));
     }
+    let there: HashMap<ServiceId, &ServiceInfo> =
+        actual.services.iter().map(|s| (s.service, s)).collect();
     for service in &desired.services {
-        match actual.services.iter().find(|s| s.service == service.id) {
+        match there.get(&service.id).copied() {
             Some(there) if !ours(desired, there) => plan.conflicts.push(service.id),
-            there => one_service(service, there, &mut plan.ops),
+            there => one_service(service, there, &mut plan.changes),
         }
     }
+    let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
     for there in &actual.services {
-        let wanted = desired.services.iter().any(|s| s.id == there.service);
-        if !wanted && ours(desired, there) {
-            plan.ops.push(Op::DeleteService(there.service));
+        if !wanted.contains(&there.service) && ours(desired, there) {
+            plan.changes.push(Call::ServiceDelete {
+                service: there.service,
+            });
         }
     }
     if kept != desired.vips {
-        plan.ops.push(Op::OwnVips(desired.vips.clone()));
+        plan.changes.push(own(&desired.vips));
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
     {
-        plan.ops.push(Op::SetLocal(wanted.clone()));
+        plan.changes.push(Call::LocalSet(wanted.clone()));
     }
     plan
 }
 
-/// The rules for marks that the engine shall have: those of the file, or those that others have set, and behind them those
-/// for services of many ports.
+fn own(vips: &BTreeSet<IpAddr>) -> Call {
+    Call::VipsOwn {
+        addresses: vips.iter().copied().collect(),
+    }
+}
+
+/// The rules for marks that the engine should have: those of the file, or those that others have
+/// set, and behind them those for services of many ports.
 fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();
@@ -171,18 +190,18 @@ fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     }
 }
 
-fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut Vec<Op>) {
+fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, changes: &mut Vec<Call>) {
     let spec = || ServiceSpec {
         service: service.id,
         config: service.config.clone(),
         owner: Some(OWNER.to_owned()),
     };
     match there {
-        None => ops.push(Op::AddService(spec())),
+        None => changes.push(Call::ServiceAdd(spec())),
         Some(there) => {
             let adopted = there.owner.as_deref() != Some(OWNER);
             if adopted || !same_service(&there.config, &service.config) {
-                ops.push(Op::EditService(spec()));
+                changes.push(Call::ServiceEdit(spec()));
             }
         }
     }
@@ -194,7 +213,7 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut 
     let mut wanted = Vec::new();
     for server in &service.servers {
         let now = now(server.address);
-        let Some(config) = shall_be(server, service.on_check_failure, now) else {
+        let Some(config) = target_config(server, service.on_check_failure, now) else {
             continue;
         };
         wanted.push(server.address);
@@ -204,20 +223,23 @@ fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, ops: &mut 
             config,
         };
         match now {
-            None => ops.push(Op::AddServer(spec)),
-            Some(now) if !same_server(&now, &config) => ops.push(Op::EditServer(spec)),
+            None => changes.push(Call::ServerAdd(spec)),
+            Some(now) if !same_server(&now, &config) => changes.push(Call::ServerEdit(spec)),
             Some(_) => {}
         }
     }
     for server in there.map_or(&[][..], |t| &t.servers) {
         if !wanted.contains(&server.server) {
-            ops.push(Op::DeleteServer(service.id, server.server));
+            changes.push(Call::ServerDelete {
+                service: service.id,
+                server: server.server,
+            });
         }
     }
 }
 
-/// Settings that a server shall have; `None` if it shall not be there.
-fn shall_be(
+/// Settings that a server should have; `None` if it should not be there.
+fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,
     now: Option<ServerConfig>,
@@ -230,7 +252,8 @@ fn shall_be(
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
         (Health::Down, OnCheckFailure::Remove) => None,
-        // A daemon that was restarted must neither drop a server that serves nor bring back one that is down.
+        // A daemon that was restarted must neither drop a server that serves nor bring back one
+        // that is down.
         (Health::Unknown, _) => match now? {
             ServerConfig { weight: 0, .. } => Some(quiesced),
             _ => Some(server.config),
@@ -249,7 +272,8 @@ fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
 }
 
 fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
-    // The engine turns the method of a server with one of its own addresses into `Local`, as the kernel does.
+    // The engine turns the method of a server with one of its own addresses into `Local`, as the
+    // kernel does.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
     let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
     forwarding
@@ -308,11 +332,14 @@ mod tests {
             adopt in any::<bool>(),
         ) -> Desired {
             Desired {
+                file: String::new(),
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
                     id: id(n),
+                    name: String::new(),
+                    line: Line(0),
                     config,
                     on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), config, health }).collect(),
+                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health }).collect(),
                 }).collect(),
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
@@ -325,35 +352,36 @@ mod tests {
     }
 
     prop_compose! {
-        fn engine()(
+        /// Changes that make an engine what others and an earlier daemon have left.
+        fn history()(
             services in proptest::collection::btree_map(
                 0..5u8,
                 (service_config(), 0..3u8, proptest::collection::btree_map(0..5u8, server_config(), 0..5)),
                 0..5,
             ),
             vips in proptest::collection::btree_set(0..4u8, 0..4),
-        ) -> Engine {
-            let mut engine = Engine::default();
+        ) -> Vec<Call> {
+            let vips: BTreeSet<IpAddr> = vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect();
+            let mut changes = vec![own(&vips)];
             for (n, (config, owner, servers)) in services {
                 let owner = [None, Some(OWNER.to_owned()), Some("other".to_owned())][usize::from(owner)].clone();
-                engine.apply(&Op::AddService(ServiceSpec { service: id(n), config, owner })).unwrap();
+                changes.push(Call::ServiceAdd(ServiceSpec { service: id(n), config, owner }));
                 for (s, config) in servers {
-                    engine.apply(&Op::AddServer(ServerSpec { service: id(n), server: address(s), config })).unwrap();
+                    changes.push(Call::ServerAdd(ServerSpec { service: id(n), server: address(s), config }));
                 }
             }
-            engine.vips = vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect();
-            engine
+            changes
         }
     }
 
+    fn engine(history: &[Call]) -> Engine {
+        let mut engine = Engine::default();
+        engine.apply(history).expect("a history that can be");
+        engine
+    }
+
     fn actual(engine: &Engine) -> Actual {
-        Actual {
-            services: engine.services.clone(),
-            vips: engine.vips.clone(),
-            sysctls: engine.sysctls.clone().into_iter().collect(),
-            marks: engine.marks.clone(),
-            local: engine.local.clone(),
-        }
+        engine.held().0
     }
 
     #[test]
@@ -374,8 +402,8 @@ mod tests {
                 marks: owned(there),
                 ..Actual::default()
             };
-            match diff(&desired, &actual).ops.pop() {
-                Some(Op::SetMarks(marks)) => Some(marks.join("; ")),
+            match diff(&desired, &actual).changes.pop() {
+                Some(Call::MarkSet { rules }) => Some(rules.join("; ")),
                 None => None,
                 other => panic!("{other:?}"),
             }
@@ -398,6 +426,8 @@ mod tests {
             local: Some(pool(&[2, 3], false)),
             services: vec![DesiredService {
                 id: id(1),
+                name: String::new(),
+                line: Line(0),
                 config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
                 on_check_failure: OnCheckFailure::Remove,
                 servers: vec![],
@@ -408,25 +438,27 @@ mod tests {
             local: pool(&[1, 2], true),
             ..Actual::default()
         };
-        let ops = diff(&desired, &actual).ops;
-        assert_eq!(ops.first(), Some(&Op::SetLocal(pool(&[1, 2, 3], true))));
-        assert_eq!(ops.last(), Some(&Op::SetLocal(pool(&[2, 3], false))));
+        let changes = diff(&desired, &actual).changes;
+        assert_eq!(
+            changes.first(),
+            Some(&Call::LocalSet(pool(&[1, 2, 3], true)))
+        );
+        assert_eq!(changes.last(), Some(&Call::LocalSet(pool(&[2, 3], false))));
     }
 
     proptest! {
-        /// Applied to any engine, the plan is accepted step by step, gives what was wanted, leaves the rest alone, and
-        /// has nothing left to do afterwards.
+        /// Any engine takes the plan as one list; it gives what was wanted, leaves the rest alone,
+        /// and nothing is left to do afterwards.
         #[test]
-        fn reaches_the_goal(desired in desired(), engine in engine()) {
+        fn reaches_the_goal(desired in desired(), history in history()) {
+            let mut engine = engine(&history);
             let before = actual(&engine);
-            let mut engine = engine;
             let plan = diff(&desired, &before);
-            for op in &plan.ops {
-                engine.apply(op).map_err(|e| TestCaseError::fail(format!("{op:?}: {e}")))?;
-            }
+            let applied = engine.apply(&plan.changes);
+            prop_assert!(applied.is_ok(), "{:?}: {:?}", applied, plan.changes);
             let after = actual(&engine);
             let again = diff(&desired, &after);
-            prop_assert_eq!(again.ops, vec![]);
+            prop_assert_eq!(again.changes, vec![]);
             prop_assert_eq!(&again.conflicts, &plan.conflicts);
             prop_assert_eq!(&after.vips, &desired.vips);
             for service in &before.services {
@@ -460,16 +492,17 @@ mod tests {
             }
         }
 
-        /// A server that is there before and after is never deleted, and no service is deleted and added again.
+        /// A server that is there before and after is never deleted, and no service is deleted and
+        /// added again.
         #[test]
-        fn never_disturbs_what_stays(desired in desired(), engine in engine()) {
-            let plan = diff(&desired, &actual(&engine));
-            for op in &plan.ops {
-                match op {
-                    Op::DeleteService(id) => prop_assert!(!desired.services.iter().any(|s| s.id == *id)),
-                    Op::DeleteServer(id, address) => {
-                        let service = desired.services.iter().find(|s| s.id == *id).unwrap();
-                        let stays = service.servers.iter().any(|s| s.address == *address
+        fn never_disturbs_what_stays(desired in desired(), history in history()) {
+            let plan = diff(&desired, &actual(&engine(&history)));
+            for change in &plan.changes {
+                match change {
+                    Call::ServiceDelete { service } => prop_assert!(!desired.services.iter().any(|s| s.id == *service)),
+                    Call::ServerDelete { service, server } => {
+                        let service = desired.services.iter().find(|s| s.id == *service).unwrap();
+                        let stays = service.servers.iter().any(|s| s.address == *server
                             && !(s.health == Health::Down && service.on_check_failure == OnCheckFailure::Remove));
                         prop_assert!(!stays);
                     }
@@ -481,33 +514,34 @@ mod tests {
 
     #[test]
     fn order_is_kind_to_connections() {
-        let mut engine = Engine::default();
-        engine.vips.insert(IpAddr::from([192, 0, 2, 9]));
         let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
-        for n in [1, 9] {
-            engine
-                .apply(&Op::AddService(ServiceSpec {
-                    service: id(n),
-                    config: config.clone(),
-                    owner: Some(OWNER.into()),
-                }))
-                .unwrap();
-        }
         let old = ServerConfig::new(1, Forwarding::Nat);
-        engine
-            .apply(&Op::AddServer(ServerSpec {
+        let service = |n| {
+            Call::ServiceAdd(ServiceSpec {
+                service: id(n),
+                config: config.clone(),
+                owner: Some(OWNER.into()),
+            })
+        };
+        let server = |n| {
+            Call::ServerAdd(ServerSpec {
                 service: id(1),
-                server: address(1),
+                server: address(n),
                 config: old,
-            }))
-            .unwrap();
+            })
+        };
+        let vips = |n: u8| own(&BTreeSet::from([IpAddr::from([192, 0, 2, n])]));
+        let engine = engine(&[vips(9), service(1), service(9), server(1)]);
         let desired = Desired {
             services: vec![DesiredService {
                 id: id(1),
+                name: String::new(),
+                line: Line(0),
                 config,
                 on_check_failure: OnCheckFailure::Quiesce,
                 servers: vec![DesiredServer {
                     address: address(2),
+                    line: Line(0),
                     config: old,
                     health: Health::Up,
                 }],
@@ -515,20 +549,76 @@ mod tests {
             vips: BTreeSet::from([IpAddr::from([192, 0, 2, 1])]),
             ..Desired::default()
         };
-        let ops = diff(&desired, &actual(&engine)).ops;
         assert_eq!(
-            ops,
+            diff(&desired, &actual(&engine)).changes,
             vec![
-                Op::OwnVips(BTreeSet::new()),
-                Op::AddServer(ServerSpec {
+                own(&BTreeSet::new()),
+                server(2),
+                Call::ServerDelete {
                     service: id(1),
-                    server: address(2),
-                    config: old
-                }),
-                Op::DeleteServer(id(1), address(1)),
-                Op::DeleteService(id(9)),
-                Op::OwnVips(desired.vips.clone()),
+                    server: address(1)
+                },
+                Call::ServiceDelete { service: id(9) },
+                vips(1),
             ]
         );
+    }
+
+    #[test]
+    fn another_tunnel_is_an_edit() {
+        let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+        let tunnelled = |tunnel| ServerConfig {
+            tunnel,
+            ..ServerConfig::new(1, Forwarding::Tunnel)
+        };
+        let gue = |port, checksum| lvs_core::Tunnel::Gue { port, checksum };
+        let tunnels = [
+            lvs_core::Tunnel::Ipip,
+            lvs_core::Tunnel::Gre {
+                checksum: lvs_core::TunnelChecksum::None,
+            },
+            gue(6080, lvs_core::TunnelChecksum::None),
+            gue(6080, lvs_core::TunnelChecksum::Full),
+            gue(6081, lvs_core::TunnelChecksum::Full),
+        ];
+        for now in tunnels {
+            let engine = engine(&[
+                Call::ServiceAdd(ServiceSpec {
+                    service: id(1),
+                    config: config.clone(),
+                    owner: Some(OWNER.into()),
+                }),
+                Call::ServerAdd(ServerSpec {
+                    service: id(1),
+                    server: address(1),
+                    config: tunnelled(now),
+                }),
+            ]);
+            for wanted in tunnels {
+                let desired = Desired {
+                    services: vec![DesiredService {
+                        id: id(1),
+                        name: String::new(),
+                        line: Line(0),
+                        config: config.clone(),
+                        on_check_failure: OnCheckFailure::Quiesce,
+                        servers: vec![DesiredServer {
+                            address: address(1),
+                            line: Line(0),
+                            config: tunnelled(wanted),
+                            health: Health::Up,
+                        }],
+                    }],
+                    ..Desired::default()
+                };
+                let edit = Call::ServerEdit(ServerSpec {
+                    service: id(1),
+                    server: address(1),
+                    config: tunnelled(wanted),
+                });
+                let expected = if now == wanted { vec![] } else { vec![edit] };
+                assert_eq!(diff(&desired, &actual(&engine)).changes, expected);
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The packet engine inside a program of your own, with a hook that sees each packet before the director.
+//! The engine inside a program of your own, with a hook that sees each packet before the director.
 //!
 //! ```text
 //! embed-dataplane 192.0.2.10:80 --block 203.0.113.9 10.0.0.11:80 10.0.0.12:80

@@ -6,7 +6,7 @@
 //!
 //! `Geographic` implements the public trait [`Scheduler`] and is registered under the name `geo`. From then on services ask
 //! for it like for any other scheduler, and it takes part in what they do: weights, quiescing, thresholds, slow starts,
-//! persistence, listings, `explain`. Here a director without packets shows it; a program with the packet engine inside gives
+//! persistence, listings, `explain`. Here a director without packets shows it; a program with the engine inside gives
 //! the same [`Registry`] to `lvs_dataplane::engine::Config::schedulers`, and then `lvsadm -A ... -s geo` works.
 
 use std::net::{IpAddr, SocketAddr};

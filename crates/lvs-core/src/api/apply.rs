@@ -4,6 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
@@ -11,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::{Call, Failure, FailureCode, LocalPool, ServerSpec, ServiceSpec, Sysctl, Timeouts};
-use crate::control::{ServiceKeyOrd, check};
+use crate::control::ServiceKeyOrd;
+use crate::control::check::{self, View};
 use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{
@@ -191,14 +193,7 @@ impl Control {
                 ),
             });
         }
-        let mut plan = Plan::new(self);
-        let mut steps = Vec::with_capacity(calls.len());
-        for (change, call) in calls.iter().enumerate() {
-            let step = check_call(&plan, call, host);
-            let step = step.map_err(|failure| Refused { change, failure })?;
-            step.note(&mut plan);
-            steps.push(step);
-        }
+        let steps = self.check(calls, host)?;
         let mut applied = Applied::default();
         let mut marks = Vec::new();
         if steps.iter().any(Step::is_about_marks) {
@@ -212,6 +207,24 @@ impl Control {
             self.marks = Arc::from(marks);
         }
         Ok(applied)
+    }
+
+    /// Whether these changes can be made one after the other; reads what they say.
+    fn check<'a>(&self, calls: &'a [Call], host: &dyn Host) -> Result<Vec<Step<'a>>, Refused> {
+        let refused = |change, failure| Refused { change, failure };
+        if let [call] = calls {
+            let step = check_call(self, self, call, host);
+            return Ok(vec![step.map_err(|failure| refused(0, failure))?]);
+        }
+        let mut plan = Plan::new(self);
+        let mut steps = Vec::with_capacity(calls.len());
+        for (change, call) in calls.iter().enumerate() {
+            let step = check_call(&plan, self, call, host);
+            let step = step.map_err(|failure| refused(change, failure))?;
+            step.note(&mut plan);
+            steps.push(step);
+        }
+        Ok(steps)
     }
 
     fn make(
@@ -335,34 +348,39 @@ impl Step<'_> {
 }
 
 /// Whether a change can be made; reads what it says.
-fn check_call<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<Step<'a>, Failure> {
+fn check_call<'a>(
+    view: &impl View,
+    control: &Control,
+    call: &'a Call,
+    host: &dyn Host,
+) -> Result<Step<'a>, Failure> {
     Ok(match call {
         Call::ServiceAdd(spec) => {
             let key = spec.service.into();
             host.permits(&Need::Service(key))?;
-            check::add_service(plan, plan.control(), &key, &spec.config)?;
+            check::add_service(view, control, &key, &spec.config)?;
             Step::AddService(spec)
         }
         Call::ServiceEdit(spec) => {
-            check::edit_service(plan, plan.control(), &spec.service.into(), &spec.config)?;
+            check::edit_service(view, control, &spec.service.into(), &spec.config)?;
             Step::EditService(spec)
         }
         Call::ServiceDelete { service } => {
             let key = (*service).into();
-            check::service(plan, &key)?;
+            check::service(view, &key)?;
             Step::DeleteService(key)
         }
         Call::ServiceFlush {} => Step::Flush,
         Call::ServiceZero { service } => {
             let key = service.map(ServiceKey::from);
             if let Some(key) = &key {
-                check::service(plan, key)?;
+                check::service(view, key)?;
             }
             Step::Zero(key)
         }
         Call::ServerAdd(spec) => {
             host.permits(&Need::Server(spec.config.forwarding))?;
-            check::add_server(plan, &spec.service.into(), spec.server, &spec.config)?;
+            check::add_server(view, &spec.service.into(), spec.server, &spec.config)?;
             if host.is_broadcast(spec.server.ip()) {
                 return Err(Error::NotUnicast.into());
             }
@@ -370,12 +388,12 @@ fn check_call<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<St
         }
         Call::ServerEdit(spec) => {
             host.permits(&Need::Server(spec.config.forwarding))?;
-            check::edit_server(plan, &spec.service.into(), spec.server, &spec.config)?;
+            check::edit_server(view, &spec.service.into(), spec.server, &spec.config)?;
             Step::EditServer(spec)
         }
         Call::ServerDelete { service, server } => {
             let key = (*service).into();
-            check::delete_server(plan, &key, *server)?;
+            check::delete_server(view, &key, *server)?;
             Step::DeleteServer(key, *server)
         }
         Call::TimeoutsSet(timeouts) => {
@@ -387,13 +405,13 @@ fn check_call<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<St
             Sysctls::default().set(&sysctl.name, &sysctl.value)?;
             Step::SetSysctl(sysctl)
         }
-        Call::DaemonStart(daemon) => start_daemon(plan, daemon, host)?,
+        Call::DaemonStart(daemon) => start_daemon(view, daemon, host)?,
         Call::DaemonStop { role, .. } => {
-            check::stop_daemon(plan, *role)?;
+            check::stop_daemon(view, *role)?;
             Step::StopDaemon(*role)
         }
         Call::MarkAdd { .. } | Call::MarkDelete { .. } | Call::MarkSet { .. } => {
-            change_marks(plan, call, host)?
+            change_marks(view, call, host)?
         }
         Call::VipsOwn { addresses } => {
             for &addr in addresses {
@@ -401,7 +419,7 @@ fn check_call<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<St
             }
             Step::OwnVips(addresses)
         }
-        Call::LocalSet(pool) => set_local(plan, pool, host)?,
+        Call::LocalSet(pool) => set_local(view, pool, host)?,
         Call::Apply { .. } | Call::Stop {} | Call::Capture(_) => return Err(misplaced()),
         Call::Hello { .. }
         | Call::Info {}
@@ -420,14 +438,14 @@ fn check_call<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<St
 /// Looks at a synchronisation daemon (`start_sync_thread`): the kernel looks for mixed families before it looks for the
 /// interface, and for another daemon after it.
 fn start_daemon<'a>(
-    plan: &Plan<'_>,
+    view: &impl View,
     daemon: &'a SyncDaemon,
     host: &dyn Host,
 ) -> Result<Step<'a>, Failure> {
     host.permits(&Need::Daemon(daemon.role))?;
-    check::families(plan)?;
+    check::families(view)?;
     let mtu = host.mtu(&daemon.interface).ok_or(Error::NoDevice)?;
-    check::start_daemon(plan, daemon.role)?;
+    check::start_daemon(view, daemon.role)?;
     let ipv6 = daemon.group.is_some_and(|group| group.is_ipv6());
     Ok(match daemon.role {
         SyncRole::Master => {
@@ -452,7 +470,11 @@ fn completed(daemon: &SyncDaemon, maxlen: u16) -> SyncDaemon {
     }
 }
 
-fn change_marks<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<Step<'a>, Failure> {
+fn change_marks<'a>(
+    view: &impl View,
+    call: &'a Call,
+    host: &dyn Host,
+) -> Result<Step<'a>, Failure> {
     let read = |text: &String| {
         let words: Vec<&str> = text.split_whitespace().collect();
         let rule = MarkRule::parse(&words).map_err(invalid)?;
@@ -462,7 +484,7 @@ fn change_marks<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<
     let (step, count) = match call {
         Call::MarkAdd { rule, position } => {
             let rule = read(rule)?;
-            let last = plan.marks + 1;
+            let last = view.marks() + 1;
             let position = position.unwrap_or(last);
             if !(1..=last).contains(&position) {
                 let expected = format!("position {position}: expected 1 to {last}");
@@ -471,7 +493,7 @@ fn change_marks<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<
             (Step::InsertMark(position - 1, rule), last)
         }
         Call::MarkDelete { position } => {
-            let count = plan.marks;
+            let count = view.marks();
             if !(1..=count).contains(position) {
                 let text = format!("there is no rule {position}: there are {count}");
                 return Err(invalid(text));
@@ -495,7 +517,7 @@ fn change_marks<'a>(plan: &Plan<'_>, call: &'a Call, host: &dyn Host) -> Result<
 }
 
 fn set_local<'a>(
-    plan: &Plan<'_>,
+    view: &impl View,
     wanted: &'a LocalPool,
     host: &dyn Host,
 ) -> Result<Step<'a>, Failure> {
@@ -505,7 +527,7 @@ fn set_local<'a>(
         host.permits(&Need::Local(addr))?;
         pool.push(host.local_ports(addr));
     }
-    check::local_pool(plan, |family| serves(&pool, family), wanted.hairpin)?;
+    check::local_pool(view, |family| serves(&pool, family), wanted.hairpin)?;
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 

@@ -1,4 +1,4 @@
-//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to a packet engine over its Unix socket.
+//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to an engine over its Unix socket.
 //!
 //! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params": {...}}`; its answer is
 //! `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists", "message": "..."}}`. A long answer comes as

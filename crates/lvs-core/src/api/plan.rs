@@ -60,6 +60,7 @@ impl<'a> Plan<'a> {
     pub(super) fn add_service(&mut self, key: &ServiceKey, one_packet: bool, needs_replies: bool) {
         let planned = Planned {
             facts: Facts {
+                number: None,
                 one_packet,
                 needs_replies,
                 census: Census::default(),
@@ -99,7 +100,10 @@ impl<'a> Plan<'a> {
         addr: SocketAddr,
         forwarding: Option<Forwarding>,
     ) {
-        let before = self.server(key, addr);
+        let Some(facts) = self.service(key) else {
+            return;
+        };
+        let before = self.server(key, &facts, addr);
         let mixed = is_mixed(key, addr);
         let Some(planned) = self.touch(key) else {
             return;
@@ -153,18 +157,18 @@ impl View for Plan<'_> {
         }
     }
 
-    fn server(&self, key: &ServiceKey, addr: SocketAddr) -> Option<Forwarding> {
+    fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding> {
         match self.services.get(&key.into()) {
             Some(planned) => {
                 let planned = planned.as_ref()?;
                 match planned.servers.get(&addr) {
                     Some(forwarding) => *forwarding,
-                    None if planned.kept => View::server(self.control, key, addr),
+                    None if planned.kept => View::server(self.control, key, facts, addr),
                     None => None,
                 }
             }
             None if self.flushed => None,
-            None => View::server(self.control, key, addr),
+            None => View::server(self.control, key, facts, addr),
         }
     }
 
@@ -185,5 +189,9 @@ impl View for Plan<'_> {
 
     fn has_local(&self, family: Family) -> bool {
         self.local[family as usize]
+    }
+
+    fn marks(&self) -> usize {
+        self.marks
     }
 }

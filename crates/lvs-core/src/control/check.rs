@@ -19,8 +19,8 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 pub(crate) trait View {
     /// The service with this key.
     fn service(&self, key: &ServiceKey) -> Option<Facts>;
-    /// The forwarding method of a server of this service.
-    fn server(&self, key: &ServiceKey, addr: SocketAddr) -> Option<Forwarding>;
+    /// The forwarding method of a server of the service with this key, of which these facts were told.
+    fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role runs.
     fn runs(&self, role: SyncRole) -> bool;
     /// Servers of another family than their service's.
@@ -29,11 +29,15 @@ pub(crate) trait View {
     fn full_nat(&self, family: Family) -> usize;
     /// Whether an address of this family can stand for clients.
     fn has_local(&self, family: Family) -> bool;
+    /// Rules for marks.
+    fn marks(&self) -> usize;
 }
 
 /// What checks go by of a service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
+    /// Its number in the director, if it is there.
+    pub(crate) number: Option<u32>,
     pub(crate) one_packet: bool,
     /// Its scheduler goes by the servers' answers.
     pub(crate) needs_replies: bool,
@@ -161,7 +165,7 @@ pub(crate) fn add_server(
     synchronised(view, key, addr)?;
     full_nat(view, key, facts.one_packet, config.forwarding)?;
     Server::check(config)?;
-    if view.server(key, addr).is_some() {
+    if view.server(key, &facts, addr).is_some() {
         return Err(Error::ServerExists);
     }
     replies(&facts, config)?;
@@ -178,20 +182,21 @@ fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<
     Ok(())
 }
 
-/// The settings of a server can be replaced by these.
+/// The settings of a server can be replaced by these; gives its forwarding method.
 pub(crate) fn edit_server(
     view: &impl View,
     key: &ServiceKey,
     addr: SocketAddr,
     config: &ServerConfig,
-) -> Result<(), Error> {
+) -> Result<Forwarding, Error> {
     let facts = view.service(key).ok_or(Error::NoService)?;
     family(key, addr, config)?;
     synchronised(view, key, addr)?;
     full_nat(view, key, facts.one_packet, config.forwarding)?;
     Server::check(config)?;
-    view.server(key, addr).ok_or(Error::NoServer)?;
-    replies(&facts, config)
+    let before = view.server(key, &facts, addr).ok_or(Error::NoServer)?;
+    replies(&facts, config)?;
+    Ok(before)
 }
 
 /// The service has this server.
@@ -200,8 +205,9 @@ pub(crate) fn delete_server(
     key: &ServiceKey,
     addr: SocketAddr,
 ) -> Result<(), Error> {
-    service(view, key)?;
-    view.server(key, addr).map(drop).ok_or(Error::NoServer)
+    let facts = view.service(key).ok_or(Error::NoService)?;
+    let server = view.server(key, &facts, addr);
+    server.map(drop).ok_or(Error::NoServer)
 }
 
 /// Timeouts of `ipvsadm --set`.
@@ -306,16 +312,18 @@ fn unicast(addr: IpAddr) -> Result<(), Error> {
 
 impl View for Control {
     fn service(&self, key: &ServiceKey) -> Option<Facts> {
-        let service = Self::service(self, key)?;
+        let number = *self.index.get(&key.into())?;
+        let service = self.services.get(&number)?;
         Some(Facts {
+            number: Some(number),
             one_packet: service.config.flags.has(ServiceFlags::ONE_PACKET),
             needs_replies: service.pool.needs_replies(),
             census: service.census,
         })
     }
 
-    fn server(&self, key: &ServiceKey, addr: SocketAddr) -> Option<Forwarding> {
-        let server = Self::service(self, key)?.pool.find(addr)?;
+    fn server(&self, _: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding> {
+        let server = self.services.get(&facts.number?)?.pool.find(addr)?;
         Some(server.forwarding())
     }
 
@@ -336,5 +344,9 @@ impl View for Control {
 
     fn has_local(&self, family: Family) -> bool {
         self.full_nat.serves(family)
+    }
+
+    fn marks(&self) -> usize {
+        self.marks.len()
     }
 }

@@ -1,6 +1,8 @@
 //! The half of a director that its workers share: services, real servers, and the decision about new connections.
 
+mod agenda;
 pub(crate) mod check;
+mod records;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,7 +15,9 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
+use self::agenda::Agenda;
 use self::check::Census;
+use self::records::Records;
 use crate::conn::state::Timeouts;
 use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, Slot, Templates};
@@ -23,20 +27,22 @@ use crate::full_nat::{self, FullNat};
 use crate::local_ports::LocalPorts;
 use crate::mark::MarkRule;
 use crate::sched::Registry;
-use crate::shard::{ServerLink, Settings, Shard, Shared};
+use crate::shard::{Links, ServerLink, Settings, Shard, Shared};
 use crate::slow_start::SlowStart;
 use crate::stats::{ObjectStats, Stats};
 use crate::sync::{Backup, Queue, SyncDaemon, sync_template};
 use crate::sysctl::Sysctls;
 use crate::{
-    ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Protocol, Server, ServerConfig,
-    ServerId, ServiceConfig, ServiceFlags, ServiceKey,
+    ConnId, Connection, Error, Family, Forwarding, Instant, Pool, Prefix, Protocol, Server,
+    ServerConfig, ServerId, ServiceConfig, ServiceFlags, ServiceKey,
 };
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
-/// How long a removed server without connections is kept.
-const TRASH_IDLE: Duration = Duration::from_secs(120);
+/// The port of FTP's control connections.
+pub(crate) const FTP: u16 = 21;
+/// That of its data connections, where the server opens them.
+pub(crate) const FTP_DATA: u16 = 20;
 /// Time between two snapshots of the counters.
 const STATS_PERIOD: Duration = Duration::from_secs(2);
 
@@ -81,23 +87,6 @@ impl Service {
     pub fn stats(&self) -> Stats {
         self.stats.stats()
     }
-}
-
-/// Everything that is known of a server besides its record: it outlives its place in a service.
-#[derive(Debug)]
-pub(crate) struct Registered {
-    pub(crate) server: Arc<Server>,
-    /// Number of the service; of the last one, while the server is in the trash.
-    pub(crate) service: u32,
-    pub(crate) key: ServiceKey,
-    stats: ObjectStats,
-    pub(crate) trashed: Option<Trashed>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Trashed {
-    /// Since when nothing refers to it, as far as the timer has seen.
-    idle_since: Option<Instant>,
 }
 
 /// Whose timeouts a director has.
@@ -146,14 +135,19 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Control {
     options: Options,
-    pub(crate) services: BTreeMap<u32, Service>,
+    pub(crate) services: BTreeMap<u32, Box<Service>>,
     pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
     next_service: u32,
-    pub(crate) servers: Vec<Option<Registered>>,
+    pub(crate) records: Records,
     /// Services with port 21: TCP ports without a service of their own fall to them.
     pub(crate) ftp_services: usize,
     /// Services with port 0, marks included.
     pub(crate) any_port_services: usize,
+    /// Services of IPv4 and of IPv6.
+    families: [usize; 2],
+    /// Services with a persistence engine.
+    engines: usize,
+    agenda: Agenda,
     total: ObjectStats,
     pub(crate) settings: Settings,
     shared: Arc<Shared>,
@@ -173,7 +167,7 @@ pub struct Control {
     pub(crate) backup: Option<Backup>,
     pub(crate) sync: Queue,
     /// Addresses of the host itself, as prefixes.
-    local: Vec<(IpAddr, u8)>,
+    local: Vec<Prefix>,
     pub(crate) full_nat: FullNat,
     /// Servers of another family than their service's.
     pub(crate) mixed: usize,
@@ -242,9 +236,12 @@ impl Control {
             services: BTreeMap::new(),
             index: BTreeMap::new(),
             next_service: 0,
-            servers: Vec::new(),
+            records: Records::default(),
             ftp_services: 0,
             any_port_services: 0,
+            families: [0; 2],
+            engines: 0,
+            agenda: Agenda::default(),
             total: ObjectStats::new(shards),
             settings,
             shared: Arc::default(),
@@ -276,7 +273,7 @@ impl Control {
         let mut shard = Shard {
             number,
             table: ConnTable::new(self.options.max_connections, self.options.seed),
-            links: Vec::new(),
+            links: Links::default(),
             total: self.total.shard(number),
             settings: Settings::default(),
             shared: self.shared.clone(),
@@ -302,12 +299,12 @@ impl Control {
 
     /// All services, the oldest first.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values()
+        self.services.values().map(|service| &**service)
     }
 
     /// The service with this key.
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        self.services.get(self.index.get(&key.into())?)
+        Some(self.services.get(self.index.get(&key.into())?)?)
     }
 
     /// Adds a service (`ip_vs_add_service`).
@@ -334,11 +331,13 @@ impl Control {
             slow: SlowStart::default(),
             census: Census::default(),
         };
-        self.services.insert(number, service);
-        self.index.insert((&key).into(), number);
-        self.ftp_services += usize::from(key.port() == 21);
+        self.ftp_services += usize::from(key.port() == FTP);
         self.any_port_services += usize::from(key.port() == 0);
-        self.plan();
+        self.families[key.family() as usize] += 1;
+        self.engines += usize::from(service.config.engine.is_some());
+        self.services.insert(number, Box::new(service));
+        self.index.insert((&key).into(), number);
+        self.plan_service(number);
         self.changed();
         Ok(())
     }
@@ -354,6 +353,7 @@ impl Control {
         owner: Option<String>,
     ) -> Result<(), Error> {
         let scheduler = check::edit_service(self, self, key, &config)?;
+        let engine = usize::from(config.engine.is_some());
         let next_tick = self.first_tick(&*scheduler);
         let (number, service) = self.service_mut(key)?;
         if service.config.scheduler != config.scheduler {
@@ -363,14 +363,15 @@ impl Control {
         if service.config.extras.slow_start == 0 && config.extras.slow_start != 0 {
             service.slow.take_as_established(service.pool.servers());
         }
-        service.config = config;
+        let before = core::mem::replace(&mut service.config, config);
         service.owner = owner;
         let timed = service.pool.needs_replies();
         for server in service.pool.servers() {
             server.follow_extras(&service.config.extras, timed);
         }
+        self.engines = self.engines - usize::from(before.engine.is_some()) + engine;
         self.warm_up(number, self.clock.unwrap_or_default());
-        self.plan();
+        self.plan_service(number);
         self.changed();
         Ok(())
     }
@@ -383,11 +384,15 @@ impl Control {
     pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
         let number = self.index.remove(&key.into()).ok_or(Error::NoService)?;
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
-        self.ftp_services -= usize::from(service.key.port() == 21);
-        self.any_port_services -= usize::from(service.key.port() == 0);
-        self.mixed -= service.census.mixed;
         let family = service.key.family();
+        self.ftp_services -= usize::from(service.key.port() == FTP);
+        self.any_port_services -= usize::from(service.key.port() == 0);
+        self.families[family as usize] -= 1;
+        self.engines -= usize::from(service.config.engine.is_some());
+        self.agenda.set(number, None);
+        self.mixed -= service.census.mixed;
         self.full_nat.count(family, service.census.full_nat, 0);
+        self.records.note_trashed(key);
         for server in service.pool.servers() {
             server.retire();
             self.trash(server.id(), now);
@@ -423,24 +428,11 @@ impl Control {
         check::add_server(self, key, addr, config)?;
         let (number, service) = self.service_mut(key)?;
         let key = service.key;
-        let id = match self.find_in_trash(&key, addr) {
-            Some(id) => id,
-            None => self.register(number, addr, config)?,
-        };
-        let entry = self.servers[id.index()]
-            .as_mut()
-            .expect("the record was just found or made");
-        entry.server.configure(config);
-        entry.server.reset_last_weight();
-        if entry.trashed.take().is_some() && entry.service != number {
-            entry.stats.zero();
-            entry.service = number;
-        }
-        let server = entry.server.clone();
-        let service = self
-            .services
-            .get_mut(&number)
-            .expect("the service was found above");
+        let shards = self.options.shards;
+        let server = self.records.enter(number, key, addr, config, shards)?;
+        server.configure(config);
+        server.reset_last_weight();
+        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         server.follow_extras(&service.config.extras, service.pool.needs_replies());
         service.pool.add(server);
         self.recount(number, addr, None, Some(config.forwarding));
@@ -460,11 +452,11 @@ impl Control {
         addr: SocketAddr,
         config: &ServerConfig,
     ) -> Result<(), Error> {
-        check::edit_server(self, key, addr, config)?;
-        let before = check::View::server(self, key, addr);
+        let before = check::edit_server(self, key, addr, config)?;
         let (number, service) = self.service_mut(key)?;
-        service.pool.edit(addr, config)?;
-        self.recount(number, addr, before, Some(config.forwarding));
+        let id = service.pool.configure(addr, config)?.id();
+        self.records.note(id.0);
+        self.recount(number, addr, Some(before), Some(config.forwarding));
         self.warm_up(number, self.clock.unwrap_or_default());
         self.changed();
         Ok(())
@@ -493,7 +485,7 @@ impl Control {
 
     /// Counters and rates of a real server.
     pub fn server_stats(&self, id: ServerId) -> Option<Stats> {
-        Some(self.servers.get(id.index())?.as_ref()?.stats.stats())
+        Some(self.records.get(id.index())?.stats.stats())
     }
 
     /// Whether removed servers are kept, which may yet come back with their connections.
@@ -504,10 +496,9 @@ impl Control {
     /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
     /// packets may yet go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
-        self.servers
+        self.records
             .iter()
-            .flatten()
-            .filter(|entry| entry.trashed.is_none() || entry.server.is_referenced())
+            .filter(|entry| !entry.is_trashed() || entry.server.is_referenced())
             .map(|entry| (entry.key, &entry.server))
     }
 
@@ -576,23 +567,25 @@ impl Control {
     /// # Errors
     /// [`Error::NoService`].
     pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<(), Error> {
-        let only = match key {
-            Some(key) => Some(*self.index.get(&key.into()).ok_or(Error::NoService)?),
-            None => None,
-        };
-        for (&number, service) in &mut self.services {
-            if only.is_none_or(|only| only == number) {
+        if let Some(key) = key {
+            let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+            if let Some(service) = self.services.get_mut(&number) {
                 service.stats.zero();
+                for server in service.pool.servers() {
+                    if let Some(entry) = self.records.get_mut(server.id()) {
+                        entry.stats.zero();
+                    }
+                }
             }
+            return Ok(());
         }
-        for entry in self.servers.iter_mut().flatten() {
-            if entry.trashed.is_none() && only.is_none_or(|only| only == entry.service) {
-                entry.stats.zero();
-            }
+        for service in self.services.values_mut() {
+            service.stats.zero();
         }
-        if only.is_none() {
-            self.total.zero();
+        for entry in self.records.iter_mut().filter(|entry| !entry.is_trashed()) {
+            entry.stats.zero();
         }
+        self.total.zero();
         Ok(())
     }
 
@@ -679,11 +672,9 @@ impl Control {
     }
 
     fn expire_templates(&mut self, now: Instant) {
+        let mut unlimited = usize::MAX;
         loop {
-            let due = self
-                .templates
-                .table
-                .take_due_by(now, &mut usize::MAX.clone());
+            let due = self.templates.table.take_due_by(now, &mut unlimited);
             let done = due.is_empty();
             for &index in &due {
                 self.expire_template(index, None);
@@ -717,7 +708,7 @@ impl Control {
     fn remove_template(&mut self, index: u32) {
         let template = self.templates.remove(index);
         let server = template.server.load(Ordering::Relaxed) as usize;
-        if let Some(entry) = self.servers.get(server).and_then(Option::as_ref) {
+        if let Some(entry) = self.records.get(server) {
             entry.server.unbind_template();
         }
     }
@@ -792,7 +783,7 @@ impl Control {
     /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent past the servers
     /// (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
-        self.local = prefixes;
+        self.local = full_nat::prefixes(prefixes);
     }
 
     /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
@@ -834,9 +825,7 @@ impl Control {
     }
 
     pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
-        self.local
-            .iter()
-            .any(|&prefix| full_nat::contains(prefix, addr))
+        self.local.iter().any(|prefix| prefix.contains(addr))
     }
 
     /// When to call [`advance`](Self::advance) next.
@@ -852,8 +841,10 @@ impl Control {
             if Defense::is_needed(&self.settings.sysctls) {
                 self.next_defense = Some(now + defense::PERIOD);
             }
-            for service in self.services.values_mut() {
+            for (&number, service) in &mut self.services {
                 service.next_tick = service.pool.period().map(|period| now + period);
+                let moments = [service.next_tick, service.slow.next];
+                self.agenda.set(number, moments.into_iter().flatten().min());
             }
             self.plan();
         }
@@ -882,12 +873,15 @@ impl Control {
             self.services
                 .values_mut()
                 .for_each(|service| service.stats.tick());
-            let servers = self.servers.iter_mut().flatten();
+            let servers = self.records.iter_mut();
             servers
-                .filter(|entry| entry.trashed.is_none())
+                .filter(|entry| !entry.is_trashed())
                 .for_each(|entry| entry.stats.tick());
         }
-        for service in self.services.values_mut() {
+        for number in self.agenda.due(at) {
+            let Some(service) = self.services.get_mut(&number) else {
+                continue;
+            };
             if due(service.next_tick) {
                 service.pool.tick(at);
                 service.next_tick = service.pool.period().map(|period| at + period);
@@ -895,6 +889,7 @@ impl Control {
             if due(service.slow.next) {
                 service.warm_up(at);
             }
+            self.plan_service(number);
         }
         if due(self.next_trash) {
             self.empty_trash(at);
@@ -902,14 +897,20 @@ impl Control {
         self.plan();
     }
 
+    /// Finds the moment at which a service is to be looked at next.
+    pub(crate) fn plan_service(&mut self, number: u32) {
+        let service = self.services.get(&number);
+        let moments = service.map(|service| [service.next_tick, service.slow.next]);
+        let next = moments.into_iter().flatten().flatten().min();
+        self.agenda.set(number, next);
+        self.plan();
+    }
+
     /// Finds the moment of the next event.
-    pub(crate) fn plan(&mut self) {
-        let services = self.services.values();
-        self.next_event = services
-            .flat_map(|service| [service.next_tick, service.slow.next])
-            .chain([self.next_stats, self.next_trash, self.next_defense])
-            .flatten()
-            .min();
+    fn plan(&mut self) {
+        let periods = [self.next_stats, self.next_trash, self.next_defense];
+        let moments = periods.into_iter().chain([self.agenda.next()]);
+        self.next_event = moments.flatten().min();
     }
 
     /// When a scheduler that is made now is to be called first.
@@ -952,7 +953,7 @@ impl Control {
             .filter(|&index| {
                 let template = self.templates.get(index);
                 let server = template.server.load(Ordering::Relaxed) as usize;
-                let entry = self.servers.get(server).and_then(Option::as_ref);
+                let entry = self.records.get(server);
                 template.controlled.load(Ordering::Relaxed) == 0
                     && entry.is_some_and(|entry| !entry.server.is_available())
             })
@@ -1011,7 +1012,7 @@ impl Control {
                 continue;
             }
             let server = template.server.load(Ordering::Relaxed) as usize;
-            let entry = self.servers.get(server).and_then(Option::as_ref);
+            let entry = self.records.get(server);
             let service = entry.and_then(|entry| self.services.get(&entry.service));
             let once =
                 service.is_some_and(|service| service.config.flags.has(ServiceFlags::ONE_PACKET));
@@ -1070,50 +1071,11 @@ impl Control {
         Ok(scheduler)
     }
 
-    /// A new record.
-    fn register(
-        &mut self,
-        service: u32,
-        addr: SocketAddr,
-        config: &ServerConfig,
-    ) -> Result<ServerId, Error> {
-        let index = match self.servers.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.servers.push(None);
-                self.servers.len() - 1
-            }
-        };
-        let id = ServerId(u32::try_from(index).map_err(|_| Error::Unsupported("2^32 servers"))?);
-        let key = self.services.get(&service).ok_or(Error::NoService)?.key;
-        self.servers[index] = Some(Registered {
-            server: Arc::new(Server::new(id, addr, config)?),
-            service,
-            key,
-            stats: ObjectStats::new(self.options.shards),
-            trashed: None,
-        });
-        Ok(id)
-    }
-
-    /// A removed server that an equal one can take up again (`ip_vs_trash_get_dest`).
-    fn find_in_trash(&self, key: &ServiceKey, addr: SocketAddr) -> Option<ServerId> {
-        self.servers
-            .iter()
-            .flatten()
-            .find(|entry| {
-                entry.trashed.is_some() && entry.server.addr() == addr && entry.key == *key
-            })
-            .map(|entry| entry.server.id())
-    }
-
     /// Puts a server that has left its service into the trash (`__ip_vs_del_dest`).
     fn trash(&mut self, id: ServerId, now: Instant) {
-        if let Some(entry) = self.servers[id.index()].as_mut() {
-            entry.trashed = Some(Trashed { idle_since: None });
-            if entry.server.has_gone() {
-                self.wishes.iter_mut().for_each(|wish| wish.end_down = true);
-            }
+        let gone = self.records.trash(id);
+        if gone.is_some_and(|entry| entry.server.has_gone()) {
+            self.wishes.iter_mut().for_each(|wish| wish.end_down = true);
         }
         self.next_trash.get_or_insert(now + TRASH_PERIOD);
         self.plan();
@@ -1126,81 +1088,58 @@ impl Control {
 
     /// Frees removed servers that nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
     fn empty_trash(&mut self, now: Instant) {
-        let mut left = false;
-        for place in &mut self.servers {
-            let Some(entry) = place else { continue };
-            let Some(trashed) = &mut entry.trashed else {
-                continue;
-            };
-            if !entry.server.is_referenced() {
-                match trashed.idle_since {
-                    None => trashed.idle_since = Some(now),
-                    Some(since) if now < since + TRASH_IDLE => {}
-                    Some(_) => {
-                        *place = None;
-                        continue;
-                    }
-                }
-            }
-            left = true;
-        }
+        let left = self.records.empty_trash(now);
         self.next_trash = left.then_some(now + TRASH_PERIOD);
         self.changed();
     }
 
     /// Tells the shards that their copies are out of date.
     pub(crate) fn changed(&mut self) {
-        let serves = |family| {
-            self.services
-                .values()
-                .any(|service| service.key.family() == family)
-        };
-        self.settings.ipv4 = serves(Family::V4);
-        self.settings.ipv6 = serves(Family::V6);
+        self.settings.ipv4 = self.families[Family::V4 as usize] > 0;
+        self.settings.ipv6 = self.families[Family::V6 as usize] > 0;
         self.settings.backup_only = self.backup.is_some() && self.settings.sysctls.backup_only;
-        self.settings.outbound = self
-            .services
-            .values()
-            .any(|service| service.config.engine.is_some());
-        let wanted = self.settings.outbound || self.settings.sysctls.nat_icmp_send;
-        let mut masqueraded: Vec<(SocketAddr, u8)> = Vec::new();
-        if wanted {
-            let servers = self.servers.iter().flatten();
-            masqueraded.extend(
-                servers
-                    .filter(|entry| entry.trashed.is_none())
-                    .filter(|entry| entry.server.forwarding().translates())
-                    .map(|entry| {
-                        let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
-                        (entry.server.addr(), protocol)
-                    }),
-            );
-            masqueraded.sort_unstable();
-        }
-        self.settings.masqueraded = masqueraded.into();
+        self.settings.outbound = self.engines > 0;
+        self.records.index_addresses(self.engines > 0);
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Copies settings and links into a shard whose copies are out of date.
     pub(crate) fn refresh(&self, shard: &mut Shard) {
         let generation = self.shared.generation.load(Ordering::Acquire);
-        if shard.generation == generation && !shard.links.is_empty() {
+        if shard.is_at(generation) {
             return;
         }
-        shard.links.clear();
-        shard.links.extend(self.servers.iter().map(|place| {
-            let entry = place.as_ref()?;
-            Some(ServerLink {
+        shard.take_settings(&self.settings, generation);
+        let heeds_servers = self.settings.heeds_servers();
+        shard.links.heed(heeds_servers);
+        let number = shard.number();
+        let link = |place: usize| {
+            let entry = self.records.get(place)?;
+            let service = self.services.get(&entry.service);
+            let link = ServerLink {
                 server: entry.server.clone(),
-                counters: entry.stats.shard(shard.number),
-                service: self
-                    .services
-                    .get(&entry.service)
-                    .map(|service| service.stats.shard(shard.number)),
-            })
-        }));
-        shard.settings = self.settings.clone();
-        shard.generation = generation;
+                counters: entry.stats.shard(number),
+                service: service.map(|service| service.stats.shard(number)),
+            };
+            let masqueraded =
+                heeds_servers && !entry.is_trashed() && entry.server.forwarding().translates();
+            let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
+            Some((link, masqueraded.then_some((entry.server.addr(), protocol))))
+        };
+        let seen = shard.links.seen();
+        match seen.and_then(|seen| self.records.changed_since(seen)) {
+            Some(places) => {
+                for &place in places {
+                    let link = link(place as usize);
+                    shard.links.set(place, link);
+                }
+            }
+            None => {
+                let all: Vec<_> = (0..self.records.len()).map(link).collect();
+                shard.links.replace(all);
+            }
+        }
+        shard.links.has_seen(self.records.changes());
     }
 }
 
@@ -1208,4 +1147,103 @@ impl Control {
 fn idle(slot: &Slot, now: Instant) -> Duration {
     let left = slot.expires.saturating_since(now);
     Duration::from_secs(slot.timeout.into()).saturating_sub(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+
+    fn service(n: u32) -> ServiceKey {
+        let port = u16::try_from(n).unwrap();
+        ServiceKey::udp(SocketAddr::from(([198, 51, 100, 1], 1000 + port)))
+    }
+
+    fn server(n: u32) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, u8::try_from(n).unwrap()], 80))
+    }
+
+    /// A shard that follows changes bit by bit has what one has that is made now.
+    #[test]
+    fn a_shard_that_follows_every_change_has_what_a_new_one_has() {
+        let mut control = Control::new(Options {
+            max_connections: 16,
+            ..Options::default()
+        });
+        let mut shard = control.shard(0).unwrap();
+        let mut defense = Defense::new(7);
+        let mut below = |n: usize| defense.draw(n);
+        for round in 0..20_000u32 {
+            let now = Instant::ZERO + Duration::from_secs(round.into());
+            let (key, addr) = (service(below(6)), server(below(5)));
+            let methods = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
+            let config = ServerConfig::new(1, methods[below(3) as usize]);
+            // Most of these are refused now and then.
+            let _ = match below(40) {
+                0..5 => {
+                    let mut config = ServiceConfig::new(Family::V4, "rr");
+                    if below(2) == 0 {
+                        config.engine = Some("sip".into());
+                    }
+                    control.add_service(key, config, None)
+                }
+                5..7 => control.delete_service(&key, now),
+                7..25 => control.add_server(&key, addr, &config, now),
+                25..32 => control.edit_server(&key, addr, &config),
+                32..38 => control.delete_server(&key, addr, now),
+                38 => control.set_sysctl("nat_icmp_send", if below(2) == 0 { "0" } else { "1" }),
+                _ => {
+                    control.advance(now);
+                    Ok(())
+                }
+            };
+            if below(4) == 0 {
+                control.sweep(&mut shard);
+                let new = control.shard(0).unwrap();
+                assert_eq!(format!("{:?}", shard.links), format!("{:?}", new.links));
+                assert_eq!(
+                    format!("{:?}", shard.settings),
+                    format!("{:?}", new.settings)
+                );
+            }
+        }
+    }
+
+    /// What is counted along with changes is what counting anew gives.
+    #[test]
+    fn counts_that_are_kept_are_right() {
+        let mut control = Control::new(Options::default());
+        let v6 = ServiceKey::tcp("[2001:db8::1]:21".parse().unwrap());
+        let local = vec![crate::LocalAddress::new([192, 0, 2, 1].into())];
+        control.set_local_pool(local, false).unwrap();
+        for key in [service(0), service(1), v6] {
+            let config = ServiceConfig::new(key.family(), "rr");
+            control.add_service(key, config, None).unwrap();
+        }
+        let now = Instant::ZERO;
+        let add = |control: &mut Control, key, n, method| {
+            let config = ServerConfig::new(1, method);
+            control.add_server(&key, server(n), &config, now).unwrap();
+        };
+        add(&mut control, service(0), 1, Forwarding::FullNat);
+        add(&mut control, service(0), 2, Forwarding::FullNat);
+        add(&mut control, service(1), 1, Forwarding::Route);
+        add(&mut control, v6, 1, Forwarding::Tunnel);
+        let counts = |control: &Control| {
+            let full_nat = control.full_nat.servers(Family::V4);
+            (
+                control.families,
+                control.ftp_services,
+                control.mixed,
+                full_nat,
+            )
+        };
+        assert_eq!(counts(&control), ([2, 1], 1, 1, 2));
+        let nat = ServerConfig::new(1, Forwarding::Nat);
+        control.edit_server(&service(0), server(1), &nat).unwrap();
+        control.delete_service(&v6, now).unwrap();
+        assert_eq!(counts(&control), ([2, 0], 0, 0, 1));
+        control.flush(now);
+        assert_eq!(counts(&control), ([0, 0], 0, 0, 0));
+    }
 }

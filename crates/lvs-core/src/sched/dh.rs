@@ -5,11 +5,21 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::hash::{fold, hash_32};
-use super::{HashSlot, Request, Scheduler};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
 
 /// 2^8 slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "dh",
+    summary: "by a hash of the destination's address",
+    weights: Weights::Ignored,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<DestinationHashing>::default(),
+};
 
 /// The server that the destination address hashes to, for services of many addresses (caches behind a mark).
 ///

@@ -6,11 +6,21 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use super::wlc::least_by;
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::{Instant, Server, ServerId};
 
 /// How long a server without a sample is left alone after it was tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "ewma",
+    summary: "the server that answers soonest",
+    weights: Weights::Share,
+    needs_replies: true,
+    in_kernel: false,
+    make: || Box::<PeakEwma>::default(),
+};
 
 /// The server with the smallest expected wait: [the time that it takes to answer](Server::latency) × (active
 /// connections + 1) / weight, after Finagle's `PeakEwma`.

@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "fo",
+    summary: "the heaviest server, until it is gone",
+    weights: Weights::Priority,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(Failover),
+};
 
 /// The usable server of the highest weight; the others stand by.
 #[derive(Clone, Copy, Debug, Default)]

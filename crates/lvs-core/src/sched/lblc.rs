@@ -6,9 +6,19 @@ use core::time::Duration;
 
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::wlc::least_by;
-use super::{HashSlot, Request, Scheduler};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "lblc",
+    summary: "the same server for a destination, unless it is overloaded",
+    weights: Weights::Both,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<LocalityLeastConnections>::default(),
+};
 
 /// Keeps a destination address on one server, for services of many addresses (caches behind a mark); a server that has
 /// too much while another is idle gives the address away to the least loaded one.

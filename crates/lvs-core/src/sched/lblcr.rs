@@ -9,9 +9,19 @@ use core::time::Duration;
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::lblc::is_overloaded;
 use super::wlc::least_by;
-use super::{HashSlot, Request, Scheduler};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "lblcr",
+    summary: "a few servers for a destination, more under load",
+    weights: Weights::Both,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<LocalityLeastConnectionsReplicated>::default(),
+};
 
 /// Keeps a destination address on a set of servers that grows while they have too much and shrinks when it has not
 /// changed for a while.

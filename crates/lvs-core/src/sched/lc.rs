@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "lc",
+    summary: "the fewest connections",
+    weights: Weights::Ignored,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(LeastConnections),
+};
 
 /// The server with the smallest [overhead](Server::overhead), whatever its weight.
 #[derive(Clone, Copy, Debug, Default)]

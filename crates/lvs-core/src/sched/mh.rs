@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use super::hash::{fold, hsiphash};
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{HashSlot, Request, Scheduler};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
 
 /// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
@@ -18,6 +18,16 @@ const WEIGHT_BITS: u32 = 6;
 pub(super) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
 pub(super) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
 const EMPTY: u32 = u32::MAX;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "mh",
+    summary: "by a consistent hash of the client's address",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<MaglevHashing>::default(),
+};
 
 /// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move when servers come
 /// and go.

@@ -141,6 +141,58 @@ pub struct HashSlot {
     pub of: u32,
 }
 
+/// What weights are to a scheduler. One of 0 always means that a server takes no new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// A share of the connections.
+    Share,
+    /// Nothing: all are alike.
+    Ignored,
+    /// Who comes first.
+    Priority,
+    /// A number of connections.
+    Capacity,
+    /// A share of the connections, and a number of them beyond which other servers are looked for.
+    Both,
+}
+
+/// What there is to know of a built-in scheduler besides its choices.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// Its name, as ipvsadm has it.
+    pub name: &'static str,
+    /// What it chooses, in half a line.
+    pub summary: &'static str,
+    /// What weights are to it.
+    pub weights: Weights,
+    /// It goes by the servers' answers, so that it takes servers behind NAT only.
+    pub needs_replies: bool,
+    /// The kernel's IPVS has it.
+    pub in_kernel: bool,
+    /// Makes one for a service.
+    pub make: fn() -> Box<dyn Scheduler>,
+}
+
+/// The built-in schedulers, in the order in which they are listed to people.
+pub const BUILT_IN: &[About] = &[
+    rr::ABOUT,
+    wrr::ABOUT,
+    lc::ABOUT,
+    wlc::ABOUT,
+    lblc::ABOUT,
+    lblcr::ABOUT,
+    dh::ABOUT,
+    sh::ABOUT,
+    mh::ABOUT,
+    sed::ABOUT,
+    nq::ABOUT,
+    fo::ABOUT,
+    ovf::ABOUT,
+    twos::ABOUT,
+    ewma::ABOUT,
+    NoScheduler::ABOUT,
+];
+
 /// Makes a scheduler for one service.
 type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
 
@@ -157,29 +209,14 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// The built-in schedulers: the kernel's under `ipvsadm`'s names, and `ewma`.
+    /// The [built-in](BUILT_IN) schedulers.
     pub fn new() -> Self {
         let mut registry = Self {
             factories: alloc::collections::BTreeMap::new(),
         };
-        registry.register("dh", || Box::<DestinationHashing>::default());
-        registry.register("ewma", || Box::<PeakEwma>::default());
-        registry.register("fo", || Box::new(Failover));
-        registry.register("lblc", || Box::<LocalityLeastConnections>::default());
-        registry.register("lblcr", || {
-            Box::<LocalityLeastConnectionsReplicated>::default()
-        });
-        registry.register("lc", || Box::new(LeastConnections));
-        registry.register("mh", || Box::<MaglevHashing>::default());
-        registry.register("none", || Box::new(NoScheduler));
-        registry.register("nq", || Box::new(NeverQueue));
-        registry.register("ovf", || Box::new(Overflow));
-        registry.register("rr", || Box::<RoundRobin>::default());
-        registry.register("sed", || Box::new(ShortestExpectedDelay));
-        registry.register("sh", || Box::<SourceHashing>::default());
-        registry.register("twos", || Box::<RandomTwos>::default());
-        registry.register("wlc", || Box::new(WeightedLeastConnections));
-        registry.register("wrr", || Box::<WeightedRoundRobin>::default());
+        for about in BUILT_IN {
+            registry.register(about.name, about.make);
+        }
         registry
     }
 
@@ -217,6 +254,17 @@ impl Default for Registry {
 /// `none`: no connection is ever taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct NoScheduler;
+
+impl NoScheduler {
+    const ABOUT: About = About {
+        name: "none",
+        summary: "no new connections",
+        weights: Weights::Ignored,
+        needs_replies: false,
+        in_kernel: true,
+        make: || Box::new(Self),
+    };
+}
 
 impl Scheduler for NoScheduler {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
@@ -278,6 +326,39 @@ pub(crate) mod tests {
                 },
             )
             .collect()
+    }
+
+    #[test]
+    fn what_is_told_of_a_scheduler_is_what_it_does() {
+        for about in BUILT_IN {
+            let scheduler = (about.make)();
+            let name = about.name;
+            let capacity = matches!(about.weights, Weights::Capacity | Weights::Both);
+            assert_eq!(scheduler.needs_replies(), about.needs_replies, "{name}");
+            assert_eq!(scheduler.weight_is_capacity(), capacity, "{name}");
+            assert!(
+                about.summary.len() > 10 && !about.summary.ends_with('.'),
+                "{name}"
+            );
+            let mut pool = pool(name, &[3, 1]);
+            let mut unequal = [0u32; 2];
+            let requests = clients(ServiceFlags::default());
+            let mut open = Vec::new();
+            for request in requests.iter().cycle().take(240) {
+                if let Some(server) = pool.pick(request) {
+                    unequal[usize::from(server.weight() == 1)] += 1;
+                    open.push(server.open());
+                }
+            }
+            match about.weights {
+                Weights::Priority => assert_eq!(unequal[1], 0, "{name}"),
+                Weights::Capacity => assert!(open.len() < 10, "{name}"),
+                Weights::Ignored => assert!(unequal[0].abs_diff(unequal[1]) <= 240, "{name}"),
+                Weights::Share | Weights::Both => {
+                    assert!(unequal[0] > unequal[1], "{name}: {unequal:?}");
+                }
+            }
+        }
     }
 
     #[test]

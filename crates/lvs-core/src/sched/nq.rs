@@ -4,8 +4,18 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::wlc::least_by;
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "nq",
+    summary: "an idle server, or else the shortest expected delay",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(NeverQueue),
+};
 
 /// The first idle server, whatever its weight; if none is idle, the shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]

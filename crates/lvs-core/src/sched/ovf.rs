@@ -4,8 +4,18 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::fo::heaviest;
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "ovf",
+    summary: "the heaviest server that has fewer connections than its weight",
+    weights: Weights::Capacity,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(Overflow),
+};
 
 /// The server of the highest weight until it has more active connections than its weight, then the next one.
 ///

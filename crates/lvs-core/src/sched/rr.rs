@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "rr",
+    summary: "one after the other",
+    weights: Weights::Ignored,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<RoundRobin>::default(),
+};
 
 /// The usable servers in turn. Weights only tell whether a server takes part.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,8 +4,18 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::wlc::least_by;
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "sed",
+    summary: "the shortest expected delay",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(ShortestExpectedDelay),
+};
 
 /// The server with the smallest (active + 1) divided by weight: the delay that the new connection would see.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,12 +5,22 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::hash::{fold, hash_32};
-use super::{HashSlot, Request, Scheduler};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::{Protocol, Server, ServiceFlags};
 
 /// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "sh",
+    summary: "by a hash of the client's address",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<SourceHashing>::default(),
+};
 
 /// The server that the client's address hashes to; with `sh-port`, its address and port.
 ///

@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "twos",
+    summary: "the less loaded of two drawn by weight",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<RandomTwos>::default(),
+};
 
 /// Draws two servers at random by weight and takes the one with less load for its weight.
 #[derive(Clone, Copy, Debug, Default)]

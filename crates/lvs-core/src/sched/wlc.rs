@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "wlc",
+    summary: "the fewest connections for its weight",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::new(WeightedLeastConnections),
+};
 
 /// The server with the smallest [overhead](Server::overhead) divided by weight.
 #[derive(Clone, Copy, Debug, Default)]

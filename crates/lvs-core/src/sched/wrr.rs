@@ -3,8 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Request, Scheduler};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
+
+/// What there is to know of it.
+pub(super) const ABOUT: About = About {
+    name: "wrr",
+    summary: "one after the other, by weight",
+    weights: Weights::Share,
+    needs_replies: false,
+    in_kernel: true,
+    make: || Box::<WeightedRoundRobin>::default(),
+};
 
 /// Interleaved weighted round robin: passes over the list with a falling threshold, each taking the servers whose
 /// weight reaches it.

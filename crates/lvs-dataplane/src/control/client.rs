@@ -26,7 +26,7 @@ const GREETING: Duration = Duration::from_secs(5);
 pub enum Error {
     /// Nobody listens there.
     #[error(
-        "no packet engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
+        "no engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
     )]
     Absent {
@@ -35,22 +35,22 @@ pub enum Error {
     },
     /// A socket file without a listener.
     #[error(
-        "{address} is what an engine that ended has left: start lvs-dataplane, which replaces it"
+        "{address} is a stale socket of an engine that has ended: start lvs-dataplane, which replaces it"
     )]
     Stale {
         /// Where.
         address: Address,
     },
     /// The socket's or its directory's permissions.
-    #[error("this user may not open {address}: run as root or as the engine's user")]
+    #[error("permission denied on {address}: run as root or as the engine's user")]
     Denied {
         /// Where.
         address: Address,
     },
     /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and this user are believed.
     #[error(
-        "{address} is served by user {uid}, who is neither root nor this user: it may be no engine. If it is yours, have \
-         it listen at a path (--socket /run/...) and name that"
+        "{address} is served by user {uid}, who is neither root nor this user: it may not be an engine. If it is yours, \
+         have it listen on a path (--socket /run/...) and name that"
     )]
     Impostor {
         /// Where.
@@ -84,8 +84,8 @@ pub enum Error {
     },
     /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has no time for it.
     #[error(
-        "the engine at {address} says nothing{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT lets \
-         a stopped one go on; else end it and start lvs-dataplane again",
+        "the engine at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
+         resumes a stopped one; otherwise end it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
     Silent {
@@ -96,14 +96,14 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error(
-        "the engine at {address} ended in the middle of its answer: look at its log, and start it again"
+        "the engine at {address} ended while it was answering: look at its log, and start it again"
     )]
     Gone {
         /// Where.
         address: Address,
     },
     /// What came is not an answer.
-    #[error("what answers at {address} is no packet engine: {message}")]
+    #[error("what answers at {address} is not an engine: {message}")]
     Garbled {
         /// Where.
         address: Address,

@@ -5,7 +5,9 @@ use std::net::Ipv6Addr;
 
 use crate::packet::ndp::group_mac;
 use crate::packet::wire::icmpv6::{PROTOCOL, finish_checksum, sum};
-use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV6, Mac, be16, ethernet_header, ipv6, put16};
+use crate::packet::wire::{
+    ETHERNET_LEN, ETHERTYPE_IPV6, Field, Mac, be16, ethernet_header, icmp, ipv6, is_ipv6, put16,
+};
 
 const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
@@ -16,8 +18,12 @@ const HOP_LIMIT: u8 = 1;
 const HOP_BY_HOP: u8 = 0;
 /// Hop-by-hop options with the router alert that makes routers and switches look (RFC 2711).
 const ROUTER_ALERT: [u8; 8] = [PROTOCOL, 0, 5, 2, 0, 0, 1, 0];
-/// Length of a message of version 1: type, code, checksum, delay, reserved, group.
-const V1_LEN: usize = 24;
+/// The group in a message of version 1 and in a query of version 2, behind a delay.
+const GROUP_FIELD: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
+/// The number of records in a report of version 2.
+const RECORDS: Field = 6..8;
+/// Length of a message of version 1.
+const V1_LEN: usize = GROUP_FIELD.end;
 /// Length of a query of version 2 without sources.
 const QUERY_V2_LEN: usize = 28;
 /// Length of a report of version 2 without records, and of a record without sources.
@@ -29,7 +35,7 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Who takes reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// The question of a router, or of a switch in its place, who listens.
+/// The question of a router, or of a switch instead of it, who listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// To this group; `None` for all.
@@ -53,10 +59,13 @@ pub enum Change {
 pub fn parse(frame: &[u8]) -> Option<Query> {
     let ip = frame.get(ETHERNET_LEN..)?;
     let header = ip.get(..ipv6::HEADER_LEN)?;
-    if header[0] >> 4 != 6 || header[6] != HOP_BY_HOP || header[7] != HOP_LIMIT {
+    if !is_ipv6(header)
+        || header[ipv6::field::NEXT_HEADER] != HOP_BY_HOP
+        || header[ipv6::field::HOP_LIMIT] != HOP_LIMIT
+    {
         return None;
     }
-    let len = usize::from(be16(header, 4));
+    let len = usize::from(be16(header, ipv6::field::PAYLOAD_LEN));
     let ip = ip.get(..ipv6::HEADER_LEN + len)?;
     let chain = ipv6::walk(ip)?;
     let message = ip.get(chain.l4..)?;
@@ -73,7 +82,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
         QUERY_V2_LEN.. => false,
         _ => return None,
     };
-    let group = Ipv6Addr::from(<[u8; 16]>::try_from(&message[8..V1_LEN]).ok()?);
+    let group = Ipv6Addr::from(<[u8; 16]>::try_from(&message[GROUP_FIELD]).ok()?);
     Some(Query {
         group: (!group.is_unspecified()).then_some(group),
         v1,
@@ -90,8 +99,12 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: Change) -> V
     };
     let groups = &groups[..groups.len().min(RECORDS_MAX)];
     let mut message = vec![0; REPORT_LEN];
-    message[0] = REPORT_V2;
-    put16(&mut message, 6, u16::try_from(groups.len()).unwrap_or(0));
+    message[icmp::field::TYPE] = REPORT_V2;
+    put16(
+        &mut message,
+        RECORDS,
+        u16::try_from(groups.len()).unwrap_or(0),
+    );
     for group in groups {
         let mut record = [0; RECORD_LEN];
         record[0] = kind;
@@ -108,8 +121,8 @@ pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: Change) -> Ve
         Change::Left => (DONE_V1, ALL_ROUTERS),
     };
     let mut message = [0; V1_LEN];
-    message[0] = kind;
-    message[8..].copy_from_slice(&group.octets());
+    message[icmp::field::TYPE] = kind;
+    message[GROUP_FIELD].copy_from_slice(&group.octets());
     frame(mac, src, to, &message)
 }
 

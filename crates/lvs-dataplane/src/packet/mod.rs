@@ -17,5 +17,7 @@ pub mod parse;
 pub mod pipeline;
 pub mod rewrite;
 pub mod segment;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tunnel_path;
 pub mod wire;

@@ -4,14 +4,18 @@
 use std::net::Ipv6Addr;
 
 use crate::packet::wire::icmpv6::{PROTOCOL, finish_checksum, sum};
-use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV6, Mac, ethernet_header, ipv6};
+use crate::packet::wire::{
+    ETHERNET_LEN, ETHERTYPE_IPV6, Field, Mac, be16, ethernet, ethernet_header, icmp, ipv6, is_ipv6,
+};
 
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
 /// Type, code, checksum, flags, target.
-const MESSAGE_LEN: usize = 24;
+const MESSAGE_LEN: usize = TARGET.end;
+const FLAGS: usize = icmp::field::REST.start;
+const TARGET: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// A link-layer address option for Ethernet.
 const OPTION_LEN: usize = 8;
 /// Messages from beyond the link have a lower one.
@@ -39,26 +43,29 @@ pub struct Ndp {
 pub fn parse(frame: &[u8]) -> Option<Ndp> {
     let ip = frame.get(ETHERNET_LEN..)?;
     let header = ip.get(..ipv6::HEADER_LEN)?;
-    if header[0] >> 4 != 6 || header[6] != PROTOCOL || header[7] != HOP_LIMIT {
+    if !is_ipv6(header)
+        || header[ipv6::field::NEXT_HEADER] != PROTOCOL
+        || header[ipv6::field::HOP_LIMIT] != HOP_LIMIT
+    {
         return None;
     }
-    let len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let len = usize::from(be16(header, ipv6::field::PAYLOAD_LEN));
     let ip = ip.get(..ipv6::HEADER_LEN + len)?;
     let message = &ip[ipv6::HEADER_LEN..];
     if message.len() < MESSAGE_LEN
-        || !matches!(message[0], SOLICITATION | ADVERTISEMENT)
-        || message[1] != 0
+        || !matches!(message[icmp::field::TYPE], SOLICITATION | ADVERTISEMENT)
+        || message[icmp::field::CODE] != 0
         || sum(ip, ipv6::HEADER_LEN) != 0
     {
         return None;
     }
-    let solicitation = message[0] == SOLICITATION;
-    let target = <[u8; 16]>::try_from(&message[8..MESSAGE_LEN]).ok()?;
+    let solicitation = message[icmp::field::TYPE] == SOLICITATION;
+    let target = <[u8; 16]>::try_from(&message[TARGET]).ok()?;
     let target = Ipv6Addr::from(target);
     if target.is_multicast() {
         return None;
     }
-    let mut mac = Mac(frame[6..12].try_into().ok()?);
+    let mut mac = Mac(frame[ethernet::SOURCE].try_into().ok()?);
     let wanted = if solicitation {
         SOURCE_ADDRESS
     } else {
@@ -168,9 +175,9 @@ fn write(out: &mut [u8], head: &Head, kind: u8, flags: u8, target: Ipv6Addr) {
     let len = u16::try_from(ip.len() - ipv6::HEADER_LEN).unwrap_or(0);
     ipv6::write_header(ip, PROTOCOL, HOP_LIMIT, head.src, head.dst, len);
     let message = &mut ip[ipv6::HEADER_LEN..];
-    message[0] = kind;
-    message[4] = flags;
-    message[8..MESSAGE_LEN].copy_from_slice(&target.octets());
+    message[icmp::field::TYPE] = kind;
+    message[FLAGS] = flags;
+    message[TARGET].copy_from_slice(&target.octets());
     finish_checksum(ip, ipv6::HEADER_LEN);
 }
 

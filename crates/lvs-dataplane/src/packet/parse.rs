@@ -8,7 +8,7 @@ use lvs_core::{
 
 use crate::packet::drop::FrameDrop;
 use crate::packet::wire::checksum::Sum;
-use crate::packet::wire::{be16, ipv4, ipv6};
+use crate::packet::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
 /// What an IP header says, and where the transport header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv4::HEADER_LEN {
         return Err(FrameDrop::Truncated);
     }
-    if bytes[0] >> 4 != 4 {
+    if bytes[ipv4::field::VERSION] >> 4 != 4 {
         return Err(FrameDrop::IpVersion);
     }
     let l4 = ipv4::header_len(bytes);
@@ -82,7 +82,7 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if Sum::ZERO.bytes(&bytes[..l4]).finish() != 0 {
         return Err(FrameDrop::IpChecksum);
     }
-    let mut len = usize::from(be16(bytes, 2));
+    let mut len = usize::from(be16(bytes, ipv4::field::TOTAL_LEN));
     if len == 0 && aggregate {
         len = bytes.len();
     }
@@ -92,14 +92,14 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if len < l4 {
         return Err(FrameDrop::IpLength);
     }
-    let flags = be16(bytes, 6);
+    let flags = be16(bytes, ipv4::field::FLAGS);
     let fragment = (flags & (ipv4::MF | ipv4::OFFSET) != 0).then(|| Fragment {
-        id: be16(bytes, 4).into(),
+        id: be16(bytes, ipv4::field::ID).into(),
         offset: usize::from(flags & ipv4::OFFSET) * 8,
         more: flags & ipv4::MF != 0,
         named_at: 0,
     });
-    let protocol = Protocol(bytes[9]);
+    let protocol = Protocol(bytes[ipv4::field::PROTOCOL]);
     let readable = fragment.is_none_or(|f| f.offset == 0);
     Ok(Packet {
         src: IpAddr::V4(ipv4::src(bytes)),
@@ -107,8 +107,8 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
         protocol,
         l4,
         len,
-        ttl: bytes[8],
-        tos: bytes[1],
+        ttl: bytes[ipv4::field::TTL],
+        tos: bytes[ipv4::field::TOS],
         df: flags & ipv4::DF != 0,
         fragment,
         ports: if readable {
@@ -128,10 +128,10 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
         return Err(FrameDrop::Truncated);
     }
-    if bytes[0] >> 4 != 6 {
+    if bytes[ipv4::field::VERSION] >> 4 != 6 {
         return Err(FrameDrop::IpVersion);
     }
-    let mut len = ipv6::HEADER_LEN + usize::from(be16(bytes, 4));
+    let mut len = ipv6::HEADER_LEN + usize::from(be16(bytes, ipv6::field::PAYLOAD_LEN));
     if len == ipv6::HEADER_LEN && aggregate {
         len = bytes.len();
     }
@@ -162,7 +162,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
         protocol,
         l4,
         len,
-        ttl: bytes[7],
+        ttl: bytes[ipv6::field::HOP_LIMIT],
         tos: ipv6::traffic_class(bytes),
         df: true,
         fragment,
@@ -240,9 +240,13 @@ impl Packet {
             header: self.protocol == Protocol::SCTP && l4.len() >= 12,
         };
         match self.protocol {
-            Protocol::TCP if l4.len() >= 20 => Transport::Tcp(TcpFlags(l4[13])),
-            Protocol::UDP if l4.len() >= 8 => Transport::Udp(&l4[8..]),
-            Protocol::SCTP if l4.len() >= 16 => Transport::Sctp(sctp_chunk(&l4[12..])),
+            Protocol::TCP if l4.len() >= tcp::HEADER_LEN => {
+                Transport::Tcp(TcpFlags(l4[tcp::field::FLAGS]))
+            }
+            Protocol::UDP if l4.len() >= udp::HEADER_LEN => Transport::Udp(&l4[udp::HEADER_LEN..]),
+            Protocol::SCTP if l4.len() >= sctp::HEADER_LEN + sctp::CHUNK_LEN => {
+                Transport::Sctp(sctp_chunk(&l4[sctp::HEADER_LEN..]))
+            }
             Protocol::TCP | Protocol::UDP | Protocol::SCTP => short,
             _ => Transport::Other,
         }
@@ -251,9 +255,10 @@ impl Packet {
     /// Reads this packet, whose bytes are `ip`, as an ICMP message.
     pub fn icmp(&self, ip: &[u8], hook: Hook, mark: u32) -> Icmp {
         let message = ip.get(self.l4..self.len).unwrap_or_default();
-        let Some(kind) = message.get(..8).map(|header| header[0]) else {
+        let Some((header, quoted)) = message.split_at_checked(icmp::HEADER_LEN) else {
             return Icmp::Short;
         };
+        let kind = header[icmp::field::TYPE];
         // What IPVS relates to a connection: destination unreachable, source quench, time exceeded; ICMPv6: every error.
         let (related, pseudo) = if self.is_ipv6() {
             let pseudo = Sum::ZERO.pseudo(self.src, self.dst, Protocol::ICMPV6.0, message.len());
@@ -264,7 +269,7 @@ impl Packet {
         if !related {
             return Icmp::Host;
         }
-        match inner(&message[8..], self.is_ipv6()) {
+        match inner(quoted, self.is_ipv6()) {
             Some((inner, inner_ports)) => Icmp::Error(IcmpError {
                 hook,
                 src: self.src,
@@ -287,16 +292,16 @@ fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     }
     let l4 = ipv4::header_len(bytes);
     if bytes.len() < ipv4::HEADER_LEN
-        || bytes[0] >> 4 != 4
+        || bytes[ipv4::field::VERSION] >> 4 != 4
         || l4 < ipv4::HEADER_LEN
         || bytes.len() < l4
     {
         return None;
     }
-    if be16(bytes, 6) & ipv4::OFFSET != 0 {
+    if be16(bytes, ipv4::field::FLAGS) & ipv4::OFFSET != 0 {
         return None;
     }
-    let protocol = Protocol(bytes[9]);
+    let protocol = Protocol(bytes[ipv4::field::PROTOCOL]);
     let ports = ports(protocol, &bytes[l4..]);
     let (sport, dport) = ports.unwrap_or_default();
     let tuple = Tuple {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lvs_core::{Instant, Tunnel};
 
 use crate::packet::rewrite::tunnel;
-use crate::packet::wire::icmp::ErrorKind;
-use crate::packet::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6};
+use crate::packet::wire::icmp::{self, ErrorKind};
+use crate::packet::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
 /// How long a learned MTU holds (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
@@ -177,15 +177,18 @@ impl TunnelPaths {
         mtu: impl Fn(IpAddr) -> Option<usize>,
         now: Instant,
     ) -> Option<Complaint<'a>> {
-        let (kind, code) = (*message.first()?, *message.get(1)?);
-        let outer = message.get(8..)?;
+        let (kind, code) = (
+            *message.get(icmp::field::TYPE)?,
+            *message.get(icmp::field::CODE)?,
+        );
+        let outer = message.get(icmp::HEADER_LEN..)?;
         let header = ipv4::header_len(outer);
         if outer.len() < header || header < ipv4::HEADER_LEN {
             return None;
         }
         let server = IpAddr::V4(ipv4::dst(outer));
         let too_long = (kind, code) == (3, 4);
-        let (protocol, payload) = (outer[9], &outer[header..]);
+        let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
             // The host learns this whatever is inside.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
@@ -196,15 +199,18 @@ impl TunnelPaths {
         let path = self.known((server, tunnel))?;
         let original = &outer[header + between..];
         let inner = ipv4::header_len(original);
-        if inner < ipv4::HEADER_LEN || original.len() < inner || original[0] >> 4 != 4 {
+        if inner < ipv4::HEADER_LEN
+            || original.len() < inner
+            || original[ipv4::field::VERSION] >> 4 != 4
+        {
             return None;
         }
-        let mut rest = [message[4], message[5], message[6], message[7]];
+        let mut rest = be32(message, icmp::field::REST).to_be_bytes();
         if too_long {
             let route = mtu(server)?;
             let known = path.is_used();
             path.learn(reported(message), route, known, now);
-            if be16(original, 6) & ipv4::DF == 0 {
+            if be16(original, ipv4::field::FLAGS) & ipv4::DF == 0 {
                 return None;
             }
             // The kernel's first complaint still speaks of the old route.
@@ -232,10 +238,9 @@ impl TunnelPaths {
     /// to a server is learned. The next packet that does not fit is answered.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
-        let Some(outer) = message
-            .get(8..)
-            .filter(|outer| message[0] == PACKET_TOO_BIG && outer.len() >= ipv6::HEADER_LEN)
-        else {
+        let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {
+            message[icmp::field::TYPE] == PACKET_TOO_BIG && outer.len() >= ipv6::HEADER_LEN
+        }) else {
             return;
         };
         let server = IpAddr::V6(ipv6::dst(outer));
@@ -246,11 +251,11 @@ impl TunnelPaths {
         let kind = match chain.protocol {
             tunnel::IPV4 | tunnel::IPV6 => Kind::Ipip,
             tunnel::GRE => Kind::Gre,
-            tunnel::UDP => Kind::Gue(be16(inner, 2)),
+            tunnel::UDP => Kind::Gue(be16(inner, udp::field::DESTINATION)),
             _ => return,
         };
         if let (Some(path), Some(route)) = (self.known((server, kind)), mtu(server)) {
-            let reported = usize::try_from(be32(message, 4)).unwrap_or(usize::MAX);
+            let reported = usize::try_from(be32(message, icmp::field::REST)).unwrap_or(usize::MAX);
             path.learn(reported.max(ipv6::MTU_MIN), route, true, now);
         }
     }
@@ -258,7 +263,7 @@ impl TunnelPaths {
 
 /// The MTU that "fragmentation needed" reports, as far as it is believed.
 fn reported(message: &[u8]) -> usize {
-    usize::from(be16(message, 6)).max(MTU_MIN)
+    usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }
 
 /// The tunnel whose path the host itself learns of, by the 8 bytes behind an outer IPv4 header that every error quotes
@@ -281,10 +286,12 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     match protocol {
         tunnel::IPV4 => Some((Kind::Ipip, 0)),
         tunnel::GRE => {
-            let flags = be16(payload, 0);
+            let flags = be16(payload, tunnel::gre::FLAGS);
             let known = payload.len() >= 4 && flags & !GRE_CHECKSUM == 0;
             let len = if flags & GRE_CHECKSUM != 0 { 8 } else { 4 };
-            (known && be16(payload, 2) == ETHERTYPE_IPV4 && payload.len() >= len)
+            (known
+                && be16(payload, tunnel::gre::PROTOCOL) == ETHERTYPE_IPV4
+                && payload.len() >= len)
                 .then_some((Kind::Gre, len))
         }
         tunnel::UDP => {
@@ -292,7 +299,7 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
             let first = *payload.get(8)?;
             let len = 12 + usize::from(first & 0x1f) * 4;
             let data = first & 0xe0 == 0 && payload.len() >= len && payload[9] == tunnel::IPV4;
-            data.then(|| (Kind::Gue(be16(payload, 2)), len))
+            data.then(|| (Kind::Gue(be16(payload, udp::field::DESTINATION)), len))
         }
         _ => None,
     }

@@ -2,15 +2,15 @@
 
 use std::net::IpAddr;
 
-use lvs_core::{Connection, Control, Director, IcmpError, Instant, Options, PacketMeta, Verdict};
+use lvs_core::{Connection, Control, Director, Instant, Options};
 use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::parse;
-use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
 use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 
-use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table};
+use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
 
 pub struct DirectorLab {
     pub net: Table,
@@ -18,18 +18,6 @@ pub struct DirectorLab {
     pub director: Director,
     pub pipeline: Pipeline,
     pub now: Instant,
-}
-
-struct Asked<'a>(&'a mut Director);
-
-impl Decide for Asked<'_> {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        self.0.handle_packet(meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.0.handle_icmp_error(error, now)
-    }
 }
 
 impl DirectorLab {
@@ -44,7 +32,7 @@ impl DirectorLab {
         let intercept = Intercept::of(&director.control, &Intercept::default());
         let mut net = Table {
             vips: intercept.vips(),
-            ..Table::default()
+            ..table()
         };
         net.local.extend(intercept.vips());
         Self {
@@ -90,9 +78,14 @@ impl DirectorLab {
             pmtu_disc: true,
         };
         let mut out = Output::new();
-        let mut decide = Asked(&mut self.director);
-        self.pipeline
-            .process(port, &mut [frame], &env, &mut decide, self.now, &mut out);
+        self.pipeline.process(
+            port,
+            &mut [frame],
+            &env,
+            &mut self.director,
+            self.now,
+            &mut out,
+        );
         let counters = &self.pipeline.counters;
         assert_eq!(
             counters.received + counters.reassembled,

@@ -9,8 +9,7 @@
 
 pub mod director;
 
-use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lvs_core::{
     AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
@@ -18,8 +17,10 @@ use lvs_core::{
 };
 use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::intercept::{Endpoint, Intercept};
-use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::packet::net::{PortId, PortInfo};
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
+pub use lvs_dataplane::packet::testing::Table;
+use lvs_dataplane::packet::testing::{Route, made_up_mac};
 use lvs_dataplane::packet::wire::Mac;
 
 pub const CLIENTS: PortId = PortId(0);
@@ -39,141 +40,61 @@ pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
 /// 10.1.0.0/16 and fd00:1::/64 are the servers' link, everything else lies behind a gateway on the clients' link.
-#[derive(Debug)]
-pub struct Table {
-    pub mtu: [u32; 2],
-    pub offload: bool,
-    /// The host routes what is sent: no port has Ethernet.
-    pub bare: bool,
-    pub local: HashSet<IpAddr>,
-    pub vips: HashSet<IpAddr>,
-    pub own: HashSet<IpAddr>,
-    pub neighbours: HashMap<(PortId, IpAddr), Mac>,
-    /// Servers get a link-layer address made of their IP address.
-    pub all_neighbours: bool,
+pub fn table() -> Table {
+    let port = |mac, mtu, ethernet| PortInfo {
+        mac,
+        mtu,
+        ethernet,
+        offload: true,
+    };
+    Table {
+        ports: vec![
+            port(CL_MAC, 1500, true),
+            port(SV_MAC, 1500, true),
+            port(Mac([0; 6]), 65_535, false),
+        ],
+        host_port: Some(HOST),
+        local: [
+            CL_ADDR.into(),
+            SV_ADDR.into(),
+            CL_ADDR6.into(),
+            SV_ADDR6.into(),
+        ]
+        .into(),
+        routes: vec![
+            Route::new("10.1.0.0/16", SERVERS, None, "10.1.255.254"),
+            Route::unreachable("240.0.0.0/4"),
+            Route::new("0.0.0.0/0", CLIENTS, Some("10.255.0.2"), "10.255.0.1"),
+            Route::new("fd00:1::/32", SERVERS, None, "fd00:1::ffff"),
+            Route::unreachable("fdff::/16"),
+            Route::new("::/0", CLIENTS, Some("fd00:ff::2"), "fd00:ff::1"),
+        ],
+        neighbours: [
+            ((CLIENTS, GW_ADDR.into()), GW_MAC),
+            ((CLIENTS, GW_ADDR6.into()), GW_MAC),
+        ]
+        .into(),
+        all_neighbours: Some(SERVERS),
+        ..Table::default()
+    }
 }
 
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            mtu: [1500, 1500],
-            offload: true,
-            bare: false,
-            local: [
-                CL_ADDR.into(),
-                SV_ADDR.into(),
-                CL_ADDR6.into(),
-                SV_ADDR6.into(),
-            ]
-            .into(),
-            vips: HashSet::new(),
-            own: HashSet::new(),
-            neighbours: [
-                ((CLIENTS, GW_ADDR.into()), GW_MAC),
-                ((CLIENTS, GW_ADDR6.into()), GW_MAC),
-            ]
-            .into(),
-            all_neighbours: true,
-        }
+/// Sets what the clients' and the servers' link carry.
+pub fn set_mtu(net: &mut Table, mtu: [u32; 2]) {
+    for (port, mtu) in net.ports.iter_mut().zip(mtu) {
+        port.mtu = mtu;
+    }
+}
+
+/// No port takes unfinished checksums and aggregates, or all do.
+pub fn set_offload(net: &mut Table, offload: bool) {
+    for port in &mut net.ports {
+        port.offload = offload;
     }
 }
 
 pub fn server_mac(addr: Ipv4Addr) -> Mac {
-    let [a, b, c, d] = addr.octets();
-    Mac([2, 0x52, a, b, c, d])
-}
-
-impl Net for Table {
-    fn port(&self, port: PortId) -> Option<PortInfo> {
-        let mac = match port {
-            CLIENTS => CL_MAC,
-            SERVERS => SV_MAC,
-            HOST => Mac([0; 6]),
-            _ => return None,
-        };
-        Some(PortInfo {
-            mac,
-            mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
-            ethernet: port != HOST && !self.bare,
-            offload: self.offload,
-        })
-    }
-
-    fn host_port(&self) -> Option<PortId> {
-        Some(HOST)
-    }
-
-    fn is_forged(&self, src: IpAddr) -> bool {
-        !self.bare && self.is_local(src)
-    }
-
-    fn is_local(&self, addr: IpAddr) -> bool {
-        self.local.contains(&addr)
-    }
-
-    fn is_vip(&self, addr: IpAddr) -> bool {
-        self.vips.contains(&addr)
-    }
-
-    fn is_own_vip(&self, addr: IpAddr) -> bool {
-        self.own.contains(&addr)
-    }
-
-    fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let v4 = match dst {
-            IpAddr::V4(v4) => v4,
-            IpAddr::V6(v6) => return self.route6(v6),
-        };
-        match v4.octets() {
-            [10, 1, ..] => Some(NextHop {
-                port: SERVERS,
-                addr: dst,
-                mtu: self.mtu[1],
-                source: Some(SV_ADDR.into()),
-            }),
-            [240..=255, ..] => None,
-            _ => Some(NextHop {
-                port: CLIENTS,
-                addr: GW_ADDR.into(),
-                mtu: self.mtu[0],
-                source: Some(CL_ADDR.into()),
-            }),
-        }
-    }
-
-    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
-        match (self.neighbours.get(&(port, addr)), addr) {
-            (Some(mac), _) => Some(*mac),
-            (None, IpAddr::V4(v4)) if self.all_neighbours && port == SERVERS => {
-                Some(server_mac(v4))
-            }
-            (None, IpAddr::V6(v6)) if self.all_neighbours && port == SERVERS => {
-                let [.., a, b, c, d] = v6.octets();
-                Some(Mac([2, 0x52, a, b, c, d]))
-            }
-            _ => None,
-        }
-    }
-}
-
-impl Table {
-    fn route6(&self, dst: Ipv6Addr) -> Option<NextHop> {
-        match dst.segments() {
-            [0xfd00, 1, ..] => Some(NextHop {
-                port: SERVERS,
-                addr: dst.into(),
-                mtu: self.mtu[1],
-                source: Some(SV_ADDR6.into()),
-            }),
-            [0xfdff, ..] => None,
-            _ => Some(NextHop {
-                port: CLIENTS,
-                addr: GW_ADDR6.into(),
-                mtu: self.mtu[0],
-                source: Some(CL_ADDR6.into()),
-            }),
-        }
-    }
+    made_up_mac(addr.into())
 }
 
 /// A director without state: one server for each virtual service.
@@ -294,7 +215,7 @@ pub struct Lab {
 impl Lab {
     pub fn new(services: &[Service]) -> Self {
         let mut lab = Self {
-            net: Table::default(),
+            net: table(),
             intercept: Intercept::default(),
             decide: OneServer {
                 services: services.to_vec(),

@@ -1,24 +1,23 @@
 //! The recordings' test bed in memory: a director with the whole packet path between a client link and a server link, a
 //! fake clock, and the host around it.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::Context;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    Director, Hook, IcmpError, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
-    ServiceKey, Verdict,
+    Director, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
 };
 use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::intercept::Intercept;
-use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
+use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
 use lvs_dataplane::packet::parse::{self, Icmp};
-use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::testing::{Edited, Prefix, Route, Table, contains, made_up_mac};
 use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
@@ -65,153 +64,56 @@ pub(super) fn port_named(name: &str) -> Option<PortId> {
     }
 }
 
-/// A server's link-layer address is made of the last four bytes of its IP address.
-pub(super) fn server_mac(addr: IpAddr) -> Mac {
-    let [a, b, c, d] = match addr {
-        IpAddr::V4(addr) => addr.octets(),
-        IpAddr::V6(addr) => {
-            let [.., a, b, c, d] = addr.octets();
-            [a, b, c, d]
-        }
-    };
-    Mac([2, 0x52, a, b, c, d])
-}
-
 /// Links, addresses, routes and neighbours of the test bed.
-#[derive(Debug)]
-pub(super) struct Table {
-    mtu: [u32; 2],
-    local: Vec<(IpAddr, u8)>,
-    /// What rules route to the host although it is not an address of it.
-    routed: Vec<(IpAddr, u8)>,
-    vips: std::collections::HashSet<IpAddr>,
-    neighbours: HashMap<IpAddr, Mac>,
-    /// `net.ipv4.conf.all.accept_local`.
-    accept_local: bool,
-}
-
-impl Table {
-    /// Routes a prefix to the host.
-    pub(super) fn route_to_host(&mut self, prefix: (IpAddr, u8)) {
-        self.routed.push(prefix);
-    }
-
-    /// Makes a prefix one of the host's own.
-    pub(super) fn make_local(&mut self, prefix: (IpAddr, u8)) {
-        self.local.push(prefix);
-    }
-}
-
-impl Net for Table {
-    fn port(&self, port: PortId) -> Option<PortInfo> {
-        let mac = match port {
-            CLIENTS => CLIENT_SIDE,
-            SERVERS => SERVER_SIDE,
-            HOST => Mac::default(),
-            _ => return None,
-        };
-        Some(PortInfo {
-            mac,
-            mtu: self.mtu.get(port.index()).copied().unwrap_or(65_535),
-            ethernet: port != HOST,
-            offload: false,
-        })
-    }
-
-    fn host_port(&self) -> Option<PortId> {
-        Some(HOST)
-    }
-
-    fn is_local(&self, addr: IpAddr) -> bool {
-        self.local
-            .iter()
-            .any(|&prefix| case::contains(prefix, addr))
-    }
-
-    fn is_forged(&self, src: IpAddr) -> bool {
-        !self.accept_local && self.is_local(src)
-    }
-
-    fn forges_vips(&self) -> bool {
-        true
-    }
-
-    fn is_vip(&self, addr: IpAddr) -> bool {
-        self.vips.contains(&addr)
-    }
-
-    fn is_own_vip(&self, _: IpAddr) -> bool {
-        false
-    }
-
-    fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let (port, gateway) = match dst {
-            IpAddr::V4(addr) => match addr.octets() {
-                [10, 1, ..] => (SERVERS, None),
-                [10, 255, 0, _] => (CLIENTS, None),
-                [224..=255, ..] => return None,
-                _ => (CLIENTS, Some(IpAddr::V4(GATEWAY_ADDR))),
-            },
-            IpAddr::V6(addr) => match addr.segments() {
-                [0xfd00, 1, 0, 0, ..] => (SERVERS, None),
-                [0xfd00, 0xff, 0, 0, ..] => (CLIENTS, None),
-                [0xff00..=0xffff, ..] => return None,
-                _ => (CLIENTS, Some(IpAddr::V6(GATEWAY_ADDR6))),
-            },
-        };
-        let source = match (port, dst.is_ipv6()) {
-            (SERVERS, false) => IpAddr::V4(SERVER_SIDE_ADDR),
-            (_, false) => IpAddr::V4(CLIENT_SIDE_ADDR),
-            (SERVERS, true) => IpAddr::V6(SERVER_SIDE_ADDR6),
-            (_, true) => IpAddr::V6(CLIENT_SIDE_ADDR6),
-        };
-        Some(NextHop {
-            port,
-            addr: gateway.unwrap_or(dst),
-            mtu: self.mtu[port.index()],
-            source: Some(source),
-        })
-    }
-
-    fn neighbour(&self, _: PortId, addr: IpAddr) -> Option<Mac> {
-        self.neighbours.get(&addr).copied()
+fn table() -> Table {
+    let port = |mac, mtu, ethernet| PortInfo {
+        mac,
+        mtu,
+        ethernet,
+        offload: false,
+    };
+    Table {
+        ports: vec![
+            port(CLIENT_SIDE, 1500, true),
+            port(SERVER_SIDE, 1500, true),
+            port(Mac::default(), 65_535, false),
+        ],
+        host_port: Some(HOST),
+        local: [
+            CLIENT_SIDE_ADDR.into(),
+            SERVER_SIDE_ADDR.into(),
+            Ipv4Addr::LOCALHOST.into(),
+            CLIENT_SIDE_ADDR6.into(),
+            SERVER_SIDE_ADDR6.into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ]
+        .into(),
+        routes: vec![
+            Route::new("10.1.0.0/16", SERVERS, None, "10.1.255.254"),
+            Route::new("10.255.0.0/24", CLIENTS, None, "10.255.0.1"),
+            Route::unreachable("224.0.0.0/3"),
+            Route::new("0.0.0.0/0", CLIENTS, Some("10.255.0.2"), "10.255.0.1"),
+            Route::new("fd00:1::/64", SERVERS, None, "fd00:1::ffff"),
+            Route::new("fd00:ff::/64", CLIENTS, None, "fd00:ff::1"),
+            Route::unreachable("ff00::/8"),
+            Route::new("::/0", CLIENTS, Some("fd00:ff::2"), "fd00:ff::1"),
+        ],
+        neighbours: [
+            ((CLIENTS, GATEWAY_ADDR.into()), GATEWAY),
+            ((CLIENTS, GATEWAY_ADDR6.into()), GATEWAY),
+        ]
+        .into(),
+        forges_vips: true,
+        ..Table::default()
     }
 }
 
-/// The director as the packet path asks it, with the marks that the recorder's rules gave.
-struct Marking<'a> {
-    director: &'a mut Director,
-    marks: &'a [MarkRule],
-    /// What rules route to the host although it is not an address of it.
-    routed: &'a [(IpAddr, u8)],
-}
-
-impl Marking<'_> {
-    fn mark(&self, tuple: &lvs_core::Tuple) -> u32 {
-        let rule = self.marks.iter().find(|rule| rule.matches("", tuple));
-        match rule.map(|rule| rule.action) {
-            Some(MarkAction::Mark(mark)) => mark,
-            _ => 0,
-        }
-    }
-}
-
-impl Decide for Marking<'_> {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let mark = self.mark(&meta.tuple);
-        let dst = meta.tuple.dst.ip();
-        let routed = self.routed.iter().any(|&net| case::contains(net, dst));
-        let hook = if routed { Hook::Local } else { meta.hook };
-        let meta = PacketMeta {
-            mark,
-            hook,
-            ..*meta
-        };
-        self.director.handle_packet(&meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.director.handle_icmp_error(error, now)
+/// The mark that the recorder's rules gave a packet.
+fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
+    let rule = marks.iter().find(|rule| rule.matches("", tuple));
+    match rule.map(|rule| rule.action) {
+        Some(MarkAction::Mark(mark)) => mark,
+        _ => 0,
     }
 }
 
@@ -235,6 +137,8 @@ pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
+    /// What rules route to the host although it is not an address of it.
+    routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
     marks: Vec<MarkRule>,
@@ -254,32 +158,13 @@ impl Bed {
         });
         let now = Instant::ZERO;
         director.advance(now);
-        let local = [
-            IpAddr::V4(CLIENT_SIDE_ADDR),
-            IpAddr::V4(SERVER_SIDE_ADDR),
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(CLIENT_SIDE_ADDR6),
-            IpAddr::V6(SERVER_SIDE_ADDR6),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ];
         let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
         ports[HOST.index()].bare = true;
         Self {
             director,
             now,
-            net: Table {
-                mtu: [1500; 2],
-                local: local
-                    .map(|addr| (addr, lvs_core::Family::of(&addr).bits()))
-                    .to_vec(),
-                routed: Vec::new(),
-                vips: std::collections::HashSet::new(),
-                accept_local: false,
-                neighbours: HashMap::from([
-                    (IpAddr::V4(GATEWAY_ADDR), GATEWAY),
-                    (IpAddr::V6(GATEWAY_ADDR6), GATEWAY),
-                ]),
-            },
+            net: table(),
+            routed: Vec::new(),
             pipeline: Pipeline::alone(Settings::UNLIMITED),
             intercept: Intercept::default(),
             marks: Vec::new(),
@@ -311,18 +196,18 @@ impl Bed {
         }
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
-            self.net.local.push(case::prefix(text)?);
+            self.net.local_prefixes.push(case::prefix(text)?);
         }
         self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
         for addr in config.items("neigh") {
             let addr = addr.as_str().and_then(|addr| addr.parse().ok());
             let addr: IpAddr = addr.context("a neighbour is an address")?;
-            self.net.neighbours.insert(addr, server_mac(addr));
+            self.make_neighbour(addr);
         }
         if let Some(mtu) = config.get("mtu") {
             for (port, name) in [(CLIENTS, "cl"), (SERVERS, "sv")] {
                 if let Some(mtu) = mtu.maybe_number(name) {
-                    self.net.mtu[port.index()] = u32::try_from(mtu).unwrap_or(u32::MAX);
+                    self.net.port_mut(port).mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
                 }
             }
         }
@@ -344,8 +229,7 @@ impl Bed {
     ) -> Replayed<ServiceKey> {
         let key = service_key(value, proto)?;
         if let ServiceKey::Address { addr, .. } = key {
-            let bits = lvs_core::Family::of(&addr.ip()).bits();
-            self.net.local.push((addr.ip(), bits));
+            self.net.local.insert(addr.ip());
         }
         let mut config = ServiceConfig::new(key.family(), "rr");
         configure(&mut config, key.family(), value)?;
@@ -362,11 +246,23 @@ impl Bed {
         let addr = place(value)?;
         let mut config = ServerConfig::new(1, lvs_core::Forwarding::Nat);
         configure_server(&mut config, value)?;
-        self.net.neighbours.insert(addr.ip(), server_mac(addr.ip()));
+        self.make_neighbour(addr.ip());
         let now = self.now;
         self.director.control.add_server(key, addr, &config, now)?;
         self.follow();
         Ok(())
+    }
+
+    /// A server whose link-layer address is made of its address, on whichever link.
+    pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
+        for port in [CLIENTS, SERVERS] {
+            self.net.neighbours.insert((port, addr), made_up_mac(addr));
+        }
+    }
+
+    /// Routes a prefix to the host.
+    pub(super) fn route_to_host(&mut self, prefix: Prefix) {
+        self.routed.push(prefix);
     }
 
     /// Edits a real server: what the step does not say stays.
@@ -404,7 +300,7 @@ impl Bed {
     /// Brings the packet path in line with the director, as the engine does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
-        let local = self.net.local.clone();
+        let local = self.net.local_addresses();
         self.director.control.set_local_addresses(local);
         self.intercept = Intercept::of(&self.director.control, &self.intercept);
         self.net.vips = self.intercept.vips();
@@ -458,10 +354,16 @@ impl Bed {
                 intercept: &self.intercept,
                 pmtu_disc: self.director.control.sysctls().pmtu_disc,
             };
-            let mut decide = Marking {
-                director: &mut self.director,
-                marks: &self.marks,
-                routed: &self.net.routed,
+            let (marks, routed) = (&self.marks, &self.routed);
+            let mut decide = Edited {
+                decide: &mut self.director,
+                edit: |meta: &mut PacketMeta<'_>| {
+                    meta.mark = mark(marks, &meta.tuple);
+                    let dst = meta.tuple.dst.ip();
+                    if routed.iter().any(|&net| contains(net, dst)) {
+                        meta.hook = Hook::Local;
+                    }
+                },
             };
             self.pipeline.process(
                 port,

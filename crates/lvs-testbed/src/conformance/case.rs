@@ -285,18 +285,3 @@ pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
     };
     Ok((addr, length))
 }
-
-pub(super) fn contains((net, length): (IpAddr, u8), addr: IpAddr) -> bool {
-    let shift = |bits: u8| u32::from(bits.saturating_sub(length));
-    match (net, addr) {
-        (IpAddr::V4(net), IpAddr::V4(addr)) => {
-            let differ = net.to_bits() ^ addr.to_bits();
-            differ.checked_shr(shift(32)).unwrap_or(0) == 0
-        }
-        (IpAddr::V6(net), IpAddr::V6(addr)) => {
-            let differ = net.to_bits() ^ addr.to_bits();
-            differ.checked_shr(shift(128)).unwrap_or(0) == 0
-        }
-        _ => false,
-    }
-}

@@ -7,13 +7,12 @@ use lvs_dataplane::packet::fragment::{Cutter, History, Reassembler};
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::Net;
 use lvs_dataplane::packet::parse::{self, Packet};
+use lvs_dataplane::packet::testing::Table;
 use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
 use lvs_dataplane::packet::wire::ip_options::Refused;
 use lvs_dataplane::packet::wire::{
     be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp,
 };
-
-use super::bed::Table;
 
 /// What the host did with a packet.
 #[derive(Debug, Default)]

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, bail};
 use lvs_core::{Protocol, ServiceKey};
+use lvs_dataplane::packet::testing::made_up_mac;
 use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
-use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS, server_mac};
+use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS};
 use super::case::{Halt, Json, Replayed, place, protocol, service_key, sysctl_text};
 use super::frames::{self, ethernet};
 use super::packets::seconds;
@@ -68,7 +69,7 @@ impl Known {
             0 => SocketAddr::new(addr.ip(), dst.port()),
             _ => *addr,
         };
-        let possible = |addr: &&SocketAddr| server_mac(addr.ip()) == Mac(mac);
+        let possible = |addr: &&SocketAddr| made_up_mac(addr.ip()) == Mac(mac);
         let mut candidates: Vec<_> = self.0.iter().filter(possible).map(filled).collect();
         candidates.sort_unstable();
         expected
@@ -124,7 +125,8 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         }
         if id.get("fwmark").is_some() {
             for prefix in ["172.16.0.0/12", "fd00:a::/32"] {
-                bed.net.make_local(super::case::prefix(prefix)?);
+                let prefix = super::case::prefix(prefix)?;
+                bed.net.local_prefixes.push(prefix);
             }
         }
         known.learn(case.items("destinations"))?;
@@ -546,7 +548,7 @@ fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
 
 /// A frame from a server on its link.
 pub(super) fn from_server(server: IpAddr, packet: &[u8]) -> Vec<u8> {
-    let frame = ethernet(super::bed::SERVER_SIDE, server_mac(server), packet);
+    let frame = ethernet(super::bed::SERVER_SIDE, made_up_mac(server), packet);
     debug_assert!(frame.len() > ETHERNET_LEN);
     frame
 }

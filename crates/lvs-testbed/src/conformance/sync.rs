@@ -86,8 +86,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     bed.director.control.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
-            bed.net
-                .route_to_host(super::case::prefix(mark.text("dst")?)?);
+            bed.route_to_host(super::case::prefix(mark.text("dst")?)?);
         }
     }
     for service in config.items("services") {

@@ -1,17 +1,18 @@
 //! The packet path and a director in memory, and a judge beside them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use lvs_core::{Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Tunnel, Verdict};
+use lvs_core::{Director, Forwarding, Instant, Options, Tunnel};
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment;
 use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::held;
 use lvs_dataplane::packet::intercept::Intercept;
-use lvs_dataplane::packet::net::{Net, NextHop, PortId, PortInfo};
-use lvs_dataplane::packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
+use lvs_dataplane::packet::pipeline::{Counters, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::testing::{Route, Table};
 use lvs_dataplane::packet::wire::Mac;
 
 use super::entropy::Entropy;
@@ -68,96 +69,38 @@ impl Summary {
     }
 }
 
-/// The network as the packet path sees it.
-#[derive(Debug)]
-struct Around {
-    mtu: [u32; 2],
-    offload: [bool; 3],
-    host: bool,
-    local: HashSet<IpAddr>,
-    vips: HashSet<IpAddr>,
-    own: HashSet<IpAddr>,
-    source: [IpAddr; 2],
-    known: HashSet<(PortId, IpAddr)>,
-}
-
-impl Net for Around {
-    fn port(&self, port: PortId) -> Option<PortInfo> {
-        let index = port.index();
-        let (mac, mtu) = match port {
-            CLIENTS | SERVERS => (Mac(MACS[index]), self.mtu[index]),
-            HOST if self.host => (Mac([0; 6]), 65_535),
-            _ => return None,
-        };
-        Some(PortInfo {
-            mac,
-            mtu,
-            ethernet: port != HOST,
-            offload: self.offload[index],
-        })
-    }
-
-    fn host_port(&self) -> Option<PortId> {
-        self.host.then_some(HOST)
-    }
-
-    fn is_local(&self, addr: IpAddr) -> bool {
-        self.local.contains(&addr)
-    }
-
-    fn is_vip(&self, addr: IpAddr) -> bool {
-        self.vips.contains(&addr)
-    }
-
-    fn is_own_vip(&self, addr: IpAddr) -> bool {
-        self.own.contains(&addr)
-    }
-
-    fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        let nowhere = match dst {
-            IpAddr::V4(addr) => addr.octets()[0] >= 240,
-            IpAddr::V6(addr) => addr.segments()[0] == 0xfdff,
-        };
-        if nowhere {
-            return None;
-        }
-        let behind = Scene::is_behind(dst);
-        let (port, addr) = if behind {
-            (SERVERS, dst)
-        } else {
-            (CLIENTS, gateway(dst))
-        };
-        let source = self.source[usize::from(behind)];
-        Some(NextHop {
-            port,
-            addr,
-            mtu: self.mtu[port.index()],
-            source: (source.is_ipv4() == dst.is_ipv4()).then_some(source),
-        })
-    }
-
-    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
-        self.known.contains(&(port, addr)).then_some(Mac(PEER))
-    }
-}
-
-fn gateway(dst: IpAddr) -> IpAddr {
-    match dst {
-        IpAddr::V4(_) => [10, 255, 0, 2].into(),
-        IpAddr::V6(_) => [0xfd00, 0xff, 0, 0, 0, 0, 0, 2].into(),
-    }
-}
-
-/// The director as the packet path asks it.
-struct Deciding<'a>(&'a mut Director);
-
-impl Decide for Deciding<'_> {
-    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        self.0.handle_packet(meta, now)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        self.0.handle_icmp_error(error, now)
+/// The network as the packet path sees it: what is not on the servers' link lies behind a gateway.
+fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
+    let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
+    let small = if six { 1500 } else { 576 };
+    let mtus = [1500, 1500, 1500, 1400, 9000, 1280, small];
+    let mtu = [entropy.pick(&mtus), entropy.pick(&mtus), 65_535];
+    let offload = [!entropy.one_in(3), !entropy.one_in(3), !entropy.one_in(3)];
+    let host = !entropy.one_in(16);
+    let port = |index: usize| PortInfo {
+        mac: MACS.get(index).copied().map(Mac).unwrap_or_default(),
+        mtu: mtu[index],
+        ethernet: index != HOST.index(),
+        offload: offload[index],
+    };
+    let route = |to: &str, port: PortId, gateway| {
+        let source = scene.director[port.index()].to_string();
+        Route::new(to, port, gateway, &source)
+    };
+    Table {
+        ports: (0..if host { 3 } else { 2 }).map(port).collect(),
+        host_port: host.then_some(HOST),
+        local: [scene.vips[0], scene.director[0], scene.director[1]].into(),
+        own: [scene.vips[1]].into(),
+        routes: vec![
+            Route::unreachable("240.0.0.0/4"),
+            Route::unreachable("fdff::/16"),
+            route("10.1.0.0/16", SERVERS, None),
+            route("fd00:1::/32", SERVERS, None),
+            route("0.0.0.0/0", CLIENTS, Some("10.255.0.2")),
+            route("::/0", CLIENTS, Some("fd00:ff::2")),
+        ],
+        ..Table::default()
     }
 }
 
@@ -175,7 +118,7 @@ struct Came {
 #[derive(Debug)]
 pub struct Bed {
     scene: Scene,
-    around: Around,
+    net: Table,
     intercept: Intercept,
     director: Director,
     pipeline: Pipeline,
@@ -195,20 +138,7 @@ impl Bed {
     /// # Panics
     /// If the director does not take the scene's services and servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
-        let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
-        let small = if six { 1500 } else { 576 };
-        let mtus = [1500, 1500, 1500, 1400, 9000, 1280, small];
-        let own = scene.vips[1];
-        let around = Around {
-            mtu: [entropy.pick(&mtus), entropy.pick(&mtus)],
-            offload: [!entropy.one_in(3), !entropy.one_in(3), !entropy.one_in(3)],
-            host: !entropy.one_in(16),
-            local: [scene.vips[0], scene.director[0], scene.director[1]].into(),
-            vips: HashSet::new(),
-            own: [own].into(),
-            source: scene.director,
-            known: HashSet::new(),
-        };
+        let net = table(scene, entropy);
         let mut director = Director::new(Options {
             max_connections: entropy.pick(&[1024, 8192, 64]),
             seed: entropy.u64(),
@@ -232,7 +162,7 @@ impl Bed {
         };
         let mut bed = Self {
             scene: scene.clone(),
-            around,
+            net,
             intercept: Intercept::default(),
             director,
             pipeline: Pipeline::alone(settings),
@@ -329,11 +259,11 @@ impl Bed {
     fn neighbours(&mut self, answer: bool) {
         let asked = std::mem::take(&mut self.asked);
         if !answer {
-            self.around.known.clear();
+            self.net.neighbours.clear();
         }
         for (port, addr) in asked {
             let env = Env {
-                net: &self.around,
+                net: &self.net,
                 intercept: &self.intercept,
                 pmtu_disc: true,
             };
@@ -341,7 +271,7 @@ impl Bed {
                 self.pipeline
                     .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);
             } else {
-                let decide = &mut Deciding(&mut self.director);
+                let decide = &mut self.director;
                 self.pipeline.neighbour_failed(
                     port,
                     addr,
@@ -361,7 +291,7 @@ impl Bed {
             }
             self.output.recycle();
             if answer {
-                self.around.known.insert((port, addr));
+                self.net.neighbours.insert((port, addr), Mac(PEER));
             }
         }
     }
@@ -396,9 +326,9 @@ impl Bed {
         let own = std::mem::take(&mut self.intercept.own_vips);
         let clients = std::mem::take(&mut self.intercept.local_clients);
         self.intercept = Intercept::of(control, &self.intercept);
-        self.around.vips = self.intercept.vips();
+        self.net.vips = self.intercept.vips();
         self.intercept.own_vips = if own.is_empty() {
-            self.around.own.clone()
+            self.net.own.clone()
         } else {
             own
         };
@@ -458,14 +388,14 @@ impl Bed {
         self.slot.offload = frame.offload;
         let before = self.pipeline.counters.clone();
         let env = Env {
-            net: &self.around,
+            net: &self.net,
             intercept: &self.intercept,
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
         // The clock moves a little with every frame.
         self.now = self.now + Duration::from_micros(50);
         let slots = std::slice::from_mut(&mut self.slot);
-        let decide = &mut Deciding(&mut self.director);
+        let decide = &mut self.director;
         self.pipeline
             .process(port, slots, &env, decide, self.now, &mut self.output);
         let after = &self.pipeline.counters;
@@ -562,13 +492,13 @@ impl Bed {
             if parts.len != ip.len() {
                 return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
             }
-            if let Some(info) = self.around.port(port)
+            if let Some(info) = self.net.port(port)
                 && frame.offload.segments.is_none()
                 && ip.len() > info.mtu as usize
             {
                 return Err(format!("{} bytes leave, MTU {}", ip.len(), info.mtu));
             }
-            if let Some(info) = self.around.port(port)
+            if let Some(info) = self.net.port(port)
                 && !info.offload
                 && (frame.offload.segments.is_some() || frame.offload.checksum.is_some())
                 && port != HOST

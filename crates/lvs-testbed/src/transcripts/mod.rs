@@ -83,7 +83,7 @@ struct Packet {
     frame: String,
 }
 
-/// What became of the commands of sessions.
+/// How the commands of sessions compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptReport {
     /// As ipvsadm did.
@@ -129,7 +129,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
 /// Plays the sessions in `files`, those whose name contains `only` if given.
 ///
 /// # Errors
-/// A file that cannot be read or is no recording; a program that is not built.
+/// A file that cannot be read or is not a recording; a program that is not built.
 pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<TranscriptReport> {
     let mut all = Vec::new();
     for path in files {
@@ -138,7 +138,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     if let Some(only) = only {
         all.retain(|session| session.name.contains(only));
     }
-    // What is not built is told once, not by every session.
+    // What is not built is reported once, not by every session.
     for program in ["lvs-dataplane", "lvsadm"] {
         programs::find(program)?;
     }
@@ -172,7 +172,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     Ok(sum)
 }
 
-/// Ends the player with whatever goes wrong here.
+/// Kills the player when dropped, whatever went wrong.
 struct Player(Child);
 
 impl Drop for Player {

@@ -1,5 +1,6 @@
 //! `lvsadm drain`: take a server out of service without breaking connections.
 
+use std::io;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,42 +8,14 @@ use std::time::{Duration, Instant};
 use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo};
 use lvs_dataplane::control::Client;
-use serde::de::IgnoredAny;
 
-use super::{Outcome, Trouble, Words, connect, duration, service_and_server, service_text};
+use super::{Outcome, Trouble, Words, change, connect, duration, service_and_server, service_text};
 use crate::program::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);
 /// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);
-
-fn look(
-    client: &mut Client,
-    service: ServiceId,
-    server: SocketAddr,
-) -> Result<Option<ServerInfo>, Trouble> {
-    let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList {
-        service: Some(service),
-    })?;
-    let mut servers = services.into_iter().flat_map(|service| service.servers);
-    Ok(servers.find(|info| info.server == server))
-}
-
-fn edit(
-    client: &mut Client,
-    service: ServiceId,
-    server: SocketAddr,
-    config: ServerConfig,
-) -> Result<(), Trouble> {
-    let spec = ServerSpec {
-        service,
-        server,
-        config,
-    };
-    client.call::<IgnoredAny>(&Call::ServerEdit(spec))?;
-    Ok(())
-}
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [service, server] = words.free.as_slice() else {
@@ -59,17 +32,21 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         })
         .transpose()?;
     let (service, server) = service_and_server(run, service, server)?;
-    let mut client = connect(run)?;
-    let gone = |name: &str| Trouble::Engine(format!("{name} has no server {server}"));
-    let name = service_text(service);
-    let Some(first) = look(&mut client, service, server)? else {
-        return Err(gone(&name));
-    };
-    let before = first.config;
-    edit(
-        &mut client,
+    let mut target = Target {
+        client: connect(run)?,
         service,
         server,
+        name: service_text(service),
+    };
+    let Some(first) = target.look()? else {
+        return Err(Trouble::Engine(format!(
+            "{} has no server {server}",
+            target.name
+        )));
+    };
+    let before = first.config;
+    target.set(
+        run,
         ServerConfig {
             weight: 0,
             ..before
@@ -82,61 +59,154 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             first.persistent
         )?;
     }
-    let started = Instant::now();
-    let mut shown: Option<(u32, u32, Instant)> = None;
+    let mut progress = Progress::new();
     loop {
-        let Some(info) = look(&mut client, service, server)? else {
+        let Some(info) = target.look()? else {
             writeln!(
                 run.output,
-                "{server} of {name} was deleted by somebody else"
+                "{server} of {} was deleted by somebody else",
+                target.name
             )?;
             return Ok(0);
         };
-        let (active, inactive) = (info.active, info.inactive);
-        let stale =
-            shown.is_none_or(|(a, i, at)| (a, i) != (active, inactive) || at.elapsed() > LINE);
-        if stale {
-            shown = Some((active, inactive, Instant::now()));
-            writeln!(
-                run.output,
-                "{:>6} s  {server} of {name}: {active} active, {inactive} inactive connections left",
-                started.elapsed().as_secs()
-            )?;
-            run.output.flush()?;
-        }
+        progress.show(run, &target, &info)?;
         if info.config.weight != 0 {
             return Err(Trouble::Engine(format!(
                 "somebody else has set the weight of {server} to {}",
                 info.config.weight
             )));
         }
-        let left = active + if words.has("--active") { 0 } else { inactive };
+        let closing = if words.has("--active") {
+            0
+        } else {
+            info.inactive
+        };
+        let left = info.active + closing;
         if left == 0 {
-            if words.has("--delete") {
-                client.call::<IgnoredAny>(&Call::ServerDelete { service, server })?;
-                writeln!(run.output, "drained and deleted")?;
-            } else {
-                writeln!(
-                    run.output,
-                    "drained; the server keeps weight 0 (it was {})",
-                    before.weight
-                )?;
-            }
-            return Ok(0);
+            return drained(run, &mut target, before, words.has("--delete"));
         }
-        if deadline.is_some_and(|deadline| started.elapsed() >= deadline) {
-            let end = if words.has("--undo") {
-                edit(&mut client, service, server, before)?;
-                format!("its weight is {} again", before.weight)
-            } else {
-                format!("the server keeps weight 0 (it was {})", before.weight)
-            };
-            writeln!(
-                run.output,
-                "the deadline has passed with {left} connections left; {end}"
-            )?;
-            return Ok(1);
+        if deadline.is_some_and(|deadline| progress.started.elapsed() >= deadline) {
+            return late(run, &mut target, before, left, words.has("--undo"));
         }
         thread::sleep(POLL);
+    }
+}
+
+/// The last connection has ended.
+fn drained(
+    run: &mut Invocation<'_>,
+    target: &mut Target,
+    before: ServerConfig,
+    delete: bool,
+) -> Outcome {
+    if delete {
+        target.delete(run)?;
+        writeln!(run.output, "drained and deleted")?;
+    } else {
+        writeln!(
+            run.output,
+            "drained; the server keeps weight 0 (it was {})",
+            before.weight
+        )?;
+    }
+    Ok(0)
+}
+
+/// The deadline has passed with connections left.
+fn late(
+    run: &mut Invocation<'_>,
+    target: &mut Target,
+    before: ServerConfig,
+    left: u32,
+    undo: bool,
+) -> Outcome {
+    let end = if undo {
+        target.set(run, before)?;
+        format!("its weight is {} again", before.weight)
+    } else {
+        format!("the server keeps weight 0 (it was {})", before.weight)
+    };
+    writeln!(
+        run.output,
+        "the deadline has passed with {left} connections left; {end}"
+    )?;
+    Ok(1)
+}
+
+/// The server that is drained.
+struct Target {
+    client: Client,
+    service: ServiceId,
+    server: SocketAddr,
+    /// The service as messages name it.
+    name: String,
+}
+
+impl Target {
+    /// The server as it is now; none if it is gone.
+    fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
+        let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
+            service: Some(self.service),
+        })?;
+        let mut servers = services.into_iter().flat_map(|service| service.servers);
+        Ok(servers.find(|info| info.server == self.server))
+    }
+
+    fn set(&mut self, run: &mut Invocation<'_>, config: ServerConfig) -> Result<(), Trouble> {
+        let spec = ServerSpec {
+            service: self.service,
+            server: self.server,
+            config,
+        };
+        change(run, &mut self.client, &Call::ServerEdit(spec))
+    }
+
+    fn delete(&mut self, run: &mut Invocation<'_>) -> Result<(), Trouble> {
+        let (service, server) = (self.service, self.server);
+        change(
+            run,
+            &mut self.client,
+            &Call::ServerDelete { service, server },
+        )
+    }
+}
+
+/// What was shown last, and when.
+struct Progress {
+    started: Instant,
+    shown: Option<(u32, u32, Instant)>,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            shown: None,
+        }
+    }
+
+    /// A line if the numbers have changed, or if there was none for a while.
+    fn show(
+        &mut self,
+        run: &mut Invocation<'_>,
+        target: &Target,
+        info: &ServerInfo,
+    ) -> io::Result<()> {
+        let (active, inactive) = (info.active, info.inactive);
+        let stale = self
+            .shown
+            .is_none_or(|(a, i, at)| (a, i) != (active, inactive) || at.elapsed() > LINE);
+        if !stale {
+            return Ok(());
+        }
+        self.shown = Some((active, inactive, Instant::now()));
+        writeln!(
+            run.output,
+            "{:>6} s  {} of {}: {active} active, {inactive} inactive connections left",
+            self.started.elapsed().as_secs(),
+            target.server,
+            target.name
+        )?;
+        run.output.flush()
     }
 }

@@ -1,4 +1,6 @@
-//! `lvsadm explain`.
+//! `lvsadm explain`: what would happen to a new packet, and why.
+
+use std::io::{self, Write};
 
 use lvs_core::Protocol;
 use lvs_core::api::{Call, Explanation};
@@ -8,6 +10,19 @@ use crate::program::Invocation;
 use crate::session::json;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    let call = question(words)?;
+    let told: Explanation = connect(run)?.call(&call)?;
+    if run.json {
+        json(run, &told)?;
+        run.output.write_all(b"\n")?;
+    } else {
+        print(run.output, &told)?;
+    }
+    Ok(0)
+}
+
+/// What to ask the engine.
+fn question(words: &Words) -> Result<Call, Trouble> {
     let [name, client, virt] = words.free.as_slice() else {
         return Err(Trouble::Usage(
             "expected a protocol and two addresses".into(),
@@ -23,20 +38,16 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             ))
         })
     };
-    let call = Call::Explain {
+    Ok(Call::Explain {
         protocol: protocol.0,
         client: address(client)?,
         virt: address(virt)?,
         mark: words.number("--mark")?,
         interface: words.value("--interface").map(str::to_owned),
-    };
-    let told: Explanation = connect(run)?.call(&call)?;
-    if run.json {
-        json(run, &told)?;
-        run.output.write_all(b"\n")?;
-        return Ok(0);
-    }
-    let out = &mut *run.output;
+    })
+}
+
+fn print(out: &mut dyn Write, told: &Explanation) -> io::Result<()> {
     match (told.mark, told.mark_why.as_str()) {
         (0, "") => {}
         (0, why) => writeln!(out, "mark        none: {why}")?,
@@ -74,6 +85,5 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             candidate.server, candidate.weight, candidate.active, candidate.inactive, candidate.why
         )?;
     }
-    writeln!(out, "verdict     {}", told.verdict)?;
-    Ok(0)
+    writeln!(out, "verdict     {}", told.verdict)
 }

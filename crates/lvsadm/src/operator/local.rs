@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use lvs_core::api::{Call, LocalAddressInfo, LocalInfo, LocalPool};
-use serde::de::IgnoredAny;
 
 use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
@@ -62,7 +61,7 @@ fn change(
         hairpin: now.hairpin,
     };
     change(&mut pool)?;
-    client.call::<IgnoredAny>(&Call::LocalSet(pool))?;
+    super::change(run, &mut client, &Call::LocalSet(pool))?;
     Ok(0)
 }
 

@@ -1,9 +1,8 @@
 //! `lvsadm mark`: the rules that give packets firewall marks.
 
 use lvs_core::api::{Call, MarkText};
-use serde::de::IgnoredAny;
 
-use super::{Outcome, Trouble, Words, connect};
+use super::{Outcome, Trouble, Words, change, connect};
 use crate::program::Invocation;
 use crate::session::json_list;
 
@@ -33,7 +32,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             }
             let rule = rule.join(" ");
             let position = words.number("--position")?;
-            connect(run)?.call::<IgnoredAny>(&Call::MarkAdd { rule, position })?;
+            let mut client = connect(run)?;
+            change(run, &mut client, &Call::MarkAdd { rule, position })?;
             Ok(0)
         }
         ["del", number] => {
@@ -42,7 +42,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                     "{number}: expected the number of a rule; `lvsadm mark list` shows them"
                 ))
             })?;
-            connect(run)?.call::<IgnoredAny>(&Call::MarkDelete { position })?;
+            let mut client = connect(run)?;
+            change(run, &mut client, &Call::MarkDelete { position })?;
             Ok(0)
         }
         _ => Err(Trouble::Usage(

@@ -19,13 +19,14 @@ use std::io;
 use std::time::Duration;
 
 use lvs_core::Protocol;
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_dataplane::control::{Client, Error};
 
 pub(crate) use self::table::OPERATORS;
 pub(crate) use self::words::Words;
 use crate::program::Invocation;
+use crate::session::warn;
 
 /// An option of a command.
 pub(crate) struct Flag {
@@ -181,6 +182,16 @@ pub(crate) fn overview() -> String {
 /// A connection to the engine.
 pub(crate) fn connect(run: &mut Invocation<'_>) -> Result<Client, Trouble> {
     run.client().map_err(Trouble::Engine)
+}
+
+/// Has the engine change something, and prints its warnings.
+pub(crate) fn change(
+    run: &mut Invocation<'_>,
+    client: &mut Client,
+    call: &Call,
+) -> Result<(), Trouble> {
+    let done: Done = client.call(call)?;
+    Ok(warn(run, &done)?)
 }
 
 /// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` and the like, and a server, by the rules of ipvsadm's options.

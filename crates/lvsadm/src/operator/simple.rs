@@ -1,13 +1,12 @@
 //! `lvsadm drops` and `lvsadm sysctl`.
 
 use lvs_core::Sysctls;
-use lvs_core::api::{Call, ReasonCount, Sysctl};
+use lvs_core::api::{Call, Done, ReasonCount, Sysctl};
 use lvs_dataplane::control::Error;
-use serde::de::IgnoredAny;
 
 use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
-use crate::session::json_list;
+use crate::session::{json_list, warn};
 
 pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     words.no_arguments()?;
@@ -79,12 +78,13 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let word = word.strip_prefix("net.ipv4.vs.").unwrap_or(word);
         if let Some((name, value)) = word.split_once('=') {
             let (name, value) = (name.trim(), value.trim());
-            client
-                .call::<IgnoredAny>(&Call::SysctlSet(Sysctl {
+            let done: Done = client
+                .call(&Call::SysctlSet(Sysctl {
                     name: name.to_owned(),
                     value: value.to_owned(),
                 }))
                 .map_err(|error| sysctl_trouble(name, Some(value), error))?;
+            warn(run, &done)?;
         } else {
             let name = (!word.is_empty()).then(|| word.to_owned());
             let listed = client.collect::<Sysctl>(&Call::SysctlGet { name });

@@ -1,4 +1,5 @@
-//! What is wrong with a file, shown as the Rust compiler would show it: the place, the key, the reason and a remedy.
+//! What is wrong with a file, shown as the Rust compiler would show it: the place, the key, the
+//! reason and a remedy.
 
 use std::fmt;
 use std::io::IsTerminal;

@@ -1,4 +1,5 @@
-//! Reading the keys of a table that belong to one kind of something, such as a kind of health check.
+//! Reading the keys of a table that belong to one kind of something, such as a kind of health
+//! check.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -10,8 +11,8 @@ use super::value::Value;
 
 /// The keys of one kind's own, and where to complain about them.
 ///
-/// Each reader answers `None` for a wrong value, which is then in the findings, and `Some(None)` for a
-/// key that is not there.
+/// Each reader answers `None` for a wrong value, which is then in the findings, and `Some(None)`
+/// for a key that is not there.
 pub(crate) struct Keys<'a> {
     /// The table in the file.
     pub(super) table: Range<usize>,

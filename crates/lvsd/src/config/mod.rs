@@ -1,4 +1,5 @@
-//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong out.
+//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong
+//! out.
 //!
 //! ```text
 //! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
@@ -41,6 +42,8 @@ use crate::health::Probe;
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
+    /// The file.
+    pub path: String,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
     /// Options of an engine that the daemon starts.
@@ -185,9 +188,23 @@ pub enum OnCheckFailure {
     Remove,
 }
 
+/// A line of the file, from 1. Two things that differ only in where they stand are the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line(pub usize);
+
+impl PartialEq for Line {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Line {}
+
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
+    /// Where it stands.
+    pub line: Line,
     /// Name in logs.
     pub name: String,
     /// What the engine knows it by.
@@ -225,6 +242,8 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
+    /// Where it stands.
+    pub line: Line,
     /// Address and port.
     pub address: SocketAddr,
     /// Its settings in the engine while it is healthy.
@@ -261,7 +280,8 @@ impl Config {
     /// Reads and checks a file. The report that comes with a configuration holds warnings only.
     ///
     /// # Errors
-    /// The file cannot be read ([`LoadError::Read`]) or is no text ([`LoadError::NotText`]), or something in it is wrong ([`LoadError::Refused`]).
+    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or
+    /// something in it is wrong ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
         let name = path.display().to_string();
         let bytes = match std::fs::read(path) {
@@ -293,7 +313,10 @@ impl Config {
         let mut config = None;
         if let Some(raw) = raw {
             let complete = findings.is_empty();
-            config = Some(check::check(&raw, text, complete, &mut findings));
+            config = Some(Self {
+                path: path.to_owned(),
+                ..check::check(&raw, text, complete, &mut findings)
+            });
             if complete && raw.service.is_empty() {
                 findings.push(
                     Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
@@ -313,7 +336,7 @@ impl Config {
         }
     }
 
-    /// The VIPs that the engine shall own, `on_host` telling whether the host has an address.
+    /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
             self.services
@@ -351,7 +374,7 @@ pub enum LoadError {
     /// It is not UTF-8, as TOML is.
     #[error(
         "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
-         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is no text"
+         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
     )]
     NotText {
         /// The file.
@@ -380,7 +403,8 @@ fn cure(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and reported.
+/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and
+/// reported.
 ///
 /// serde stops at the first error, so the offender is cut out of the tree and the rest read again.
 fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
@@ -463,7 +487,8 @@ fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
 
 /// serde's message in our words, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
-    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no fields).
+    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
+    // fields).
     if let Some(rest) = message.strip_prefix("unknown field `") {
         let mut quoted = rest.split('`').step_by(2);
         let key = quoted.next().unwrap_or_default();

@@ -1,8 +1,10 @@
-//! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`, `"192.0.2.10:*"`.
+//! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
+//! `"192.0.2.10:*"`.
 //!
-//! IPVS knows a service by one port, or by a mark. So each of these is a service of a mark out of a range that is kept for
-//! them, and rules of the engine's give that mark to its packets. A service of one port of the same address is asked
-//! first, as it is in IPVS beside one of port 0: its port is left out of the rule.
+//! IPVS knows a service by one port, or by a mark. So each of these is a service of a mark out of a
+//! range that is kept for them, and rules of the engine's give that mark to its packets. A service
+//! of one port of the same address is asked first, as it is in IPVS beside one of port 0: its port
+//! is left out of the rule.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -25,7 +27,8 @@ pub struct ManyPorts {
 }
 
 impl ManyPorts {
-    /// Reads what is written in place of an address and a port; `None` if it names one port or none.
+    /// Reads what is written in place of an address and a port; `None` if it names one port or
+    /// none.
     ///
     /// # Errors
     /// What is wrong with the ports.
@@ -45,8 +48,8 @@ impl ManyPorts {
         }))
     }
 
-    /// The mark of its service: the same for the same words, whatever else is in the file, so that a reload keeps its
-    /// connections.
+    /// The mark of its service: the same for the same words, whatever else is in the file, so that
+    /// a reload keeps its connections.
     pub fn mark(&self) -> u32 {
         // FNV-1a, of which the lower bits are kept.
         let hash = self
@@ -81,7 +84,8 @@ impl ManyPorts {
                 .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// The engine's rule, without the ports that have services of their own; `None` if none is left.
+    /// The engine's rule, without the ports that have services of their own; `None` if none is
+    /// left.
     pub(super) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
         if ports.is_empty() && !apart.is_empty() {

@@ -1,7 +1,8 @@
 //! The file as it is written: one struct a table, every value with its place in the text.
 //!
-//! Nothing is required here and nothing is interpreted, so that one pass finds every misspelt key and every value of a
-//! wrong type; [`super`] turns this into the checked [`Config`](super::Config).
+//! Nothing is required here and nothing is interpreted, so that one pass finds every misspelt key
+//! and every value of a wrong type; [`super`] turns this into the checked
+//! [`Config`](super::Config).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,14 +30,15 @@ pub(super) struct RawConfig {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
-    /// Treat the services that were typed by hand as the daemon's own: change those of the file, delete the rest.
-    /// Default: false.
+    /// Treat the services that were added by hand as the daemon's own: change those of the file,
+    /// delete the rest. Default: false.
     pub(super) adopt: Option<bool>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
 }
 
-/// `[dataplane]`: options of an engine that the daemon starts. One that runs already keeps its own.
+/// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running
+/// keeps its own.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDataplane {
@@ -48,14 +50,15 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: `@lvs-dataplane`.
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default:
+    /// `@lvs-dataplane`.
     pub(super) socket: Option<Spanned<String>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The engine owns the address of every service, also of those typed by hand. Default: false.
     pub(super) own_vips: Option<bool>,
-    /// Addresses that stand for clients towards servers with `forward = "fullnat"`: the host's, or ones that the engine
-    /// answers for. Default: those that the engine was started with.
+    /// Addresses that stand for clients towards servers with `forward = "fullnat"`: the host's, or
+    /// ones that the engine answers for. Default: those that the engine was started with.
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
     /// NAT translates both ends where replies would not come back here. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
@@ -66,7 +69,8 @@ pub(super) struct RawDataplane {
     pub(super) echo: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
     pub(super) echo_limit: Option<Spanned<Whole>>,
-    /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default: untouched.
+    /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
+    /// untouched.
     pub(super) clamp_mss: Option<Spanned<Scalar>>,
     /// Time between two ICMP errors to one receiver. Default: the engine's.
     pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
@@ -88,8 +92,8 @@ pub(super) struct RawDataplane {
 pub(super) struct RawService {
     /// Name in logs. Default: protocol and address.
     pub(super) name: Option<Spanned<String>>,
-    /// Virtual address and port, or ports: `192.0.2.10:80`, `192.0.2.10:80,8000-8999`, `192.0.2.10:*`. This or `fwmark` is
-    /// required.
+    /// Virtual address and port, or ports: `192.0.2.10:80`, `192.0.2.10:80,8000-8999`,
+    /// `192.0.2.10:*`. This or `fwmark` is required.
     pub(super) address: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
     pub(super) protocol: Option<Spanned<String>>,
@@ -99,7 +103,8 @@ pub(super) struct RawService {
     pub(super) family: Option<Spanned<String>>,
     /// Scheduler by ipvsadm's name. Default: `wlc`.
     pub(super) scheduler: Option<Spanned<String>>,
-    /// `sh-fallback`, `sh-port`, `mh-fallback`, `mh-port`, `flag-1`, `flag-2`, `flag-3`. Default: none.
+    /// `sh-fallback`, `sh-port`, `mh-fallback`, `mh-port`, `flag-1`, `flag-2`, `flag-3`. Default:
+    /// none.
     pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
     /// Schedule each UDP datagram by itself. Default: false.
     pub(super) one_packet: Option<Spanned<bool>>,
@@ -117,10 +122,11 @@ pub(super) struct RawService {
     pub(super) on_check_failure: Option<Spanned<String>>,
     /// The same under its old name.
     pub(super) on_down: Option<Spanned<String>>,
-    /// What becomes of the connections of a server that is removed: `kernel`, `reset`, `reschedule` or `drop`. Default:
-    /// `kernel`.
+    /// What happens to the connections of a server that is removed: `kernel`, `reset`, `reschedule`
+    /// or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// How long a server that comes into the running service takes to get its full share, in whole seconds. Default: none.
+    /// How long a server that joins the running service takes to reach its full share, in whole
+    /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     pub(super) server: Vec<Spanned<RawServer>>,
 }
@@ -131,7 +137,8 @@ pub(super) struct RawService {
 pub(super) struct RawPersistence {
     /// How long a client is remembered after its last new connection. Default: `6m`, as ipvsadm's.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address by itself.
+    /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address
+    /// on its own.
     pub(super) netmask: Option<Spanned<Scalar>>,
     /// Persistence engine: `sip`. Default: none.
     pub(super) engine: Option<Spanned<String>>,
@@ -141,8 +148,8 @@ pub(super) struct RawPersistence {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
-    /// Address and port; without a port, the service's, and where that has many, the one that the client asked for.
-    /// Required.
+    /// Address and port; without a port, the service's, and where that has many, the one that the
+    /// client asked for. Required.
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; 0 takes no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
@@ -150,7 +157,7 @@ pub(super) struct RawServer {
     pub(super) forward: Option<Spanned<String>>,
     /// Replaces the service's as a whole.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// Connections at which it stops taking new ones; 0 is no limit. Default: 0.
+    /// Connections at which it stops taking new ones; 0 means no limit. Default: 0.
     pub(super) upper: Option<Spanned<Whole>>,
     /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default: 0.
     pub(super) lower: Option<Spanned<Whole>>,
@@ -189,7 +196,8 @@ pub(super) enum RawCheck {
     Table(RawCheckTable),
 }
 
-/// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe) reads.
+/// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
+/// reads.
 #[derive(Debug, Default)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.

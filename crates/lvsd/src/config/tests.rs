@@ -1,4 +1,5 @@
-//! Every example loads; a key that does not belong is refused in every table; errors look as they shall.
+//! Every example loads; a key that does not belong is refused in every table; errors look as they
+//! should.
 
 use super::*;
 
@@ -303,7 +304,7 @@ error: unknown scheduler `wcl`
 4 | scheduler = "wcl"
   |             ^^^^^
   |
-  = help: did you mean "wlc"? the schedulers are: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, mh, sed, nq, fo, ovf, twos, ewma, none
+  = help: did you mean "wlc"? the schedulers are: dh, ewma, fo, lblc, lblcr, lc, mh, none, nq, ovf, rr, sed, sh, twos, wlc, wrr
 
 error: unknown forwarding method `masq`
  --> test.toml:5:11
@@ -647,20 +648,20 @@ fn what_many_ports_and_full_nat_cannot_have() {
         ),
         (
             "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
-            "this mark is kept for services of many ports",
+            "this mark is reserved for services of many ports",
         ),
         (
             "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
-            "this mark is kept for services of many ports",
+            "this mark is reserved for services of many ports",
         ),
         (
             service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 address that stands for clients",
+            "full NAT needs an IPv4 local address",
         ),
         (
             "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
                 + &service("forward = \"fullnat\""),
-            "full NAT needs an IPv4 address that stands for clients",
+            "full NAT needs an IPv4 local address",
         ),
         (
             "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
@@ -669,7 +670,7 @@ fn what_many_ports_and_full_nat_cannot_have() {
         ),
         (
             "[dataplane]\nhairpin = true\n".to_owned(),
-            "`hairpin` needs an address",
+            "`hairpin` needs a local address",
         ),
         (
             "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
@@ -1052,4 +1053,82 @@ fn the_old_name_of_on_check_failure_is_reported() {
     let said = errors(&file("on_down = \"remove\"\non_check_failure = \"remove\""));
     assert!(said.contains("and both are given"), "{said}");
     assert!(said.contains("help: remove `on_down`"), "{said}");
+}
+
+#[test]
+fn sysctls_have_the_ranges_of_the_engine() {
+    for (line, place, title) in [
+        ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
+        (
+            "drop_entry = -1",
+            "2:14",
+            "`-1` is not a value of drop_entry",
+        ),
+        (
+            "sync_version = 2",
+            "2:16",
+            "`2` is not a value of sync_version",
+        ),
+        ("sync_ports = 3", "2:14", "`3` is not a value of sync_ports"),
+        ("est_nice = 20", "2:12", "`20` is not a value of est_nice"),
+        (
+            "lblc_expiration = -1",
+            "2:19",
+            "`-1` is not a value of lblc_expiration",
+        ),
+        (
+            "sync_threshold = \"50 3\"",
+            "2:18",
+            "`50 3` is not a value of sync_threshold",
+        ),
+        (
+            "sync_threshold = 3",
+            "2:18",
+            "`3` is not a value of sync_threshold",
+        ),
+        (
+            "conn_reuse_mode = \"on\"",
+            "2:19",
+            "`on` is not a value of conn_reuse_mode",
+        ),
+        (
+            "conn_reuse_mode = \"\"",
+            "2:19",
+            "`` is not a value of conn_reuse_mode",
+        ),
+        (
+            "est_cpulist = \"3-1\"",
+            "2:15",
+            "`3-1` is not a value of est_cpulist",
+        ),
+    ] {
+        let said = errors(&format!("[sysctl]\n{line}\n"));
+        for part in [title, &format!("test.toml:{place}\n"), "help: "] {
+            assert!(said.contains(part), "{line}: no {part:?} in\n{said}");
+        }
+    }
+    let text =
+        "[sysctl]\nest_cpulist = \"\"\nsync_threshold = \"3 50\"\nsync_ports = 4\nest_nice = -20\n";
+    assert_eq!(load(text).sysctls.len(), 4);
+}
+
+#[test]
+fn every_scheduler_and_sysctl_of_the_engine_can_be_asked_for() {
+    const DOCUMENTATION: &str = include_str!("../../../../docs/configuration.md");
+    for name in lvs_core::Registry::new().names() {
+        let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");
+        assert_eq!(load(&text).services[0].config.scheduler, name);
+        assert!(
+            DOCUMENTATION.contains(&format!("`\"{name}\"`")),
+            "{name} is not documented"
+        );
+    }
+    let defaults = lvs_core::Sysctls::default();
+    for name in lvs_core::Sysctls::NAMES {
+        let value = defaults
+            .get(name)
+            .expect("it has a value")
+            .replace('\t', " ");
+        load(&format!("[sysctl]\n{name} = \"{value}\"\n"));
+    }
 }

@@ -1,4 +1,5 @@
-//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`] carries it out.
+//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`]
+//! carries it out.
 //!
 //! ```text
 //! file ──(start, SIGHUP)──┐
@@ -49,7 +50,7 @@ pub struct Options {
 struct Daemon<P> {
     options: Options,
     config: Config,
-    /// The VIPs that the engine is to own, decided when the file was loaded.
+    /// The VIPs that the engine should own, decided when the file was loaded.
     vips: Vec<IpAddr>,
     /// This file, or one before it, had rules for marks.
     had_marks: bool,
@@ -148,7 +149,8 @@ impl<P: Prober> Daemon<P> {
         let (link, step) = tokio::select! {
             biased;
             done = work => done?,
-            // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+            // The thread that waits for it cannot be called back; whoever starts us again begins
+            // afresh.
             hang = signals.hangs(&engine) => return Err(hang),
         };
         match step {
@@ -230,11 +232,11 @@ impl<P: Prober> Daemon<P> {
                 }
                 if config.dataplane != self.config.dataplane {
                     tracing::warn!(
-                        "[dataplane] has changed; it takes effect when the engine is started again"
+                        "[dataplane] has changed; it takes effect when the engine is restarted"
                     );
                 }
                 if config.daemon.log != self.config.daemon.log {
-                    tracing::warn!("`log` has changed; it takes effect when lvsd is started again");
+                    tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
                 }
                 self.load(config, link);
             }
@@ -262,6 +264,8 @@ impl<P: Prober> Daemon<P> {
             .iter()
             .map(|service| DesiredService {
                 id: service.id,
+                name: service.name.clone(),
+                line: service.line,
                 config: service.config.clone(),
                 on_check_failure: service.on_check_failure,
                 servers: service
@@ -269,6 +273,7 @@ impl<P: Prober> Daemon<P> {
                     .iter()
                     .map(|server| DesiredServer {
                         address: server.address,
+                        line: server.line,
                         config: server.config,
                         health: self.health(&(service.id, server.address)),
                     })
@@ -277,6 +282,7 @@ impl<P: Prober> Daemon<P> {
             .collect();
         Goal {
             desired: Desired {
+                file: self.config.path.clone(),
                 services,
                 vips: self.vips.iter().copied().collect(),
                 sysctls: self.config.sysctls.clone(),
@@ -306,8 +312,8 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot is near enough where
-/// the machine was never suspended, and systemd only compares it with its own.
+/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot
+/// is near enough where the machine was never suspended, and systemd only compares it with its own.
 fn monotonic_us() -> u64 {
     let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds: f64 = text

@@ -5,11 +5,10 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Call, ServiceId};
 
 use super::*;
 use crate::config::Check;
-use crate::engine::control::Op;
 use crate::engine::fake::World;
 use crate::health::ProbeError;
 
@@ -108,7 +107,7 @@ impl Running {
         }
         panic!(
             "wanted {wanted:?}, have {now:?}; done: {:#?}",
-            self.world.ops()
+            self.world.changes()
         );
     }
 
@@ -132,11 +131,11 @@ async fn starts_an_engine_fills_it_and_stops_it() {
         .await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let engine = daemon.world.engine();
-    assert_eq!(engine.sysctls["conn_reuse_mode"], "0");
-    assert!(engine.vips.contains(&"192.0.2.10".parse().unwrap()));
-    let ops = daemon.world.ops();
+    assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+    assert!(engine.vips().contains(&"192.0.2.10".parse().unwrap()));
+    let ops = daemon.world.changes();
     assert!(
-        matches!(ops.last(), Some(Op::OwnVips(_))),
+        matches!(ops.last(), Some(Call::VipsOwn { .. })),
         "the VIP comes last: {ops:#?}"
     );
     let world = daemon.stop().await;
@@ -152,8 +151,8 @@ async fn a_dead_server_gets_nothing_from_the_start() {
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
         .await;
-    let bad = daemon.world.ops().iter().any(|op| {
-        matches!(op, Op::AddServer(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
+    let bad = daemon.world.changes().iter().any(|op| {
+        matches!(op, Call::ServerAdd(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
     });
     assert!(!bad);
     daemon.stop().await;
@@ -175,9 +174,9 @@ async fn health_quiesces_and_brings_back() {
         .await;
     let deleted = daemon
         .world
-        .ops()
+        .changes()
         .iter()
-        .any(|op| matches!(op, Op::DeleteServer(..)));
+        .any(|op| matches!(op, Call::ServerDelete { .. }));
     assert!(!deleted);
     daemon.stop().await;
 }
@@ -204,37 +203,40 @@ async fn reload_changes_only_what_changed() {
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let before = daemon.world.ops().len();
+    let before = daemon.world.changes().len();
+    let requests = daemon.world.requests();
     daemon
         .reload(&FILE.replace("weight = 3", "weight = 7"))
         .await;
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
         .await;
-    let ops = daemon.world.ops();
+    let ops = daemon.world.changes();
     assert!(
-        matches!(&ops[before..], [Op::EditServer(_)]),
+        matches!(&ops[before..], [Call::ServerEdit(_)]),
         "{:#?}",
         &ops[before..]
     );
 
+    assert_eq!(daemon.world.requests(), requests + 1);
+
     // A file that is not valid changes nothing.
     daemon.reload("[[service]]\nadress = 1\n").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(daemon.world.ops().len(), before + 1);
+    assert_eq!(daemon.world.changes().len(), before + 1);
 
     // Nor does one without a service, such as one that is just being written.
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         daemon.reload(text).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(daemon.world.ops().len(), before + 1);
+        assert_eq!(daemon.world.changes().len(), before + 1);
     }
 
     // Nor does one that cannot be read.
     std::fs::remove_file(daemon.file.path()).unwrap();
     daemon.signals.send(Signal::Reload).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(daemon.world.ops().len(), before + 1);
+    assert_eq!(daemon.world.changes().len(), before + 1);
     daemon.stop().await;
 }
 
@@ -245,7 +247,8 @@ async fn a_start_without_services_takes_them_later() {
     assert!(daemon.world.running());
     daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(daemon.world.engine().sysctls["conn_reuse_mode"], "0");
+    let sysctls = daemon.world.engine();
+    assert_eq!(sysctls.sysctl("conn_reuse_mode"), Some("0"));
     daemon.reload(FILE).await;
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -342,10 +345,10 @@ async fn killed_and_restarted_it_disturbs_nothing() {
         .await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     daemon.task.abort();
-    let before = daemon.world.ops().len();
+    let before = daemon.world.changes().len();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, true);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(again.world.ops().len(), before, "nothing to change");
+    assert_eq!(again.world.changes().len(), before, "nothing to change");
     assert_eq!(again.world.starts(), 1);
     let world = again.stop().await;
     assert!(world.running(), "--leave leaves the engine");
@@ -379,7 +382,7 @@ async fn somebody_elses_engine_stays_without_our_services() {
     };
     world
         .control()
-        .apply(&Op::AddService(spec.clone()))
+        .apply(&[Call::ServiceAdd(spec.clone())])
         .unwrap();
     let daemon = Running::start(world, Dead::default(), FILE, false);
     daemon
@@ -388,9 +391,15 @@ async fn somebody_elses_engine_stays_without_our_services() {
     let world = daemon.stop().await;
     assert!(world.running());
     assert_eq!(world.starts(), 0);
-    let left: Vec<ServiceId> = world.engine().services.iter().map(|s| s.service).collect();
+    let left: Vec<ServiceId> = world
+        .engine()
+        .0
+        .services
+        .iter()
+        .map(|s| s.service)
+        .collect();
     assert_eq!(left, [spec.service]);
-    assert!(world.engine().vips.is_empty());
+    assert!(world.engine().vips().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -420,7 +429,8 @@ async fn what_somebody_changes_is_set_right() {
     daemon.weights(&both).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let mut control = daemon.world.control();
-    control.apply(&Op::DeleteService(web())).unwrap();
+    let delete = Call::ServiceDelete { service: web() };
+    control.apply(&[delete]).unwrap();
     daemon.weights(&both).await;
     daemon.stop().await;
 }
@@ -432,4 +442,39 @@ async fn an_engine_that_never_starts_is_fatal() {
     let daemon = Running::start(world, Dead::default(), FILE, false);
     let error = daemon.task.await.unwrap().unwrap_err();
     assert!(error.contains("did not start"), "{error}");
+}
+
+/// All that a reload changes goes to the engine in one request.
+#[tokio::test]
+async fn a_reload_is_one_request() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let file = || {
+        let mut text = "[sysctl]\nconn_reuse_mode = 1\n".to_owned();
+        for n in 1..50 {
+            text.push_str(&format!(
+                "[[service]]\nname = \"s{n}\"\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\nscheduler = \"rr\"\n"
+            ));
+            for server in 1..4 {
+                text.push_str(&format!(
+                    "[[service.server]]\naddress = \"10.0.{n}.{server}\"\n"
+                ));
+            }
+        }
+        text
+    };
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    log.says("ready: 1 service, 2 of 2 servers up").await;
+    let before = daemon.world.requests();
+    daemon.reload(&file()).await;
+    let all = |daemon: &Running| daemon.world.engine().0.services.len();
+    for _ in 0..10_000 {
+        if all(&daemon) == 49 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(all(&daemon), 49);
+    assert_eq!(daemon.world.requests(), before + 1);
+    daemon.stop().await;
 }

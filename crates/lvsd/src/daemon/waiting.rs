@@ -31,7 +31,8 @@ impl Signals {
         }
     }
 
-    /// The next signal, one that came early first. Without a sender there is nothing left but to stop.
+    /// The next signal, one that came early first. Without a sender there is nothing left but to
+    /// stop.
     pub(super) async fn next(&mut self) -> Signal {
         match self.early.take() {
             Some(signal) => signal,
@@ -39,8 +40,8 @@ impl Signals {
         }
     }
 
-    /// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says at
-    /// once what is waited for, and waits no longer than a stop may take; the signal is kept.
+    /// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says
+    /// at once what is waited for, and waits no longer than a stop may take; the signal is kept.
     pub(super) async fn hangs(&mut self, engine: &str) -> String {
         let mut limit = Instant::now() + HANG_LIMIT;
         while self.early != Some(Signal::Stop) {
@@ -100,5 +101,5 @@ pub(super) async fn blocking<T: Send + 'static>(
         (link, result)
     })
     .await
-    .map_err(|e| format!("a fault of lvsd itself: {e}"))
+    .map_err(|e| format!("internal error of lvsd: {e}"))
 }

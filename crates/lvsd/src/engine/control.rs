@@ -1,39 +1,9 @@
-//! What the daemon asks of an engine, as a trait, and the real thing: a connection to its control socket.
+//! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-
-use lvs_core::api::{
-    Failure, Info, LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl,
-};
+use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceInfo, Sysctl};
 
 /// Owner that the daemon writes into its services.
 pub const OWNER: &str = "lvsd";
-
-/// One change of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Write a sysctl.
-    SetSysctl(Sysctl),
-    /// Replace the rules for marks.
-    SetMarks(Vec<String>),
-    /// Replace the addresses that stand for clients with full NAT.
-    SetLocal(LocalPool),
-    /// Replace the set of VIPs that the engine owns for the daemon.
-    OwnVips(BTreeSet<IpAddr>),
-    /// Add a service, without servers.
-    AddService(ServiceSpec),
-    /// Change a service's settings.
-    EditService(ServiceSpec),
-    /// Delete a service and its servers.
-    DeleteService(ServiceId),
-    /// Add a server.
-    AddServer(ServerSpec),
-    /// Change a server's settings; its connections go on.
-    EditServer(ServerSpec),
-    /// Delete a server.
-    DeleteServer(ServiceId, SocketAddr),
-}
 
 /// Why an engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +17,7 @@ pub enum ControlError {
 }
 
 /// A connection to an engine. Calls block; the daemon makes them away from its event loop.
-pub trait Control: Send {
+pub trait EngineControl: Send {
     /// State of the engine.
     ///
     /// # Errors
@@ -60,11 +30,11 @@ pub trait Control: Send {
     /// See [`ControlError`].
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError>;
 
-    /// The value of a sysctl.
+    /// All sysctls.
     ///
     /// # Errors
     /// See [`ControlError`].
-    fn sysctl(&mut self, name: &str) -> Result<String, ControlError>;
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError>;
 
     /// The rules for marks.
     ///
@@ -78,13 +48,13 @@ pub trait Control: Send {
     /// See [`ControlError`].
     fn local(&mut self) -> Result<LocalPool, ControlError>;
 
-    /// Make one change.
+    /// Makes all of these changes in their order, or none.
     ///
     /// # Errors
-    /// See [`ControlError`].
-    fn apply(&mut self, op: &Op) -> Result<(), ControlError>;
+    /// See [`ControlError`]; a refusal names the first change that cannot be made.
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
 
-    /// Stop the engine.
+    /// Stops the engine.
     ///
     /// # Errors
     /// See [`ControlError`].

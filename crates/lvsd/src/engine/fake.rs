@@ -1,113 +1,106 @@
-//! An engine in memory, for tests: it refuses what the kernel's IPVS would refuse and forwards nothing.
+//! An engine in memory, for tests: a director of `lvs-core` that takes changes as the real engine
+//! does, and forwards nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lvs_core::api::{
-    Failure, FailureCode, Info, LocalPool, ServerInfo, ServiceId, ServiceInfo, Stats,
+    Call, Done, Info, LocalPool, Permissive, ServerInfo, ServiceId, ServiceInfo, Sysctl,
 };
+use lvs_core::{Control, Instant, Options, Sysctls};
 
 use crate::config::Dataplane;
-use crate::engine::control::{Control, ControlError, Op};
+use crate::engine::control::{ControlError, EngineControl};
 use crate::engine::{ConnectError, Host};
 use crate::host_addresses::Addresses;
+use crate::reconcile::Actual;
 
-/// The state of the engine.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Engine {
-    pub(crate) services: Vec<ServiceInfo>,
-    pub(crate) vips: BTreeSet<IpAddr>,
-    pub(crate) sysctls: BTreeMap<String, String>,
-    pub(crate) marks: Vec<String>,
-    pub(crate) local: LocalPool,
-}
+/// An engine.
+#[derive(Debug)]
+pub(crate) struct Engine(Control);
 
-fn refuse<T>(code: FailureCode, message: &str) -> Result<T, ControlError> {
-    Err(ControlError::Refused(Failure::new(
-        code,
-        message.to_owned(),
-    )))
+impl Default for Engine {
+    fn default() -> Self {
+        Self(Control::new(Options {
+            max_connections: 1,
+            ..Options::default()
+        }))
+    }
 }
 
 impl Engine {
-    pub(crate) fn service(&mut self, id: ServiceId) -> Result<&mut ServiceInfo, ControlError> {
-        match self.services.iter_mut().find(|s| s.service == id) {
-            Some(service) => Ok(service),
-            None => refuse(FailureCode::NoService, "no such service"),
+    /// Makes all changes, or none.
+    pub(crate) fn apply(&mut self, changes: &[Call]) -> Result<(), ControlError> {
+        match self.0.apply(changes, &Permissive, Instant::ZERO) {
+            Ok(_) => Ok(()),
+            Err(refused) => {
+                let mut failure = refused.failure;
+                failure.change = (changes.len() > 1).then_some(refused.change);
+                Err(ControlError::Refused(failure))
+            }
         }
     }
 
-    pub(crate) fn server(
-        &mut self,
-        id: ServiceId,
-        server: SocketAddr,
-    ) -> Result<&mut ServerInfo, ControlError> {
-        match self
-            .service(id)?
-            .servers
-            .iter_mut()
-            .find(|s| s.server == server)
-        {
-            Some(server) => Ok(server),
-            None => refuse(FailureCode::NoServer, "no such server"),
-        }
+    /// What it holds.
+    pub(crate) fn held(&self) -> Held {
+        let control = &self.0;
+        let service = |service: &lvs_core::Service| ServiceInfo {
+            service: service.key().into(),
+            config: service.config().clone(),
+            owner: service.owner().map(ToOwned::to_owned),
+            stats: service.stats(),
+            servers: service.servers().iter().map(|s| server_info(s)).collect(),
+        };
+        let sysctl = |name: &&str| {
+            let value = control.sysctls().get(name).ok()?;
+            Some(((*name).to_owned(), value))
+        };
+        let (local, hairpin) = control.local_pool();
+        Held(Actual {
+            services: control.services().map(service).collect(),
+            vips: control.own_vips().iter().copied().collect(),
+            sysctls: Sysctls::NAMES.iter().filter_map(sysctl).collect(),
+            marks: control.marks().iter().map(ToString::to_string).collect(),
+            local: LocalPool {
+                addresses: local.iter().map(|local| local.addr).collect(),
+                hairpin,
+            },
+        })
+    }
+}
+
+fn server_info(server: &lvs_core::Server) -> ServerInfo {
+    ServerInfo {
+        server: server.addr(),
+        config: server.config(),
+        active: server.active(),
+        inactive: server.inactive(),
+        persistent: server.templates(),
+        overloaded: server.is_overloaded(),
+        slow_start: None,
+        latency_us: None,
+        stats: lvs_core::api::Stats::default(),
+    }
+}
+
+/// What an engine held at some moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held(pub(crate) Actual);
+
+impl Held {
+    pub(crate) fn service(&self, id: ServiceId) -> Option<&ServiceInfo> {
+        self.0.services.iter().find(|s| s.service == id)
     }
 
-    pub(crate) fn apply(&mut self, op: &Op) -> Result<(), ControlError> {
-        match op {
-            Op::SetSysctl(sysctl) => {
-                self.sysctls
-                    .insert(sysctl.name.clone(), sysctl.value.clone());
-            }
-            Op::SetMarks(marks) => self.marks.clone_from(marks),
-            Op::SetLocal(pool) => self.local.clone_from(pool),
-            Op::OwnVips(vips) => self.vips.clone_from(vips),
-            Op::AddService(spec) => {
-                if self.service(spec.service).is_ok() {
-                    return refuse(FailureCode::Exists, "the service exists");
-                }
-                self.services.push(ServiceInfo {
-                    service: spec.service,
-                    config: spec.config.clone(),
-                    owner: spec.owner.clone(),
-                    stats: Stats::default(),
-                    servers: Vec::new(),
-                });
-            }
-            Op::EditService(spec) => {
-                let service = self.service(spec.service)?;
-                service.config = spec.config.clone();
-                service.owner.clone_from(&spec.owner);
-            }
-            Op::DeleteService(id) => {
-                self.service(*id)?;
-                self.services.retain(|s| s.service != *id);
-            }
-            Op::AddServer(spec) => {
-                if self.server(spec.service, spec.server).is_ok() {
-                    return refuse(FailureCode::Exists, "the server exists");
-                }
-                let server = ServerInfo {
-                    server: spec.server,
-                    config: spec.config,
-                    active: 0,
-                    inactive: 0,
-                    persistent: 0,
-                    overloaded: false,
-                    slow_start: None,
-                    latency_us: None,
-                    stats: Stats::default(),
-                };
-                self.service(spec.service)?.servers.insert(0, server);
-            }
-            Op::EditServer(spec) => self.server(spec.service, spec.server)?.config = spec.config,
-            Op::DeleteServer(id, address) => {
-                self.server(*id, *address)?;
-                self.service(*id)?.servers.retain(|s| s.server != *address);
-            }
-        }
-        Ok(())
+    pub(crate) fn vips(&self) -> &BTreeSet<IpAddr> {
+        &self.0.vips
+    }
+
+    pub(crate) fn sysctl(&self, name: &str) -> Option<&str> {
+        let mut all = self.0.sysctls.iter();
+        all.find(|(n, _)| n == name)
+            .map(|(_, value)| value.as_str())
     }
 }
 
@@ -127,7 +120,8 @@ struct State {
     hangs: bool,
     /// One does not get an answer.
     hung: bool,
-    ops: Vec<Op>,
+    changes: Vec<Call>,
+    requests: usize,
 }
 
 impl World {
@@ -141,15 +135,17 @@ impl World {
         }
     }
 
-    pub(crate) fn control(&self) -> Box<dyn Control> {
+    pub(crate) fn control(&self) -> Box<dyn EngineControl> {
         Box::new(FakeControl {
             world: self.clone(),
             epoch: self.state().epoch,
         })
     }
 
-    pub(crate) fn engine(&self) -> Engine {
-        self.state().engine.clone().unwrap_or_default()
+    /// What the engine holds.
+    pub(crate) fn engine(&self) -> Held {
+        let state = self.state();
+        state.engine.as_ref().map(Engine::held).unwrap_or_default()
     }
 
     pub(crate) fn running(&self) -> bool {
@@ -161,8 +157,13 @@ impl World {
     }
 
     /// All changes that any engine has made.
-    pub(crate) fn ops(&self) -> Vec<Op> {
-        self.state().ops.clone()
+    pub(crate) fn changes(&self) -> Vec<Call> {
+        self.state().changes.clone()
+    }
+
+    /// How many requests to change something any engine was sent.
+    pub(crate) fn requests(&self) -> usize {
+        self.state().requests
     }
 
     pub(crate) fn crash(&self) {
@@ -190,16 +191,12 @@ impl World {
 
     /// Servers of a service with their weights, by address.
     pub(crate) fn weights(&self, id: ServiceId) -> Vec<(SocketAddr, i32)> {
-        let mut engine = self.engine();
-        let mut all: Vec<_> = engine
-            .service(id)
-            .map(|s| {
-                s.servers
-                    .iter()
-                    .map(|s| (s.server, s.config.weight))
-                    .collect()
-            })
-            .unwrap_or_default();
+        let held = self.engine();
+        let servers = held.service(id).map_or(&[][..], |service| &service.servers);
+        let mut all: Vec<_> = servers
+            .iter()
+            .map(|server| (server.server, server.config.weight))
+            .collect();
         all.sort_unstable();
         all
     }
@@ -210,7 +207,7 @@ pub(crate) struct FakeHost {
 }
 
 impl Host for FakeHost {
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
+    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
         if self.world.running() {
             Ok(self.world.control())
         } else {
@@ -268,46 +265,54 @@ impl FakeControl {
         }
         Ok(work(&mut state))
     }
+
+    fn held(&self) -> Result<Actual, ControlError> {
+        self.with(|state| {
+            let engine = state.engine.as_ref();
+            engine.map(Engine::held).unwrap_or_default().0
+        })
+    }
 }
 
-impl Control for FakeControl {
+impl EngineControl for FakeControl {
     fn info(&mut self) -> Result<Info, ControlError> {
-        self.with(|s| Info {
-            pid: s.epoch,
-            own_vips: s.engine.iter().flat_map(|e| e.vips.clone()).collect(),
+        let own_vips = self.held()?.vips.into_iter().collect();
+        self.with(|state| Info {
+            pid: state.epoch,
+            own_vips,
             ..Info::default()
         })
     }
 
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
-        self.with(|s| s.engine.clone().unwrap_or_default().services)
+        Ok(self.held()?.services)
     }
 
-    fn sysctl(&mut self, name: &str) -> Result<String, ControlError> {
-        self.with(|s| {
-            let engine = s.engine.as_ref();
-            engine
-                .and_then(|e| e.sysctls.get(name).cloned())
-                .unwrap_or_default()
-        })
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {
+        let all = self.held()?.sysctls.into_iter();
+        Ok(all.map(|(name, value)| Sysctl { name, value }).collect())
     }
 
     fn marks(&mut self) -> Result<Vec<String>, ControlError> {
-        self.with(|s| s.engine.clone().unwrap_or_default().marks)
+        Ok(self.held()?.marks)
     }
 
     fn local(&mut self) -> Result<LocalPool, ControlError> {
-        self.with(|s| s.engine.clone().unwrap_or_default().local)
+        Ok(self.held()?.local)
     }
 
-    fn apply(&mut self, op: &Op) -> Result<(), ControlError> {
-        self.with(|s| {
-            s.ops.push(op.clone());
-            s.engine.as_mut().map_or(Ok(()), |e| e.apply(op))
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        self.with(|state| {
+            state.requests += 1;
+            if let Some(engine) = &mut state.engine {
+                engine.apply(changes)?;
+            }
+            state.changes.extend_from_slice(changes);
+            Ok(Done::default())
         })?
     }
 
     fn stop(&mut self) -> Result<(), ControlError> {
-        self.with(|s| s.engine = None)
+        self.with(|state| state.engine = None)
     }
 }

@@ -1,4 +1,5 @@
-//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; do it again when it was lost.
+//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; start
+//! over when it is lost.
 //!
 //! ```text
 //! no engine ── connect ──▶ attached ── sync ──▶ in step ──▶ sync again: a change, or every few seconds
@@ -7,9 +8,12 @@
 //!     └── wait until it answers
 //! ```
 //!
-//! Everything here blocks for a short while at most and is called away from the event loop; time is a parameter.
+//! Everything here blocks for a short while at most and is called away from the event loop; time is
+//! a parameter.
 
+mod carry_out;
 pub mod control;
+mod describe;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod process;
@@ -20,20 +24,21 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
-use crate::config::{Dataplane, label};
-use crate::engine::control::{Control, ControlError, Op};
+use crate::config::Dataplane;
+use crate::engine::carry_out::CarryOut;
+use crate::engine::control::{ControlError, EngineControl};
+use crate::engine::describe::Names;
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
-use crate::words::counted;
 
 /// An engine that was started must answer within this time.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// How often a starting engine is tried.
 const START_POLL: Duration = Duration::from_millis(20);
-/// How often an engine that is in step is looked at: it may have died, or somebody may have changed our services.
+/// How often an engine that is in step is looked at: it may have died, or somebody may have changed
+/// our services.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// How often it is seen whether the engine's process is still there, which costs next to nothing.
 const POLL: Duration = Duration::from_millis(200);
@@ -62,7 +67,7 @@ pub trait Host: Send + 'static {
     ///
     /// # Errors
     /// See [`ConnectError`].
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError>;
+    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError>;
 
     /// Starts an engine that outlives this process.
     ///
@@ -79,19 +84,21 @@ pub trait Host: Send + 'static {
     /// Whether the process `pid` is still there.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed since.
+    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed
+    /// since.
     fn started_by_us(&self, pid: u32) -> bool;
 
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 }
 
-/// What the engine shall be and hold.
+/// What the engine should be and hold.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
     /// Services, servers, sysctls, and the VIPs once `announce` is set.
     pub desired: Desired,
-    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are added.
+    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are
+    /// added.
     pub announce: bool,
     /// Options of an engine that has to be started.
     pub dataplane: Dataplane,
@@ -127,7 +134,7 @@ pub enum Stopped {
 /// The connection to an engine and what is remembered about it.
 pub struct Link {
     host: Box<dyn Host>,
-    control: Option<Box<dyn Control>>,
+    control: Option<Box<dyn EngineControl>>,
     /// The set that was last given to this engine.
     told: Option<BTreeSet<IpAddr>>,
     /// Process id of the engine, where it is known.
@@ -251,7 +258,7 @@ impl Link {
         if let Some(since) = self.starting {
             if let Some(how) = ended {
                 self.starting = None;
-                let why = format!("the engine did not start: {how}; its own message stands above");
+                let why = format!("the engine did not start: {how}; its own message is above");
                 return Err(self.give_up_or_wait(why, now));
             }
             if now.duration_since(since) < START_LIMIT {
@@ -308,12 +315,13 @@ impl Link {
         );
         if !started && !self.ours {
             tracing::info!(
-                "somebody else started this engine: [dataplane] does not apply to it, and it stays when lvsd stops"
+                "this engine was not started by lvsd: [dataplane] does not apply to it, and it keeps running when lvsd stops"
             );
         }
     }
 
-    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine is lost.
+    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine
+    /// is lost.
     fn sync(&mut self, goal: &Goal) -> Result<usize, String> {
         let Some(control) = self.control.as_mut() else {
             return Err("not connected".to_owned());
@@ -346,42 +354,25 @@ impl Link {
         if goal.desired.local.is_some() {
             actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
         }
-        for (name, wanted) in &goal.desired.sysctls {
-            match lost_only(control.sysctl(name), &mut refusals)? {
-                Some(value) => actual.sysctls.push((name.clone(), value)),
-                // Already complained about; writing it would fail as well.
-                None => actual.sysctls.push((name.clone(), wanted.clone())),
-            }
+        if !goal.desired.sysctls.is_empty() {
+            let all = lost_only(control.sysctls(), &mut refusals)?.unwrap_or_default();
+            actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
         let plan = diff(&desired, &actual);
+        let names = Names::new(&desired);
         for id in &plan.conflicts {
             refusals.push(format!(
-                "service {} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
-                label(id)
+                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
+                names.service_with_place(id)
             ));
         }
-        let mut broken: HashSet<ServiceId> = HashSet::new();
-        for op in &plan.ops {
-            if service_of(op).is_some_and(|id| broken.contains(&id)) {
-                continue;
-            }
-            let before = refusals.len();
-            lost_only(control.apply(op), &mut refusals)?;
-            if refusals.len() > before {
-                if let (Op::AddService(spec), Some(last)) = (op, refusals.last_mut()) {
-                    broken.insert(spec.service);
-                    last.push_str("; its servers wait for it");
-                }
-                if let Some(last) = refusals.last_mut() {
-                    *last = format!("cannot {}: {last}", describe(op, true));
-                }
-            } else {
-                tracing::info!("{}", describe(op, false));
-                if let Op::OwnVips(vips) = op {
-                    self.told = Some(vips.clone());
-                }
-            }
+        let mut work = CarryOut::new(control.as_mut(), &names);
+        let carried = work.run(&plan.changes);
+        refusals.append(&mut work.refusals);
+        if let Some(vips) = work.own_vips {
+            self.told = Some(vips);
         }
+        carried?;
         Ok(self.remember(refusals))
     }
 
@@ -478,73 +469,5 @@ fn lost_only<T>(
             Ok(None)
         }
         Err(ControlError::Lost(why)) => Err(why),
-    }
-}
-
-fn service_of(op: &Op) -> Option<ServiceId> {
-    match op {
-        Op::AddServer(spec) | Op::EditServer(spec) => Some(spec.service),
-        Op::DeleteServer(id, _) => Some(*id),
-        _ => None,
-    }
-}
-
-/// A change in words: `add server ...`, or as done: `added server ...`.
-fn describe(op: &Op, infinitive: bool) -> String {
-    let verb = |a: &'static str, b: &'static str| if infinitive { a } else { b };
-    match op {
-        Op::SetSysctl(sysctl) => {
-            format!(
-                "{} sysctl {} = {}",
-                verb("set", "set"),
-                sysctl.name,
-                sysctl.value
-            )
-        }
-        Op::SetMarks(marks) => {
-            format!("set {} for marks", counted(marks.len(), "rule"))
-        }
-        Op::SetLocal(pool) => format!(
-            "set {}{}",
-            counted(pool.addresses.len(), "local address"),
-            if pool.hairpin { ", with hairpin" } else { "" }
-        ),
-        Op::OwnVips(vips) => {
-            let list: Vec<String> = vips.iter().map(ToString::to_string).collect();
-            let list = if list.is_empty() {
-                "none".to_owned()
-            } else {
-                list.join(", ")
-            };
-            format!("{} VIPs: {list}", verb("own the", "the engine owns the"))
-        }
-        Op::AddService(spec) => format!(
-            "{} service {} ({})",
-            verb("add", "added"),
-            label(&spec.service),
-            spec.config.scheduler
-        ),
-        Op::EditService(spec) => format!(
-            "{} service {} ({})",
-            verb("change", "changed"),
-            label(&spec.service),
-            spec.config.scheduler
-        ),
-        Op::DeleteService(id) => format!("{} service {}", verb("delete", "deleted"), label(id)),
-        Op::AddServer(spec) | Op::EditServer(spec) => format!(
-            "{} server {} of {} (weight {})",
-            match op {
-                Op::AddServer(_) => verb("add", "added"),
-                _ => verb("change", "changed"),
-            },
-            spec.server,
-            label(&spec.service),
-            spec.config.weight
-        ),
-        Op::DeleteServer(id, address) => format!(
-            "{} server {address} of {}",
-            verb("delete", "deleted"),
-            label(id)
-        ),
     }
 }

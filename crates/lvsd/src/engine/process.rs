@@ -10,12 +10,13 @@ use std::process::{Child, Command, Stdio};
 use lvs_core::api::DEFAULT_SOCKET;
 
 use crate::config::Dataplane;
-use crate::engine::control::Control;
+use crate::engine::control::EngineControl;
 use crate::engine::socket;
 use crate::engine::{ConnectError, Host};
 use crate::host_addresses::Addresses;
 
-/// Tells an engine of ours from others: it stands in the environment of those that a daemon has started.
+/// Tells an engine of ours from others: it stands in the environment of those that a daemon has
+/// started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
 /// This machine, with the engine at a socket.
@@ -44,8 +45,8 @@ pub fn default_socket() -> String {
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "its life is what matters")] UnixListener);
 
-/// Makes this daemon the only one for the engine at `socket`. The lock is an abstract socket, so each network namespace
-/// has its own, and it is gone with the process however that ends.
+/// Makes this daemon the only one for the engine at `socket`. The lock is an abstract socket, so
+/// each network namespace has its own, and it is gone with the process however that ends.
 ///
 /// # Errors
 /// There is another one, in words.
@@ -68,7 +69,7 @@ pub fn lock(socket: &str) -> Result<Lock, String> {
 }
 
 impl Host for Machine {
-    fn connect(&mut self) -> Result<Box<dyn Control>, ConnectError> {
+    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
         socket::connect(&self.socket)
     }
 
@@ -87,7 +88,8 @@ impl Host for Machine {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::null())
-            // Its own process group: what a terminal sends to us does not reach it, and it outlives us.
+            // Its own process group: what a terminal sends to us does not reach it, and it outlives
+            // us.
             .process_group(0);
         match command.spawn() {
             Ok(child) => {

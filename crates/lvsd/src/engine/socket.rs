@@ -1,19 +1,17 @@
-//! [`Control`] over the engine's control socket.
+//! [`EngineControl`] over the engine's control socket.
 
-use std::net::IpAddr;
-
-use lvs_core::api::{Call, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
+use lvs_core::api::{Call, Done, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
 use crate::engine::ConnectError;
-use crate::engine::control::{Control, ControlError, Op};
+use crate::engine::control::{ControlError, EngineControl};
 
 /// Connects to the engine at `socket`: `@name` or a path.
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub fn connect(socket: &str) -> Result<Box<dyn Control>, ConnectError> {
+pub fn connect(socket: &str) -> Result<Box<dyn EngineControl>, ConnectError> {
     let client = Client::connect(&Address::new(socket)).map_err(|error| match error {
         Error::Absent { .. } | Error::Stale { .. } | Error::Gone { .. } => {
             ConnectError::Absent(error.to_string())
@@ -22,7 +20,7 @@ pub fn connect(socket: &str) -> Result<Box<dyn Control>, ConnectError> {
     })?;
     if !client.hello().writable {
         return Err(ConnectError::Refused(format!(
-            "the engine at {socket} lets this user look only; run lvsd as root or as the engine's user"
+            "the engine at {socket} lets this user read only; run lvsd as root or as the engine's user"
         )));
     }
     Ok(Box::new(Connection(client)))
@@ -37,16 +35,7 @@ fn translate(error: Error) -> ControlError {
     }
 }
 
-impl Connection {
-    fn done(&mut self, call: &Call) -> Result<(), ControlError> {
-        self.0
-            .call::<IgnoredAny>(call)
-            .map(|_| ())
-            .map_err(translate)
-    }
-}
-
-impl Control for Connection {
+impl EngineControl for Connection {
     fn info(&mut self) -> Result<Info, ControlError> {
         self.0.call(&Call::Info {}).map_err(translate)
     }
@@ -57,12 +46,10 @@ impl Control for Connection {
             .map_err(translate)
     }
 
-    fn sysctl(&mut self, name: &str) -> Result<String, ControlError> {
-        let call = Call::SysctlGet {
-            name: Some(name.to_owned()),
-        };
-        let all: Vec<Sysctl> = self.0.collect(&call).map_err(translate)?;
-        Ok(all.into_iter().next().map(|s| s.value).unwrap_or_default())
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {
+        self.0
+            .collect(&Call::SysctlGet { name: None })
+            .map_err(translate)
     }
 
     fn marks(&mut self) -> Result<Vec<String>, ControlError> {
@@ -78,30 +65,20 @@ impl Control for Connection {
         })
     }
 
-    fn apply(&mut self, op: &Op) -> Result<(), ControlError> {
-        let call = match op {
-            Op::SetSysctl(sysctl) => Call::SysctlSet(sysctl.clone()),
-            Op::SetMarks(rules) => Call::MarkSet {
-                rules: rules.clone(),
-            },
-            Op::SetLocal(pool) => Call::LocalSet(pool.clone()),
-            Op::OwnVips(vips) => Call::VipsOwn {
-                addresses: vips.iter().copied().collect::<Vec<IpAddr>>(),
-            },
-            Op::AddService(spec) => Call::ServiceAdd(spec.clone()),
-            Op::EditService(spec) => Call::ServiceEdit(spec.clone()),
-            Op::DeleteService(service) => Call::ServiceDelete { service: *service },
-            Op::AddServer(spec) => Call::ServerAdd(spec.clone()),
-            Op::EditServer(spec) => Call::ServerEdit(spec.clone()),
-            Op::DeleteServer(service, server) => Call::ServerDelete {
-                service: *service,
-                server: *server,
-            },
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        let done = match changes {
+            [one] => self.0.call(one),
+            changes => self.0.call(&Call::Apply {
+                changes: changes.to_vec(),
+            }),
         };
-        self.done(&call)
+        done.map_err(translate)
     }
 
     fn stop(&mut self) -> Result<(), ControlError> {
-        self.done(&Call::Stop {})
+        self.0
+            .call::<IgnoredAny>(&Call::Stop {})
+            .map(|_| ())
+            .map_err(translate)
     }
 }

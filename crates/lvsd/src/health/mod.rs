@@ -95,8 +95,8 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Checks the servers of `config`, and no others. A check that has not changed goes on undisturbed;
-    /// one that asks the same in another rhythm keeps what it knows.
+    /// Checks the servers of `config`, and no others. A check that has not changed goes on
+    /// undisturbed; one that asks the same in another rhythm keeps what it knows.
     pub fn set(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.tasks);
         for service in &config.services {
@@ -138,7 +138,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Takes a report; `None` if it comes from a check that is no more.
+    /// Takes a report; `None` if it comes from a check that no longer exists.
     pub fn take(&mut self, report: Report) -> Option<Change> {
         let task = self.tasks.get_mut(&report.key)?;
         if task.id != report.task {
@@ -164,7 +164,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether a server has not had its first result yet.
+    /// Whether a first result is still out.
     pub fn pending(&self) -> bool {
         self.tasks.values().any(|t| t.up.is_none())
     }
@@ -219,8 +219,8 @@ async fn run<P: Prober>(
                 }
             }
         }
-        // The first check is made at once, because the service waits for it. The second comes after a random part of the
-        // interval, so that the checks of many servers spread out.
+        // The first check is made at once, because the service waits for it. The second comes after
+        // a random part of the interval, so that the checks of many servers spread out.
         let timer = timer.get_or_insert_with(|| {
             let start = Instant::now() + check.interval.mul_f64(fraction());
             let mut timer = tokio::time::interval_at(start, check.interval);

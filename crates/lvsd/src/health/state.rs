@@ -24,8 +24,8 @@ impl State {
 
     /// Takes a result; gives the new state if it has changed.
     ///
-    /// The first result decides at once: a daemon that has just started must not send connections to a dead server for
-    /// `fall` intervals, nor keep a good one waiting for `rise` of them.
+    /// The first result decides at once: a daemon that has just started must not send connections
+    /// to a dead server for `fall` intervals, nor keep a good one waiting for `rise` of them.
     pub fn observe(&mut self, good: bool) -> Option<bool> {
         let Some(up) = self.up else {
             self.up = Some(good);

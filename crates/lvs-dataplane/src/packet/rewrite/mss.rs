@@ -1,8 +1,11 @@
 //! The maximum segment size that a TCP connection is opened with (RFC 9293 section 3.7.1).
 
+use lvs_core::Protocol;
+
 use crate::packet::frame::Frame;
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Delta;
+use crate::packet::wire::tcp::{self, field, header_len};
 use crate::packet::wire::{be16, put16};
 
 const SYN: u8 = 2;
@@ -11,21 +14,22 @@ const END: u8 = 0;
 const NOP: u8 = 1;
 const MSS: u8 = 2;
 const MSS_LEN: u8 = 4;
-/// Length of a TCP header without options.
-const HEADER_LEN: usize = 20;
 
 /// Whether `packet`, whose bytes are `ip`, opens a TCP connection, or agrees to one.
 #[inline]
 pub fn opens(ip: &[u8], packet: &Packet) -> bool {
-    packet.protocol.0 == 6 && ip.get(packet.l4 + 13).is_some_and(|flags| flags & SYN != 0)
+    packet.protocol == Protocol::TCP
+        && ip
+            .get(packet.l4 + field::FLAGS)
+            .is_some_and(|flags| flags & SYN != 0)
 }
 
 /// Whether `packet`, whose bytes are `ip`, asks for a TCP connection.
 #[inline]
 pub fn asks(ip: &[u8], packet: &Packet) -> bool {
-    packet.protocol.0 == 6
+    packet.protocol == Protocol::TCP
         && ip
-            .get(packet.l4 + 13)
+            .get(packet.l4 + field::FLAGS)
             .is_some_and(|flags| flags & (SYN | ACK) == SYN)
 }
 
@@ -39,8 +43,7 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     let Some(tcp) = frame.bytes_mut().get_mut(packet.l4..) else {
         return false;
     };
-    let header = usize::from(tcp.get(12).map_or(0, |offset| offset >> 4)) * 4;
-    let Some(at) = tcp.get(..header).and_then(find) else {
+    let Some(at) = tcp.get(..header_len(tcp)).and_then(find) else {
         return false;
     };
     let asked = be16(tcp, at);
@@ -55,22 +58,22 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
         } else {
             (asked.swap_bytes(), limit.swap_bytes())
         };
-        let sum = Delta::NONE.word(old, new).apply(be16(tcp, 16));
-        put16(tcp, 16, sum);
+        let sum = Delta::NONE.word(old, new).apply(be16(tcp, field::CHECKSUM));
+        put16(tcp, field::CHECKSUM, sum);
     }
     true
 }
 
 /// Where the size is in a TCP header.
-fn find(tcp: &[u8]) -> Option<usize> {
-    let mut at = HEADER_LEN;
+fn find(header: &[u8]) -> Option<usize> {
+    let mut at = tcp::HEADER_LEN;
     loop {
-        match *tcp.get(at)? {
+        match *header.get(at)? {
             END => return None,
             NOP => at += 1,
             kind => {
-                let len = *tcp.get(at + 1)?;
-                if kind == MSS && len == MSS_LEN && at + 4 <= tcp.len() {
+                let len = *header.get(at + 1)?;
+                if kind == MSS && len == MSS_LEN && at + 4 <= header.len() {
                     return Some(at + 2);
                 }
                 if len < 2 {

@@ -9,7 +9,9 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::{self, Delta, Sum};
-use crate::packet::wire::{be16, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16};
+use crate::packet::wire::{
+    be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp,
+};
 
 /// Which end of a packet is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +26,9 @@ pub enum End {
 #[inline]
 pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     match protocol {
-        Protocol::TCP => Some((20, 16)),
-        Protocol::UDP => Some((8, 6)),
-        Protocol::SCTP => Some((12, 8)),
+        Protocol::TCP => Some((tcp::HEADER_LEN, tcp::field::CHECKSUM.start)),
+        Protocol::UDP => Some((udp::HEADER_LEN, udp::field::CHECKSUM.start)),
+        Protocol::SCTP => Some((sctp::HEADER_LEN, sctp::field::CHECKSUM.start)),
         _ => None,
     }
 }
@@ -82,7 +84,7 @@ pub fn translate(
     if header == 0 {
         return Ok(());
     }
-    let port_at = l4 + if end == End::Source { 0 } else { 2 };
+    let port_at = l4 + port(end);
     let old_port = be16(ip, port_at);
     put16(ip, port_at, to.port());
     let all = addresses.word(old_port, to.port());
@@ -104,19 +106,27 @@ pub fn translate(
     Ok(())
 }
 
+/// Where the port of an end is in a transport header: the same in TCP, UDP and SCTP.
+const fn port(end: End) -> usize {
+    match end {
+        End::Source => udp::field::SOURCE.start,
+        End::Destination => udp::field::DESTINATION.start,
+    }
+}
+
 const fn nonzero(sum: u16) -> u16 {
     if sum == 0 { 0xffff } else { sum }
 }
 
 /// Computes the checksum of a whole UDP datagram.
 fn finish_udp(ip: &mut [u8], l4: usize) {
-    put16(ip, l4 + 6, 0);
+    put16(ip, l4 + udp::field::CHECKSUM.start, 0);
     let datagram = &ip[l4..];
     let sum = Sum::ZERO
         .pseudo(ip_src(ip), ip_dst(ip), Protocol::UDP.0, datagram.len())
         .bytes(datagram)
         .finish();
-    put16(ip, l4 + 6, nonzero(sum));
+    put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
 /// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the other end of the packet
@@ -134,15 +144,20 @@ pub fn translate_icmp(
 ) -> Result<(), FrameDrop> {
     match to.ip() {
         IpAddr::V4(addr) if !is_ipv6(ip) => {
-            let inner = ip.get_mut(l4 + 8..).ok_or(FrameDrop::ShortHeader)?;
+            let inner = ip
+                .get_mut(l4 + icmp::HEADER_LEN..)
+                .ok_or(FrameDrop::ShortHeader)?;
             let header = ipv4::header_len(inner);
             if header < ipv4::HEADER_LEN || inner.len() < header {
                 return Err(FrameDrop::ShortHeader);
             }
             // The message comes from (or goes to) one end; the packet inside went the other way.
-            let at = if outer == End::Source { 16 } else { 12 };
-            inner[at..at + 4].copy_from_slice(&addr.octets());
-            if ports && has_ports(inner[9]) {
+            let other = match outer {
+                End::Source => ipv4::field::DESTINATION,
+                End::Destination => ipv4::field::SOURCE,
+            };
+            inner[other].copy_from_slice(&addr.octets());
+            if ports && has_ports(inner[ipv4::field::PROTOCOL]) {
                 set_port(inner, header, outer, to.port());
             }
             ipv4::finish_header(inner);
@@ -152,7 +167,9 @@ pub fn translate_icmp(
             }
         }
         IpAddr::V6(addr) if is_ipv6(ip) => {
-            let inner = ip.get_mut(l4 + 8..).ok_or(FrameDrop::ShortHeader)?;
+            let inner = ip
+                .get_mut(l4 + icmp::HEADER_LEN..)
+                .ok_or(FrameDrop::ShortHeader)?;
             let chain = ipv6::walk(inner).ok_or(FrameDrop::ShortHeader)?;
             match outer {
                 End::Source => ipv6::set_dst(inner, addr),
@@ -170,9 +187,9 @@ pub fn translate_icmp(
         }
         _ => return Err(FrameDrop::Unsupported),
     }
-    put16(ip, l4 + 2, 0);
+    put16(ip, l4 + icmp::field::CHECKSUM.start, 0);
     let sum = Sum::ZERO.bytes(&ip[l4..]).finish();
-    put16(ip, l4 + 2, sum);
+    put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
     Ok(())
 }
 
@@ -184,9 +201,12 @@ const fn has_ports(protocol: u8) -> bool {
 }
 
 /// Stores the port of the packet inside an error: of the end that `outer` is on the other side of.
-fn set_port(inner: &mut [u8], l4: usize, outer: End, port: u16) {
-    let at = if outer == End::Source { l4 + 2 } else { l4 };
-    put16(inner, at, port);
+fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
+    let other = match outer {
+        End::Source => End::Destination,
+        End::Destination => End::Source,
+    };
+    put16(inner, l4 + port(other), to);
 }
 
 #[cfg(test)]

@@ -7,14 +7,13 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::{Delta, Sum};
-use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32};
+use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp};
 
-/// Offsets in a TCP header (RFC 9293 section 3.1).
-const SEQUENCE: usize = 4;
-const ACKNOWLEDGEMENT: usize = 8;
-const FLAGS: usize = 13;
-const CHECKSUM: usize = 16;
-const OPTIONS: usize = 20;
+/// Places in a TCP header.
+const SEQUENCE: usize = tcp::field::SEQUENCE.start;
+const ACKNOWLEDGEMENT: usize = tcp::field::ACKNOWLEDGEMENT.start;
+const CHECKSUM: usize = tcp::field::CHECKSUM.start;
+const OPTIONS: usize = tcp::HEADER_LEN;
 
 /// Kinds of TCP options (RFC 9293 section 3.1, RFC 2018).
 const OPTION_END: u8 = 0;
@@ -62,7 +61,7 @@ pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), Frame
 pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
     let end = header_len(frame.bytes(), l4);
     let ip = frame.bytes_mut();
-    if ip.len() < l4 + OPTIONS || !TcpFlags(ip[l4 + FLAGS]).has(TcpFlags::ACK) {
+    if ip.len() < l4 + OPTIONS || !TcpFlags(ip[l4 + tcp::field::FLAGS]).has(TcpFlags::ACK) {
         return;
     }
     let mut delta = Delta::NONE;
@@ -95,8 +94,8 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
 
 /// Length of the TCP header at `l4`, as far as it is there.
 fn header_len(ip: &[u8], l4: usize) -> usize {
-    let len = ip.get(l4 + 12).map_or(0, |byte| usize::from(byte >> 4) * 4);
-    len.min(ip.len().saturating_sub(l4))
+    let tcp = ip.get(l4..).unwrap_or_default();
+    tcp::header_len(tcp).min(tcp.len())
 }
 
 /// Stores a number at `at` in the TCP header at `l4`, and notes what it does to the checksum.

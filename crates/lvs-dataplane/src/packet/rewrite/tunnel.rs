@@ -7,7 +7,7 @@
 //!  GUE   outer IP │ UDP │ version, length, protocol, flags │ inner packet
 //! ```
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Protocol, Tunnel, TunnelChecksum};
 
@@ -15,7 +15,7 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Sum;
-use crate::packet::wire::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ipv4, ipv6, is_ipv6, put16};
+use crate::packet::wire::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ipv4, ipv6, is_ipv6, put16, udp};
 
 /// The protocol number of IPv4 in IP.
 pub const IPV4: u8 = 4;
@@ -26,10 +26,25 @@ pub const GRE: u8 = 47;
 /// The protocol number of UDP, which carries GUE.
 pub const UDP: u8 = 17;
 
-const UDP_LEN: usize = 8;
+const UDP_LEN: usize = udp::HEADER_LEN;
 const GUE_LEN: usize = 4;
-const GRE_LEN: usize = 4;
+const GRE_LEN: usize = gre::PROTOCOL.end;
 const GRE_CHECKSUM_LEN: usize = 4;
+/// GUE: the protocol of the inner packet, behind version and length.
+const GUE_PROTOCOL: usize = UDP_LEN + 1;
+
+/// Fields of a GRE header (RFC 2784 section 2.1).
+pub mod gre {
+    use crate::packet::wire::Field;
+
+    /// Flags and version.
+    pub const FLAGS: Field = 0..2;
+    /// EtherType of the inner packet.
+    pub const PROTOCOL: Field = 2..4;
+    /// Checksum, if the flags say that there is one.
+    pub const CHECKSUM: Field = 4..6;
+}
+
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
 
@@ -115,9 +130,9 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     }
     let six = is_ipv6(inner);
     let (class, ttl) = if six {
-        (ipv6::traffic_class(inner), inner[7])
+        (ipv6::traffic_class(inner), inner[ipv6::field::HOP_LIMIT])
     } else {
-        (inner[1], inner[8])
+        (inner[ipv4::field::TOS], inner[ipv4::field::TTL])
     };
     // ECN is copied, but CE leaves as ECT(0) (RFC 3168 section 9.1.1, as INET_ECN_encapsulate does).
     let class = if class & 3 == 3 {
@@ -130,33 +145,25 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
         Tunnel::Ipip => inner_protocol,
         Tunnel::Gre { checksum } => {
             let ethertype = if six { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
-            gre(frame, ethertype, checksum == TunnelChecksum::Full)?;
+            push_gre(frame, ethertype, checksum == TunnelChecksum::Full)?;
             GRE
         }
         Tunnel::Gue { port, checksum } => {
             let with = checksum != TunnelChecksum::None;
-            gue(frame, inner_protocol, outer, port, with)?;
+            push_gue(frame, inner_protocol, outer, port, with)?;
             UDP
         }
     };
     match (outer.src, outer.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);
-            let len = len.map_err(|_| FrameDrop::NoRoom)?;
-            let header = frame
-                .push_front(ipv4::HEADER_LEN)
-                .ok_or(FrameDrop::NoRoom)?;
-            header.fill(0);
-            header[0] = 0x45;
-            header[1] = class;
-            put16(header, 2, len);
-            put16(header, 4, if outer.df { 0 } else { outer.id });
-            put16(header, 6, if outer.df { ipv4::DF } else { 0 });
-            header[8] = ttl;
-            header[9] = protocol;
-            header[12..16].copy_from_slice(&src.octets());
-            header[16..20].copy_from_slice(&dst.octets());
-            ipv4::finish_header(header);
+            let header = OuterIpv4 {
+                class,
+                ttl,
+                protocol,
+                src,
+                dst,
+            };
+            header.push(frame, (!outer.df).then_some(outer.id))
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             let len = u16::try_from(frame.len()).map_err(|_| FrameDrop::NoRoom)?;
@@ -164,27 +171,64 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
                 .push_front(ipv6::HEADER_LEN)
                 .ok_or(FrameDrop::NoRoom)?;
             ipv6::write_header(header, protocol, ttl, src, dst, len);
-            put16(header, 0, 0x6000 | u16::from(class) << 4);
+            ipv6::set_traffic_class(header, class);
+            Ok(())
         }
-        _ => return Err(FrameDrop::Unsupported),
+        _ => Err(FrameDrop::Unsupported),
     }
-    Ok(())
 }
 
-fn gre(frame: &mut Frame, ethertype: u16, checksum: bool) -> Result<(), FrameDrop> {
+/// The fields of an outer header of IPv4.
+struct OuterIpv4 {
+    class: u8,
+    ttl: u8,
+    protocol: u8,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+}
+
+impl OuterIpv4 {
+    /// Puts it in front, with an identification or with "don't fragment".
+    fn push(&self, frame: &mut Frame, id: Option<u16>) -> Result<(), FrameDrop> {
+        use ipv4::field;
+        let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);
+        let len = len.map_err(|_| FrameDrop::NoRoom)?;
+        let header = frame
+            .push_front(ipv4::HEADER_LEN)
+            .ok_or(FrameDrop::NoRoom)?;
+        header.fill(0);
+        header[field::VERSION] = 0x45;
+        header[field::TOS] = self.class;
+        put16(header, field::TOTAL_LEN, len);
+        put16(header, field::ID, id.unwrap_or(0));
+        put16(
+            header,
+            field::FLAGS,
+            if id.is_none() { ipv4::DF } else { 0 },
+        );
+        header[field::TTL] = self.ttl;
+        header[field::PROTOCOL] = self.protocol;
+        header[field::SOURCE].copy_from_slice(&self.src.octets());
+        header[field::DESTINATION].copy_from_slice(&self.dst.octets());
+        ipv4::finish_header(header);
+        Ok(())
+    }
+}
+
+fn push_gre(frame: &mut Frame, ethertype: u16, checksum: bool) -> Result<(), FrameDrop> {
     let len = GRE_LEN + if checksum { GRE_CHECKSUM_LEN } else { 0 };
     let header = frame.push_front(len).ok_or(FrameDrop::NoRoom)?;
     header.fill(0);
-    put16(header, 0, if checksum { GRE_CHECKSUM } else { 0 });
-    put16(header, 2, ethertype);
+    put16(header, gre::FLAGS, if checksum { GRE_CHECKSUM } else { 0 });
+    put16(header, gre::PROTOCOL, ethertype);
     if checksum {
         let sum = Sum::ZERO.bytes(frame.bytes()).finish();
-        put16(frame.bytes_mut(), 4, sum);
+        put16(frame.bytes_mut(), gre::CHECKSUM, sum);
     }
     Ok(())
 }
 
-fn gue(
+fn push_gue(
     frame: &mut Frame,
     inner_protocol: u8,
     outer: &Outer,
@@ -196,17 +240,22 @@ fn gue(
         .push_front(UDP_LEN + GUE_LEN)
         .ok_or(FrameDrop::NoRoom)?;
     header.fill(0);
-    put16(header, 0, outer.source_port);
-    put16(header, 2, port);
-    put16(header, 4, len);
+    put16(header, udp::field::SOURCE, outer.source_port);
+    put16(header, udp::field::DESTINATION, port);
+    put16(header, udp::field::LENGTH, len);
     // Version 0, no control message, no options; the checksums inside are complete, so none is left to the receiver.
-    header[UDP_LEN + 1] = inner_protocol;
+    header[GUE_PROTOCOL] = inner_protocol;
     if checksum {
         let sum = Sum::ZERO
             .pseudo(outer.src, outer.dst, UDP, usize::from(len))
             .bytes(frame.bytes())
             .finish();
-        put16(frame.bytes_mut(), 6, if sum == 0 { 0xffff } else { sum });
+        let ip = frame.bytes_mut();
+        put16(
+            ip,
+            udp::field::CHECKSUM,
+            if sum == 0 { 0xffff } else { sum },
+        );
     }
     Ok(())
 }

@@ -8,6 +8,28 @@ use super::checksum::Sum;
 use super::{icmpv6, ipv4, ipv6, is_ipv6, put16};
 use crate::packet::frame::Frame;
 
+/// Fields of a message, of either IP version.
+pub mod field {
+    use crate::packet::wire::Field;
+
+    /// Type.
+    pub const TYPE: usize = 0;
+    /// Code.
+    pub const CODE: usize = 1;
+    /// Checksum.
+    pub const CHECKSUM: Field = 2..4;
+    /// What depends on the type. An ICMPv6 "packet too big" has the MTU here.
+    pub const REST: Field = 4..8;
+    /// The MTU in an ICMP "fragmentation needed" (RFC 1191 section 4).
+    pub const MTU: Field = 6..8;
+}
+
+/// Length of the header of a message, behind which an error quotes a packet.
+pub const HEADER_LEN: usize = field::REST.end;
+
+const ECHO_REPLY: u8 = 0;
+const ECHO_REQUEST: u8 = 8;
+
 /// Errors that the director sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -71,13 +93,15 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, 
 }
 
 fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, id: u16) -> bool {
-    let quoted = &offending[..offending.len().min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - 8)];
+    let quoted = &offending[..offending
+        .len()
+        .min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - HEADER_LEN)];
     let (kind, code, rest) = kind.header();
     // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section 4.3.2.5).
-    let tos = (offending.get(1).map_or(0, |tos| tos & 0x1e)) | 0xc0;
+    let tos = (offending.get(ipv4::field::TOS).map_or(0, |tos| tos & 0x1e)) | 0xc0;
     let mut message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
     let sum = Sum::ZERO.bytes(&message).bytes(quoted).finish();
-    put16(&mut message, 2, sum);
+    put16(&mut message, field::CHECKSUM, sum);
     header(
         frame,
         1,
@@ -95,11 +119,13 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
 pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
     let message = ip.get(l4..).unwrap_or_default();
     let (request, sum) = if is_ipv6(ip) {
-        (128, icmpv6::sum(ip, l4))
+        (icmpv6::ECHO_REQUEST, icmpv6::sum(ip, l4))
     } else {
-        (8, Sum::ZERO.bytes(message).finish())
+        (ECHO_REQUEST, Sum::ZERO.bytes(message).finish())
     };
-    message.len() >= 8 && message[0] == request && message[1] == 0 && sum == 0
+    let header = message.get(..HEADER_LEN);
+    header.is_some_and(|header| header[field::TYPE] == request && header[field::CODE] == 0)
+        && sum == 0
 }
 
 /// Turns an echo request (a whole IP packet in `frame`, with the message at `l4`) into its reply.
@@ -109,17 +135,17 @@ pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
     }
     let ip = frame.bytes_mut();
     let (src, dst) = (ipv4::src(ip), ipv4::dst(ip));
-    ip[12..16].copy_from_slice(&dst.octets());
-    ip[16..20].copy_from_slice(&src.octets());
-    ip[8] = 64;
-    put16(ip, 4, id);
-    put16(ip, 6, 0);
+    ip[ipv4::field::SOURCE].copy_from_slice(&dst.octets());
+    ip[ipv4::field::DESTINATION].copy_from_slice(&src.octets());
+    ip[ipv4::field::TTL] = 64;
+    put16(ip, ipv4::field::ID, id);
+    put16(ip, ipv4::field::FLAGS, 0);
     ipv4::finish_header(ip);
     let message = &mut ip[l4..];
-    message[0] = 0;
-    put16(message, 2, 0);
+    message[field::TYPE] = ECHO_REPLY;
+    put16(message, field::CHECKSUM, 0);
     let sum = Sum::ZERO.bytes(message).finish();
-    put16(message, 2, sum);
+    put16(message, field::CHECKSUM, sum);
 }
 
 /// Empties `frame` and writes an IPv4 header without options for a payload of `len` bytes.

@@ -3,12 +3,15 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::checksum::Sum;
-use super::icmp::ErrorKind;
+use super::icmp::{self, ErrorKind};
 use super::{ipv6, put16};
 use crate::packet::frame::Frame;
 
 /// The protocol number.
 pub const PROTOCOL: u8 = 58;
+/// Echo request.
+pub const ECHO_REQUEST: u8 = 128;
+const ECHO_REPLY: u8 = 129;
 /// Hop limit of what the director sends itself.
 const HOP_LIMIT: u8 = 64;
 
@@ -21,7 +24,7 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
         // "Unrecognized next header", and where it is.
         ErrorKind::ProtocolUnreachable => {
             let at = ipv6::unknown_at(offending);
-            (4, 1, u32::try_from(at).unwrap_or(6).to_be_bytes())
+            (4, 1, u32::try_from(at).unwrap_or(0).to_be_bytes())
         }
         ErrorKind::PortUnreachable => (1, 4, [0; 4]),
         ErrorKind::FragmentationNeeded(mtu) => (2, 0, u32::from(mtu).to_be_bytes()),
@@ -33,7 +36,9 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
 
 /// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it as fits the least MTU.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
-    let quoted = &offending[..offending.len().min(ipv6::MTU_MIN - ipv6::HEADER_LEN - 8)];
+    let quoted = &offending[..offending
+        .len()
+        .min(ipv6::MTU_MIN - ipv6::HEADER_LEN - icmp::HEADER_LEN)];
     let (kind, code, rest) = header(kind, offending);
     let message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
     let to = ipv6::src(offending);
@@ -54,7 +59,6 @@ pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr
 
 /// Turns an echo request (a whole IPv6 packet in `frame` with the message at `l4`) into its reply.
 pub fn echo_reply(frame: &mut Frame, l4: usize) {
-    const REPLY: u8 = 129;
     let ip = frame.bytes();
     let (src, dst) = (ipv6::src(ip), ipv6::dst(ip));
     let class = ipv6::traffic_class(ip);
@@ -68,18 +72,18 @@ pub fn echo_reply(frame: &mut Frame, l4: usize) {
     };
     ipv6::write_header(header, PROTOCOL, HOP_LIMIT, dst, src, len);
     let ip = frame.bytes_mut();
-    put16(ip, 0, 0x6000 | u16::from(class) << 4);
+    ipv6::set_traffic_class(ip, class);
     if let Some(kind) = ip.get_mut(ipv6::HEADER_LEN) {
-        *kind = REPLY;
+        *kind = ECHO_REPLY;
     }
     finish_checksum(ip, ipv6::HEADER_LEN);
 }
 
 /// Computes the checksum of the ICMPv6 message at `l4`.
 pub fn finish_checksum(ip: &mut [u8], l4: usize) {
-    put16(ip, l4 + 2, 0);
+    put16(ip, l4 + icmp::field::CHECKSUM.start, 0);
     let sum = sum(ip, l4);
-    put16(ip, l4 + 2, sum);
+    put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
 }
 
 /// The checksum over the ICMPv6 message at `l4`: 0 if the one that is in it is right.

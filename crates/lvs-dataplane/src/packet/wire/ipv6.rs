@@ -97,6 +97,12 @@ pub fn traffic_class(ip: &[u8]) -> u8 {
     (be16(ip, field::CLASS) >> 4).to_be_bytes()[1]
 }
 
+/// Stores the traffic class in a header without flow label.
+#[inline]
+pub fn set_traffic_class(ip: &mut [u8], class: u8) {
+    put16(ip, field::CLASS, 0x6000 | u16::from(class) << 4);
+}
+
 /// Marks the packet as having met congestion (RFC 3168).
 pub fn set_congestion(ip: &mut [u8]) {
     let word = be16(ip, field::CLASS) | 3 << 4;
@@ -224,11 +230,11 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
 
 /// Where the byte is that names the first header of `ip` which a host without IPsec does not know.
 pub fn unknown_at(ip: &[u8]) -> usize {
-    let mut named_at = 6;
+    let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;
     while let (Some(&next), Some(&len)) = (ip.get(named_at), ip.get(at + 1)) {
         // Options for every hop come first or not at all.
-        if !matches!(next, ROUTING | DESTINATION) && (next, named_at) != (HOP_BY_HOP, 6) {
+        if !matches!(next, ROUTING | DESTINATION) && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER) {
             break;
         }
         named_at = at;

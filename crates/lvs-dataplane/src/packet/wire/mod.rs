@@ -9,6 +9,7 @@ pub mod icmpv6;
 pub mod ip_options;
 pub mod ipv4;
 pub mod ipv6;
+pub mod sctp;
 pub mod tcp;
 pub mod udp;
 pub mod vlan;

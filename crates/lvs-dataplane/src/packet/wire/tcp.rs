@@ -96,11 +96,7 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
         (IpAddr::V4(src), IpAddr::V4(dst)) => icmp::header(frame, 6, src, dst, class, 0, true, 20),
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             let started = icmpv6::start(frame, 6, 64, src, dst, 20);
-            put16(
-                frame.bytes_mut(),
-                ipv6::field::CLASS,
-                0x6000 | u16::from(class) << 4,
-            );
+            ipv6::set_traffic_class(frame.bytes_mut(), class);
             started
         }
         _ => false,

@@ -42,11 +42,17 @@ pub fn outermost(frame: &[u8]) -> Option<Tag> {
     })
 }
 
-/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if it is too short or has no
-/// room in front.
+/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if it is too short. Where a
+/// backend that has lent the frame has left no room in front, it goes on in a copy.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
-    if frame.len() < ADDRESSES_LEN || frame.push_front(TAG_LEN).is_none() {
+    if frame.len() < ADDRESSES_LEN {
+        return false;
+    }
+    if frame.headroom() < TAG_LEN {
+        *frame = frame.clone();
+    }
+    if frame.push_front(TAG_LEN).is_none() {
         return false;
     }
     if let Some(segments) = &mut frame.offload.segments

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use lvs_core::api::LocalPool;
-use lvs_core::mark::MarkRule;
+use lvs_core::mark::{MarkRule, Prefix};
 use lvs_core::{Sysctls, helper_ports};
 use toml::Spanned;
 
@@ -200,7 +200,7 @@ impl Checker<'_> {
             && addresses.is_empty()
         {
             self.report(
-                Diagnostic::error(on.span(), "`hairpin` needs an address that stands for clients")
+                Diagnostic::error(on.span(), "`hairpin` needs a local address")
                     .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the engine will answer for"),
             );
         }
@@ -228,7 +228,7 @@ impl Checker<'_> {
                 Err(reason) => self.report(
                     Diagnostic::error(
                         self.first_line(&spanned.span()),
-                        format!("this rule for marks does not work: {}", reason.replace("--", "")),
+                        format!("invalid rule for marks: {}", reason.replace("--", "")),
                     )
                     .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
                 ),
@@ -240,7 +240,7 @@ impl Checker<'_> {
     pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
-            Diagnostic::error(span, "this mark is kept for services of many ports")
+            Diagnostic::error(span, "this mark is reserved for services of many ports")
                 .help(format!("give one below {first} or above {last}")),
         );
     }
@@ -258,15 +258,10 @@ impl Checker<'_> {
                 continue;
             }
             let text = value.get_ref().0.trim();
-            let numbers = text
-                .split_ascii_whitespace()
-                .all(|w| w.parse::<i32>().is_ok());
-            if key != "est_cpulist" && (text.is_empty() || !numbers) {
+            if Sysctls::default().set(key, text).is_err() {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
-                        .help(
-                            "sysctls of IPVS are whole numbers; sync_threshold takes two: \"3 50\"",
-                        ),
+                        .help(sysctl_values(key)),
                 );
                 continue;
             }
@@ -301,18 +296,26 @@ fn mark_words(rule: &RawMark) -> Vec<String> {
     words
 }
 
+/// What values a sysctl takes.
+fn sysctl_values(name: &str) -> &'static str {
+    match name {
+        "sync_threshold" => {
+            "give two whole numbers, the first below the second unless that is 0: \"3 50\""
+        }
+        "est_cpulist" => "give CPUs and ranges of CPUs: \"0-3,8\", or \"\" for none",
+        _ => "most sysctls of IPVS are whole numbers, each in the range that the kernel takes",
+    }
+}
+
 /// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
 fn are_vlan_addresses(name: &str, all: &str) -> bool {
     let vlan = name.rsplit_once('.').is_some_and(|(trunk, number)| {
         let number = number.parse::<u16>();
         !trunk.is_empty() && number.is_ok_and(|number| (1..=4094).contains(&number))
     });
-    vlan && all.split(',').all(|address| {
-        address.split_once('/').is_some_and(|(ip, len)| {
-            let width = ip
-                .parse::<IpAddr>()
-                .map(|ip| if ip.is_ipv4() { 32 } else { 128 });
-            matches!((width, len.parse::<u8>()), (Ok(width), Ok(len)) if len <= width)
-        })
-    })
+    let prefix = |text: &str| {
+        let (ip, len) = text.split_once('/')?;
+        Prefix::new(ip.parse().ok()?, len.parse().ok()?)
+    };
+    vlan && all.split(',').all(|address| prefix(address).is_some())
 }

@@ -60,24 +60,25 @@ impl Checker<'_> {
         method
     }
 
-    /// The scheduler `ewma` measures answers that only NAT leads through the director.
+    /// A scheduler that goes by the servers' answers needs them to pass through the director.
     pub(super) fn sees_answers(
         &mut self,
         service: &RawService,
         method: Forwarding,
         at: &Range<usize>,
     ) -> Option<()> {
-        let scheduler = service.scheduler.as_ref();
-        let Some(scheduler) = scheduler.filter(|word| word.get_ref() == "ewma") else {
+        let Some(scheduler) = &service.scheduler else {
             return Some(());
         };
-        if method.translates() {
+        let name = scheduler.get_ref();
+        let made = self.schedulers.create(name);
+        if method.translates() || !made.is_some_and(|made| made.needs_replies()) {
             return Some(());
         }
         self.once(
             Diagnostic::error(
                 at.clone(),
-                "the scheduler ewma needs servers that are reached by NAT",
+                format!("the scheduler {name} needs servers that are reached by NAT"),
             )
             .label(
                 "their answers do not pass through the director, which measures how soon they come",

@@ -1,4 +1,5 @@
-//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits together.
+//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
+//! together.
 
 mod engine;
 mod forward;
@@ -11,19 +12,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Protocol};
+use lvs_core::{Family, Protocol, Registry};
 use toml::Spanned;
 
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Daemon, Service};
-
-/// Schedulers of IPVS, by ipvsadm's names, and one of the engine's own. An engine may know fewer; it then says so.
-const SCHEDULERS: [&str; 16] = [
-    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos",
-    "ewma", "none",
-];
+use crate::config::{Config, Daemon, Line, Service};
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -31,8 +26,8 @@ const SLOW_START_MAX: u64 = 86_400;
 /// The kernel's bound of a weight, and ipvsadm's.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
 
-/// Checks everything. `complete` is false if parts of the file were left out because they could not be read; what is
-/// missing is then not complained about.
+/// Checks everything. `complete` is false if parts of the file were left out because they could not
+/// be read; what is missing is then not complained about.
 pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
@@ -41,8 +36,10 @@ pub(in crate::config) fn check(
 ) -> Config {
     let mut checker = Checker {
         text,
+        line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
+        schedulers: Registry::new(),
         routed: None,
         local: None,
     };
@@ -59,6 +56,7 @@ pub(in crate::config) fn check(
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
     Config {
+        path: String::new(),
         daemon: Daemon {
             adopt: raw.lvsd.adopt.unwrap_or(false),
             log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
@@ -99,8 +97,11 @@ const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
 
 struct Checker<'a> {
     text: &'a str,
+    line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
+    /// Those that the engine has.
+    schedulers: Registry,
     /// Where the file says that the host routes packets to the engine.
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.
@@ -110,6 +111,11 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn report(&mut self, finding: Diagnostic) {
         self.findings.push(finding);
+    }
+
+    /// The line that something begins in.
+    fn line(&self, span: &Range<usize>) -> Line {
+        Line(1 + self.line_ends.partition_point(|end| *end < span.start))
     }
 
     /// The first line of a table, which is where something missing is shown.

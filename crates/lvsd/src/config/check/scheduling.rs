@@ -7,7 +7,7 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, OnServerDown, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
-use super::{Checker, SCHEDULERS, SLOW_START_MAX, port};
+use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::raw::{RawPersistence, RawService};
@@ -39,13 +39,14 @@ impl Checker<'_> {
             return;
         };
         let word = scheduler.get_ref().as_str();
-        if SCHEDULERS.contains(&word) {
+        let names: Vec<&str> = self.schedulers.names().collect();
+        if names.contains(&word) {
             config.scheduler = word.to_owned();
             return;
         }
         let finding = Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
-        let list = format!("the schedulers are: {}", SCHEDULERS.join(", "));
-        self.report(match did_you_mean(&word.to_ascii_lowercase(), SCHEDULERS) {
+        let list = format!("the schedulers are: {}", names.join(", "));
+        self.report(match did_you_mean(&word.to_ascii_lowercase(), names) {
             Some(known) => finding.help(format!("did you mean \"{known}\"? {list}")),
             None => finding.help(list),
         });
@@ -218,7 +219,7 @@ impl Checker<'_> {
                 )
                 .label("weight 0: its connections go on")
                 .help(
-                    "remove this line, or say \"remove\"; leave it if only servers that leave the file shall go down",
+                    "remove this line, or say \"remove\"; keep it if only servers that are removed from the file should count as down",
                 ),
             );
         }
@@ -228,11 +229,12 @@ impl Checker<'_> {
 
 /// What a failed check does where the file does not say it.
 ///
-/// Who says what becomes of the connections of a server that is down means one whose check has failed: it goes.
-/// Weight 0 is gentler: a false alarm then costs no established connection, and a listing still shows the server. But
-/// it keeps *new* connections coming where the choice does not depend on the weight: a persistence template leads its
-/// client to a server of weight 0 (unless the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without
-/// their fallback refuse a client whose slot is such a server. There the server must go.
+/// Who says what becomes of the connections of a server that is down means one whose check has
+/// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
+/// listing still shows the server. But it keeps *new* connections coming where the choice does not
+/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
+/// the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without their fallback
+/// refuse a client whose slot is such a server. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
     let hashed = match config.scheduler.as_str() {
         "dh" => true,

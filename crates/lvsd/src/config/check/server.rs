@@ -64,6 +64,7 @@ impl Checker<'_> {
         config.lower = u32::try_from(lower.unwrap_or(0)).unwrap_or(0);
         config.tunnel = self.server_tunnel(raw, forward, method, defaults);
         Some(Server {
+            line: self.line(&span),
             address,
             config,
             check: plan.and_then(|plan| self.check(plan, address, &at)),
@@ -152,7 +153,7 @@ impl Checker<'_> {
         {
             let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
             self.report(
-                Diagnostic::error(text.span(), format!("full NAT needs an {kind} address that stands for clients")).help(
+                Diagnostic::error(text.span(), format!("full NAT needs an {kind} local address")).help(
                     "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the engine will answer for",
                 ),
             );

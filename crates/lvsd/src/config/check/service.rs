@@ -171,6 +171,7 @@ impl Checker<'_> {
         let id = id?;
         let name = raw.name.as_ref().map(|name| name.get_ref().clone());
         Some(Service {
+            line: self.line(span),
             name: name
                 .or_else(|| ports.as_ref().map(ToString::to_string))
                 .unwrap_or_else(|| label(&id)),
@@ -206,7 +207,7 @@ impl Checker<'_> {
         }
         if matches!(id, Some(ServiceId::Fwmark { .. })) && !many_ports {
             self.report(
-                Diagnostic::error(place.span(), "a service with a mark has no VIP")
+                Diagnostic::error(place.span(), "a service with a mark does not have a VIP")
                     .help("remove `vip`; put the addresses on the host, or route them here"),
             );
         }

@@ -1,6 +1,6 @@
 //! What a health check does: one kind a file, each with its configuration, its parsing and its run.
 //!
-//! To add a kind, write its file with a type that implements [`Kind`], name it in [`kinds!`] below,
+//! To add a kind, write its file with a type that implements `Kind`, name it in `kinds!` below,
 //! and document it in `docs/configuration.md` (a test compares that page with the registry).
 
 #[cfg(test)]

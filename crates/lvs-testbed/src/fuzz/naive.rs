@@ -488,13 +488,20 @@ impl Model {
 
 /// Something that happens to both.
 #[derive(Clone, Debug)]
-pub(crate) enum Op {
+pub enum Op {
+    /// A segment of a client, with these flags.
     FromClient(u8, u8),
+    /// A segment of a server to a client, with these flags.
     FromServer(u8, u8, u8),
+    /// A server is added: weight, upper and lower threshold, NAT or direct routing.
     Add(u8, i32, u32, u32, bool),
+    /// Its weight and thresholds are set.
     Edit(u8, i32, u32, u32),
+    /// It is removed.
     Delete(u8),
+    /// So many seconds pass.
     Wait(u64),
+    /// A sysctl is set.
     Sysctl(&'static str, i32),
 }
 
@@ -509,7 +516,7 @@ fn server(n: u8) -> SocketAddr {
 
 /// A director and its model, side by side.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub struct Pair {
     director: Director,
     model: Model,
     service: ServiceKey,
@@ -517,7 +524,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Both, with a service and three servers.
-    pub(crate) fn new(scheduler: &'static str, persistent: bool) -> Self {
+    pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,
             ..Options::default()
@@ -558,7 +565,7 @@ impl Pair {
     }
 
     /// Whatever happened, in the end nothing is left of it.
-    pub(crate) fn finish(mut self) {
+    pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());
         for server in self
@@ -591,7 +598,7 @@ impl Pair {
     }
 
     /// Does the same to both, and compares them.
-    pub(crate) fn apply(&mut self, op: &Op) {
+    pub fn apply(&mut self, op: &Op) {
         let now = Instant::from_secs(self.model.now);
         match *op {
             Op::FromClient(n, flags) => {

@@ -1,4 +1,4 @@
-//! A whole LVS installation: client, router, director, real servers; and the words to steer it.
+//! A whole LVS installation: client, router, director, real servers; and the commands to control it.
 //!
 //! ```text
 //!             client            router                  director              servers
@@ -11,7 +11,8 @@
 //! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1, fd00:198:: for 198.51.100.0/24,
 //! fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
 
-use std::fmt::Write as _;
+mod addresses;
+
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::netns::{Host, Link, Proc, Testbed, run_with_input, wait_until};
+use self::addresses::{links, six};
+use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
@@ -32,7 +34,7 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
-    /// Translation of both ends: the director's local address stands for clients.
+    /// Full NAT: servers see the director's local address.
     FullNat,
 }
 
@@ -83,7 +85,7 @@ pub enum Vip {
     Host,
     /// Nowhere but in the engine, which answers ARP (`--own-vips`).
     Engine,
-    /// In no network: the router has a route for it that leads to the director.
+    /// In no network: the router has a route to it through the director.
     Routed,
 }
 
@@ -158,11 +160,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// Raises hosts, links and web servers; not yet the engine.
+    /// Sets up hosts, links and web servers, but not the engine.
     ///
     /// # Errors
     ///
-    /// When anything of that does not work; the error names the host and shows what was printed.
+    /// When any of that fails; the error names the host and shows its output.
     pub fn new(options: SiteOptions) -> Result<Self> {
         let mut testbed = Testbed::new(&options.label)?;
         let with_router = options.topology != Topology::TwoArm;
@@ -218,120 +220,15 @@ impl Site {
     }
 
     fn configure(&self) -> Result<()> {
-        let options = &self.options;
-        let (vip, vip6) = (self.vip, self.vip6);
-        let mut scripts = Vec::new();
-
-        let (client, gateway) = match options.topology {
-            Topology::TwoArm => ("192.0.2.100", "192.0.2.1"),
-            Topology::OneArm | Topology::Routed => ("198.51.100.100", "198.51.100.1"),
-        };
-        let mut script = interfaces(&["eth0"], options);
-        write!(
-            script,
-            "{}",
-            batch(&[
-                format!("addr add {client}/24 dev eth0"),
-                format!("route add default via {gateway}"),
-                format!("addr add {}/64 dev eth0 nodad", six(client)),
-                format!("route add default via {}", six(gateway))
-            ])
-        )?;
-        scripts.push((&self.client, script));
-
-        let arms: &[&str] = if options.topology == Topology::TwoArm {
-            &["eth0", "eth1"]
-        } else {
-            &["eth0"]
-        };
-        let mut script = interfaces(arms, options);
-        let mut commands = vec![
-            "addr add 192.0.2.1/24 dev eth0".to_owned(),
-            "addr add fd00:192::1/64 dev eth0 nodad".to_owned(),
+        let mut scripts = vec![
+            (&self.client, self.client_script()?),
+            (&self.director, self.director_script()?),
         ];
-        match options.topology {
-            Topology::TwoArm => {
-                commands.push("addr add 10.0.0.1/24 dev eth1".to_owned());
-                commands.push("addr add fd00:10::1/64 dev eth1 nodad".to_owned());
-            }
-            Topology::OneArm | Topology::Routed => {
-                commands.push("route add default via 192.0.2.254".to_owned());
-                commands.push("route add default via fd00:192::254".to_owned());
-            }
-        }
-        if options.vip == Vip::Host {
-            commands.push(format!("addr add {vip6}/128 dev eth0 nodad"));
-            commands.push(format!("addr add {vip}/32 dev eth0"));
-        }
-        write!(script, "{}", batch(&commands))?;
-        script.push_str("echo 0 > /proc/sys/net/ipv4/conf/all/send_redirects\n");
-        script
-            .push_str("for i in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $i; done\n");
-        writeln!(
-            script,
-            "echo {} > /proc/sys/net/ipv4/ip_forward",
-            u8::from(options.ip_forward)
-        )?;
-        scripts.push((&self.director, script));
-
         if let Some(router) = &self.router {
-            let arms: &[&str] = if options.topology == Topology::Routed {
-                &["eth0", "eth1", "eth2"]
-            } else {
-                &["eth0", "eth1"]
-            };
-            let mut script = interfaces(arms, options);
-            let mut commands = vec![
-                "addr add 198.51.100.1/24 dev eth0".to_owned(),
-                "addr add 192.0.2.254/24 dev eth1".to_owned(),
-                "addr add fd00:198::1/64 dev eth0 nodad".to_owned(),
-                "addr add fd00:192::254/64 dev eth1 nodad".to_owned(),
-            ];
-            if options.topology == Topology::Routed {
-                commands.push("addr add 10.0.0.254/24 dev eth2".to_owned());
-                commands.push("addr add fd00:10::254/64 dev eth2 nodad".to_owned());
-            }
-            if options.vip == Vip::Routed {
-                commands.push(format!("route add {vip}/32 via 192.0.2.1"));
-                commands.push(format!("route add {vip6}/128 via fd00:192::1"));
-            }
-            write!(script, "{}", batch(&commands))?;
-            script.push_str(
-                "for i in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $i; done\n",
-            );
-            script.push_str("echo 1 > /proc/sys/net/ipv4/ip_forward\n");
-            script.push_str("echo 1 > /proc/sys/net/ipv6/conf/all/forwarding\n");
-            scripts.push((router, script));
+            scripts.push((router, self.router_script()?));
         }
-
         for (index, server) in self.servers.iter().enumerate() {
-            let mut script = interfaces(&["eth0"], options);
-            let gateway = match (options.topology, options.forward) {
-                (Topology::TwoArm, _) => "10.0.0.1",
-                (Topology::OneArm, Forward::Nat) => "192.0.2.1",
-                (Topology::OneArm, _) => "192.0.2.254",
-                (Topology::Routed, _) => "10.0.0.254",
-            };
-            let mut commands = vec![
-                format!("addr add {}/24 dev eth0", self.real_address(index)),
-                format!("route add default via {gateway}"),
-                format!("addr add {}/64 dev eth0 nodad", self.real_address6(index)),
-                format!("route add default via {}", six(gateway)),
-            ];
-            if options.forward.shares_vip() {
-                // Before the address appears, or the host announces it once.
-                for path in ["all", "default", "eth0", "lo"] {
-                    writeln!(script, "echo 1 > /proc/sys/net/ipv4/conf/{path}/arp_ignore")?;
-                    writeln!(
-                        script,
-                        "echo 2 > /proc/sys/net/ipv4/conf/{path}/arp_announce"
-                    )?;
-                }
-                commands.push(format!("addr add {vip}/32 dev lo"));
-                commands.push(format!("addr add {vip6}/128 dev lo nodad"));
-            }
-            write!(script, "{}", batch(&commands))?;
-            scripts.push((server, script));
+            scripts.push((server, self.server_script(index)?));
         }
         self.testbed.configure(&scripts)
     }
@@ -536,86 +433,4 @@ impl Site {
     pub fn load(&self) -> LoadOptions {
         LoadOptions::new(self.service(80))
     }
-}
-
-/// The IPv6 address that looks like an IPv4 address of the site.
-fn six(addr: &str) -> String {
-    let (net, host) = addr.rsplit_once('.').unwrap_or(("", addr));
-    let net = net.split('.').next().unwrap_or_default();
-    format!("fd00:{net}::{host}")
-}
-
-fn links<'a>(
-    options: &SiteOptions,
-    client: &'a Host,
-    director: &'a Host,
-    router: Option<&'a Host>,
-    servers: &'a [Host],
-) -> Vec<Link<'a>> {
-    let mtu = options.mtu;
-    let with = |mut ports: Vec<(&'a Host, &'a str)>| {
-        ports.extend(servers.iter().map(|server| (server, "eth0")));
-        ports
-    };
-    match (options.topology, router) {
-        (Topology::TwoArm, _) | (_, None) => vec![
-            Link::Lan {
-                name: "front",
-                ports: vec![(client, "eth0"), (director, "eth0")],
-                mtu,
-            },
-            Link::Lan {
-                name: "back",
-                ports: with(vec![(director, "eth1")]),
-                mtu,
-            },
-        ],
-        (Topology::OneArm, Some(router)) => vec![
-            Link::Cable {
-                a: (client, "eth0"),
-                b: (router, "eth0"),
-                mtu,
-            },
-            Link::Lan {
-                name: "lan",
-                ports: with(vec![(router, "eth1"), (director, "eth0")]),
-                mtu,
-            },
-        ],
-        (Topology::Routed, Some(router)) => vec![
-            Link::Cable {
-                a: (client, "eth0"),
-                b: (router, "eth0"),
-                mtu,
-            },
-            Link::Cable {
-                a: (router, "eth1"),
-                b: (director, "eth0"),
-                mtu,
-            },
-            Link::Lan {
-                name: "back",
-                ports: with(vec![(router, "eth2")]),
-                mtu,
-            },
-        ],
-    }
-}
-
-fn interfaces(names: &[&str], options: &SiteOptions) -> String {
-    let mut script = String::new();
-    for name in names {
-        let _ = writeln!(script, "ip link set {name} up");
-        if !options.offloads {
-            let _ = writeln!(
-                script,
-                "ethtool -K {name} tx off sg off tso off gso off gro off > /dev/null"
-            );
-        }
-    }
-    script
-}
-
-fn batch(commands: &[String]) -> String {
-    format!("ip -batch - <<END\n{}\nEND\n", commands.join("\n"))
 }

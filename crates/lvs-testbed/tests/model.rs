@@ -1,10 +1,8 @@
 //! Random operations on the director and on a naive model of it: both must agree on every decision, every count and every
 //! listing.
 
-mod naive;
-
 use lvs_core::TcpFlags;
-use naive::{Op, Pair};
+use lvs_testbed::fuzz::naive::{Op, Pair};
 use proptest::prelude::*;
 
 fn op() -> impl Strategy<Value = Op> {

@@ -1,0 +1,45 @@
+//! When services want to be looked at: by their schedulers' periods, and while servers start slowly.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use crate::Instant;
+
+/// Moments of services, by their numbers; one for each that has one.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    moments: BTreeSet<(Instant, u32)>,
+    of: BTreeMap<u32, Instant>,
+}
+
+impl Agenda {
+    /// Looks at service `number` at this moment next, or never.
+    pub(super) fn set(&mut self, number: u32, at: Option<Instant>) {
+        let before = match at {
+            Some(at) => self.of.insert(number, at),
+            None => self.of.remove(&number),
+        };
+        if before == at {
+            return;
+        }
+        if let Some(before) = before {
+            self.moments.remove(&(before, number));
+        }
+        if let Some(at) = at {
+            self.moments.insert((at, number));
+        }
+    }
+
+    /// The first moment.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.moments.first().map(|&(at, _)| at)
+    }
+
+    /// Services whose moment has come, the oldest first.
+    pub(super) fn due(&self, now: Instant) -> Vec<u32> {
+        let due = self.moments.range(..=(now, u32::MAX));
+        let mut due: Vec<u32> = due.map(|&(_, number)| number).collect();
+        due.sort_unstable();
+        due
+    }
+}

@@ -1,0 +1,270 @@
+//! The records of all servers, those in services and those in the trash, by number.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use super::ServiceKeyOrd;
+use crate::stats::ObjectStats;
+use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
+
+/// How long a removed server without connections is kept.
+const TRASH_IDLE: Duration = Duration::from_secs(120);
+/// Changes that are remembered at least; beyond these as many as there are records.
+const LOG_MIN: usize = 1024;
+
+/// Everything that is known of a server besides its record: it outlives its place in a service.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub(crate) server: Arc<Server>,
+    /// Number of the service; of the last one, while the server is in the trash.
+    pub(crate) service: u32,
+    pub(crate) key: ServiceKey,
+    pub(crate) stats: ObjectStats,
+    trashed: Option<Trashed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trashed {
+    /// Since when nothing refers to it, as far as the timer has seen.
+    idle_since: Option<Instant>,
+}
+
+impl Registered {
+    /// Whether it has left its service.
+    pub(crate) const fn is_trashed(&self) -> bool {
+        self.trashed.is_some()
+    }
+}
+
+/// All records. Whatever changes one of them costs the same, however many there are; so does a shard's taking over of
+/// what has changed, because the numbers of changed records are remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    places: Vec<Option<Registered>>,
+    /// Places without a record; the first is taken first.
+    free: BTreeSet<u32>,
+    /// Records in the trash; of one service and address there is at most one.
+    trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
+    /// Records by their servers' addresses, while somebody looks for these.
+    addresses: Option<BTreeSet<(SocketAddr, u32)>>,
+    /// Records that have changed, in the order of their changes.
+    log: Vec<u32>,
+    /// The number of the first change in the log, from the first ever.
+    log_start: u64,
+}
+
+impl Records {
+    /// Places, with and without a record.
+    pub(crate) const fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(crate) fn get(&self, place: usize) -> Option<&Registered> {
+        self.places.get(place)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ServerId) -> Option<&mut Registered> {
+        self.places.get_mut(id.index())?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Registered> {
+        self.places.iter().flatten()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Registered> {
+        self.places.iter_mut().flatten()
+    }
+
+    /// Records of servers at this address, that of the highest number first; none unless they are
+    /// [indexed](Self::index_addresses).
+    pub(crate) fn at(&self, addr: SocketAddr) -> impl Iterator<Item = &Registered> {
+        let index = self.addresses.iter();
+        let places = index.flat_map(move |index| index.range((addr, 0)..=(addr, u32::MAX)).rev());
+        places.filter_map(|&(_, place)| self.get(place as usize))
+    }
+
+    /// Whether somebody looks for records by address.
+    pub(crate) fn index_addresses(&mut self, wanted: bool) {
+        if self.addresses.is_some() == wanted {
+            return;
+        }
+        let addresses = self
+            .iter()
+            .map(|entry| (entry.server.addr(), entry.server.id().0));
+        self.addresses = wanted.then(|| addresses.collect());
+    }
+
+    /// The record of a new server of service `number`: one out of the trash, with its connections, or a new one.
+    pub(crate) fn enter(
+        &mut self,
+        number: u32,
+        key: ServiceKey,
+        addr: SocketAddr,
+        config: &ServerConfig,
+        shards: usize,
+    ) -> Result<Arc<Server>, Error> {
+        // `ip_vs_trash_get_dest`
+        if let Some(place) = self.trash.remove(&((&key).into(), addr)) {
+            self.note(place);
+            if let Some(entry) = self.get_mut(ServerId(place)) {
+                entry.trashed = None;
+                if entry.service != number {
+                    entry.stats.zero();
+                    entry.service = number;
+                }
+                return Ok(entry.server.clone());
+            }
+        }
+        let place = match self.free.first() {
+            Some(&place) => place,
+            None => {
+                u32::try_from(self.places.len()).map_err(|_| Error::Unsupported("2^32 servers"))?
+            }
+        };
+        let server = Arc::new(Server::new(ServerId(place), addr, config)?);
+        let entry = Registered {
+            server: server.clone(),
+            service: number,
+            key,
+            stats: ObjectStats::new(shards),
+            trashed: None,
+        };
+        if self.free.pop_first().is_some() {
+            self.places[place as usize] = Some(entry);
+        } else {
+            self.places.push(Some(entry));
+        }
+        if let Some(addresses) = &mut self.addresses {
+            addresses.insert((addr, place));
+        }
+        self.note(place);
+        Ok(server)
+    }
+
+    /// Puts the record of a server that has left its service into the trash (`__ip_vs_del_dest`).
+    pub(crate) fn trash(&mut self, id: ServerId) -> Option<&Registered> {
+        let entry = self.places.get_mut(id.index())?.as_mut()?;
+        entry.trashed = Some(Trashed { idle_since: None });
+        let key = ((&entry.key).into(), entry.server.addr());
+        self.trash.insert(key, id.0);
+        self.note(id.0);
+        self.get(id.index())
+    }
+
+    /// A service is gone: its servers that left it before have none any more.
+    pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
+        let key = ServiceKeyOrd::from(key);
+        let first = SocketAddr::from(([0, 0, 0, 0], 0));
+        let of_service = self.trash.range((key, first)..);
+        let of_service = of_service.take_while(|((of, _), _)| *of == key);
+        let places: Vec<u32> = of_service.map(|(_, &place)| place).collect();
+        for place in places {
+            self.note(place);
+        }
+    }
+
+    /// Frees records in the trash that nothing has referred to for long enough (`ip_vs_dest_trash_expire`). `true` if
+    /// some are left.
+    pub(crate) fn empty_trash(&mut self, now: Instant) -> bool {
+        let mut freed = Vec::new();
+        let places = &mut self.places;
+        self.trash.retain(|_, &mut place| {
+            let Some(entry) = &mut places[place as usize] else {
+                return false;
+            };
+            let Some(trashed) = &mut entry.trashed else {
+                return false;
+            };
+            if entry.server.is_referenced() {
+                return true;
+            }
+            match trashed.idle_since {
+                None => trashed.idle_since = Some(now),
+                Some(since) if now < since + TRASH_IDLE => {}
+                Some(_) => {
+                    freed.push((entry.server.addr(), place));
+                    return false;
+                }
+            }
+            true
+        });
+        for (addr, place) in freed {
+            self.places[place as usize] = None;
+            if let Some(addresses) = &mut self.addresses {
+                addresses.remove(&(addr, place));
+            }
+            self.free.insert(place);
+            self.note(place);
+        }
+        !self.trash.is_empty()
+    }
+
+    /// Remembers that a record has changed, as far as shards go by it.
+    pub(crate) fn note(&mut self, place: u32) {
+        if self.log.len() >= self.places.len().max(LOG_MIN) {
+            // Whoever has not seen these looks at all records, which are as many.
+            self.log_start += self.log.len() as u64;
+            self.log.clear();
+        }
+        self.log.push(place);
+    }
+
+    /// How many changes there have been.
+    pub(crate) fn changes(&self) -> u64 {
+        self.log_start + self.log.len() as u64
+    }
+
+    /// Records that have changed since there had been `seen` changes; `None` if that is too long ago to know.
+    pub(crate) fn changed_since(&self, seen: u64) -> Option<&[u32]> {
+        let skip = usize::try_from(seen.checked_sub(self.log_start)?).ok()?;
+        self.log.get(skip..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Forwarding;
+
+    fn enter(records: &mut Records, n: u8) -> ServerId {
+        let addr = SocketAddr::from(([10, 0, 0, n], 80));
+        let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        records.enter(0, key, addr, &config, 1).unwrap().id()
+    }
+
+    #[test]
+    fn a_place_is_taken_again_when_its_record_is_gone() {
+        let mut records = Records::default();
+        let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
+        assert_eq!(ids, [0, 1, 2]);
+        records.trash(ServerId(1));
+        assert_eq!(enter(&mut records, 2).0, 1, "an equal one takes it up");
+        records.trash(ServerId(1));
+        records.trash(ServerId(0));
+        assert!(records.empty_trash(Instant::ZERO));
+        assert!(!records.empty_trash(Instant::ZERO + TRASH_IDLE));
+        assert_eq!(records.iter().count(), 1);
+        assert_eq!([4, 5, 6].map(|n| enter(&mut records, n).0), [0, 1, 3]);
+    }
+
+    #[test]
+    fn whoever_saw_the_last_changes_sees_the_new_ones_only() {
+        let mut records = Records::default();
+        enter(&mut records, 1);
+        let seen = records.changes();
+        assert_eq!(records.changed_since(seen), Some(&[][..]));
+        enter(&mut records, 2);
+        records.note(0);
+        assert_eq!(records.changed_since(seen), Some(&[1, 0][..]));
+        assert_eq!(records.changed_since(0), Some(&[0, 1, 0][..]));
+        for _ in 0..LOG_MIN {
+            records.note(0);
+        }
+        assert_eq!(records.changed_since(seen), None, "forgotten");
+        assert_eq!(records.changed_since(records.changes()), Some(&[][..]));
+    }
+}

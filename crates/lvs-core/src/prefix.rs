@@ -1,0 +1,162 @@
+//! Networks: addresses that begin with the same bits.
+
+use alloc::string::String;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+use crate::Family;
+
+/// Addresses that begin with the same bits: `192.0.2.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Prefix {
+    addr: IpAddr,
+    len: u8,
+}
+
+impl Prefix {
+    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are cleared.
+    pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
+        let host = Family::of(&addr).bits().checked_sub(len)?;
+        let addr = match addr {
+            IpAddr::V4(addr) => {
+                let kept = u32::MAX.checked_shl(host.into()).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(addr.to_bits() & kept))
+            }
+            IpAddr::V6(addr) => {
+                let kept = u128::MAX.checked_shl(host.into()).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(addr.to_bits() & kept))
+            }
+        };
+        Some(Self { addr, len })
+    }
+
+    /// Its first address.
+    pub const fn addr(&self) -> IpAddr {
+        self.addr
+    }
+
+    /// How many bits its addresses have in common.
+    pub const fn bits(&self) -> u8 {
+        self.len
+    }
+
+    /// Its family.
+    pub const fn family(&self) -> Family {
+        Family::of(&self.addr)
+    }
+
+    /// Whether `addr` is in it.
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        match (self.addr, addr) {
+            (IpAddr::V4(own), IpAddr::V4(addr)) => {
+                let host = u32::from(32 - self.len);
+                (own.to_bits() ^ addr.to_bits())
+                    .checked_shr(host)
+                    .unwrap_or(0)
+                    == 0
+            }
+            (IpAddr::V6(own), IpAddr::V6(addr)) => {
+                let host = u32::from(128 - self.len);
+                (own.to_bits() ^ addr.to_bits())
+                    .checked_shr(host)
+                    .unwrap_or(0)
+                    == 0
+            }
+            _ => false,
+        }
+    }
+
+    /// How many addresses it has, and these; `None` above 2^16.
+    pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
+        let host = self.family().bits() - self.len;
+        let first = self.addr;
+        (host <= 16).then(|| {
+            (0..1u32 << host).map(move |n| match first {
+                IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | n)),
+                IpAddr::V6(first) => {
+                    IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(n)))
+                }
+            })
+        })
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad =
+            || alloc::format!("{text}: expected an address, or a network such as 192.0.2.0/24");
+        let (addr, len) = match text.split_once('/') {
+            Some((addr, len)) => (addr, Some(len.parse().map_err(|_| bad())?)),
+            None => (text, None),
+        };
+        let addr: IpAddr = addr.parse().map_err(|_| bad())?;
+        Self::new(addr, len.unwrap_or_else(|| Family::of(&addr).bits())).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.addr.fmt(f)?;
+        if self.len != self.family().bits() {
+            write!(f, "/{}", self.len)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_prefix_holds_what_begins_like_it() {
+        for (network, inside, outside) in [
+            ("192.0.2.0/24", "192.0.2.255", "192.0.3.0"),
+            ("192.0.2.7", "192.0.2.7", "192.0.2.6"),
+            ("192.0.2.128/25", "192.0.2.128", "192.0.2.127"),
+            ("0.0.0.0/0", "203.0.113.1", "::1"),
+            ("2001:db8::/32", "2001:db8:ffff::1", "2001:db9::"),
+            ("2001:db8::1", "2001:db8::1", "2001:db8::2"),
+            ("::/0", "2001:db8::1", "192.0.2.1"),
+        ] {
+            let network = prefix(network);
+            assert!(network.contains(inside.parse().unwrap()), "{network}");
+            assert!(!network.contains(outside.parse().unwrap()), "{network}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_reads_what_it_writes() {
+        for text in [
+            "192.0.2.0/24",
+            "192.0.2.7",
+            "0.0.0.0/0",
+            "2001:db8::/32",
+            "::1",
+        ] {
+            assert_eq!(prefix(text).to_string(), text);
+        }
+        assert_eq!(prefix("192.0.2.77/24").to_string(), "192.0.2.0/24");
+        assert_eq!(prefix("2001:db8::77/64").to_string(), "2001:db8::/64");
+        assert_eq!(prefix("192.0.2.7/32").to_string(), "192.0.2.7");
+        for bad in [
+            "",
+            "192.0.2.0/33",
+            "::/129",
+            "192.0.2.0/",
+            "192.0.2.0/-1",
+            "x/8",
+        ] {
+            assert!(bad.parse::<Prefix>().is_err(), "{bad}");
+        }
+        assert_eq!(Prefix::new([192, 0, 2, 1].into(), 33), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! Changes in words, with the names and places of the file.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use lvs_core::api::{Call, ServiceId};
+use lvs_core::{Forwarding, Tunnel};
+
+use crate::config::{Line, label};
+use crate::reconcile::{Desired, DesiredService};
+use crate::words::counted;
+
+/// How a change is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tense {
+    /// `add server ...`, with its place in the file.
+    Wish,
+    /// `added server ...`
+    Done,
+}
+
+/// What the services of the file are called, and where they stand.
+pub(super) struct Names<'a> {
+    file: &'a str,
+    services: HashMap<ServiceId, &'a DesiredService>,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn new(desired: &'a Desired) -> Self {
+        let services = desired.services.iter();
+        Self {
+            file: &desired.file,
+            services: services.map(|service| (service.id, service)).collect(),
+        }
+    }
+
+    /// A service as `service web (tcp 192.0.2.10:80)`, and its place in the file.
+    pub(super) fn service_with_place(&self, id: &ServiceId) -> String {
+        format!("{}{}", self.service(id, ""), self.place(id, None))
+    }
+
+    /// A change in words.
+    pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
+        let verb = |wish: &'static str, done: &'static str| match tense {
+            Tense::Wish => wish,
+            Tense::Done => done,
+        };
+        let place = |id: &ServiceId, server: Option<SocketAddr>| match tense {
+            Tense::Wish => self.place(id, server),
+            Tense::Done => String::new(),
+        };
+        match change {
+            Call::SysctlSet(sysctl) => format!("set sysctl {} = {}", sysctl.name, sysctl.value),
+            Call::MarkSet { rules } => format!("set {} for marks", counted(rules.len(), "rule")),
+            Call::LocalSet(pool) => format!(
+                "set {}{}",
+                counted(pool.addresses.len(), "local address"),
+                if pool.hairpin { ", with hairpin" } else { "" }
+            ),
+            Call::VipsOwn { addresses } => {
+                let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                let list = match list.is_empty() {
+                    true => "none".to_owned(),
+                    false => list.join(", "),
+                };
+                format!("{} VIPs: {list}", verb("own the", "the engine owns the"))
+            }
+            Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
+                let verb = match change {
+                    Call::ServiceAdd(_) => verb("add", "added"),
+                    _ => verb("change", "changed"),
+                };
+                let scheduler = format!("scheduler {}", spec.config.scheduler);
+                let service = self.service(&spec.service, &scheduler);
+                format!("{verb} {service}{}", place(&spec.service, None))
+            }
+            Call::ServiceDelete { service } => {
+                format!(
+                    "{} {}",
+                    verb("delete", "deleted"),
+                    self.service(service, "")
+                )
+            }
+            Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                let (verb, of) = match change {
+                    Call::ServerAdd(_) => (verb("add", "added"), "to"),
+                    _ => (verb("change", "changed"), "of"),
+                };
+                let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
+                    (Forwarding::Tunnel, Tunnel::Gre { .. }) => ", GRE",
+                    (Forwarding::Tunnel, Tunnel::Gue { .. }) => ", GUE",
+                    _ => "",
+                };
+                format!(
+                    "{verb} server {} (weight {}{tunnel}) {of} {}{}",
+                    spec.server,
+                    spec.config.weight,
+                    self.service(&spec.service, ""),
+                    place(&spec.service, Some(spec.server))
+                )
+            }
+            Call::ServerDelete { service, server } => format!(
+                "{} server {server} from {}",
+                verb("delete", "deleted"),
+                self.service(service, "")
+            ),
+            // The daemon does not make others.
+            other => format!("{} {other:?}", verb("make", "made")),
+        }
+    }
+
+    /// `service web (tcp 192.0.2.10:80, MORE)`.
+    fn service(&self, id: &ServiceId, more: &str) -> String {
+        let label = label(id);
+        let name = self.services.get(id).map(|service| service.name.as_str());
+        match (name.filter(|name| *name != label), more) {
+            (None, "") => format!("service {label}"),
+            (None, more) => format!("service {label} ({more})"),
+            (Some(name), "") => format!("service {name} ({label})"),
+            (Some(name), more) => format!("service {name} ({label}, {more})"),
+        }
+    }
+
+    /// Where it stands in the file: ` at lvsd.toml:14`.
+    fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
+        let Some(service) = self.services.get(id) else {
+            return String::new();
+        };
+        let mut servers = service.servers.iter();
+        let Line(line) = match server.and_then(|at| servers.find(|s| s.address == at)) {
+            Some(server) => server.line,
+            None => service.line,
+        };
+        format!(" at {}:{line}", self.file)
+    }
+}
