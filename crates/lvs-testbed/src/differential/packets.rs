@@ -199,7 +199,7 @@ fn config(scene: &Scene, entropy: &mut Entropy<'_>) -> Value {
     let mut flags: Vec<&str> = Vec::new();
     if entropy.one_in(10) {
         flags.push("persistent");
-    } else if scene.protocol == Protocol::UDP && entropy.one_in(10) {
+    } else if scene.protocol == Protocol::UDP && method.forward != "tunnel" && entropy.one_in(10) {
         flags.push("ops");
     }
     let mut service = json!({
