@@ -8,6 +8,8 @@ pub mod engine;
 pub mod host;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "engine")]
+mod mailbox;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]

@@ -456,25 +456,16 @@ fn a_query_for_listeners_is_passed_on_once() {
     );
     query[14 + 48] = 130;
     lvs_dataplane::packet::wire::icmpv6::finish_checksum(&mut query[14..], 48);
-    assert!(lab.send(CLIENTS, &query).is_empty(), "the worker answers");
+    assert!(lab.send(CLIENTS, &query).is_empty(), "the keeper answers");
     let wanted = mld::Query {
         group: Some(group),
         v1: true,
     };
     assert_eq!(lab.requests, [Request::ListenerQuery(CLIENTS, wanted)]);
-    let mut out = Output::new();
-    lab.pipeline.report_listening(
-        CLIENTS,
-        Ipv6Addr::UNSPECIFIED,
-        &[group],
-        mld::Change::Listening,
-        true,
-        &lab.net,
-        &mut out,
-    );
-    let sent = out.frames(CLIENTS);
-    assert_eq!(sent[0].bytes()[..6], [0x33, 0x33, 0xff, 0, 0, 0x80]);
-    assert_eq!(Mac(sent[0].bytes()[6..12].try_into().expect("six")), CL_MAC);
+    let change = mld::Change::Listening;
+    let sent = mld::reports(CL_MAC, Ipv6Addr::UNSPECIFIED, &[group], change, true);
+    assert_eq!(sent[0][..6], [0x33, 0x33, 0xff, 0, 0, 0x80]);
+    assert_eq!(Mac(sent[0][6..12].try_into().expect("six")), CL_MAC);
 }
 
 #[test]

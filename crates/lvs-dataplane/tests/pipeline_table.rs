@@ -314,16 +314,22 @@ fn a_client_on_the_director() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (lab::CL_ADDR, 40_000);
-    let got = lab.send(HOST, &tcp(local, (VIP, 80), b"hello"));
-    assert_eq!(got.len(), 1);
-    assert_eq!(got[0].0, SERVERS);
+    // It waits until the host does not see the answer.
+    assert!(lab.send(HOST, &tcp(local, (VIP, 80), b"hello")).is_empty());
     let client = LocalClient {
         protocol: Protocol::TCP,
         server: SocketAddr::from((SERVER, 8080)),
         local: SocketAddr::from(local),
     };
     assert_eq!(lab.requests, [Request::InterceptLocalClient(client)]);
-    lab.intercept.local_clients.insert(client);
+    let other = LocalClient {
+        local: SocketAddr::from((lab::CL_ADDR, 40_001)),
+        ..client
+    };
+    assert!(lab.intercept_client(other).is_empty());
+    let got = lab.intercept_client(client);
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].0, SERVERS);
     lab.requests.clear();
     lab.send(HOST, &tcp(local, (VIP, 80), b"again"));
     assert!(lab.requests.is_empty());

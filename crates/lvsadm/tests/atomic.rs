@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use lvs_core::api::{Call, Done, Failure, FailureCode, LocalPool, Permissive};
 use lvs_core::{Control, Instant, Options};
 use lvs_dataplane::control::Address;
-use lvs_dataplane::control::server::{Access, Engine, Handle, Server, Sink};
+use lvs_dataplane::control::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
 /// The control half, and the calls that came.
@@ -19,7 +19,7 @@ struct Half {
 /// What the server serves.
 struct Shared(Arc<Half>);
 
-impl Engine for Shared {
+impl Handler for Shared {
     fn name(&self) -> String {
         "control half".into()
     }
@@ -71,7 +71,7 @@ impl Bed {
             calls: Mutex::default(),
         });
         let address = Address::new(format!("@lvs-test-atomic-{name}-{}", std::process::id()));
-        let server = Server::bind(&address, Access::default())
+        let server = Server::bind(&address, Permissions::default())
             .expect("the socket is free")
             .serve(Arc::new(Shared(half.clone())))
             .expect("a thread");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use lvs_core::Forwarding;
 use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ListEnd};
 use lvs_dataplane::control::Address;
-use lvs_dataplane::control::server::{Access, Engine, Handle, Server, Sink};
+use lvs_dataplane::control::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
 const CONNECTIONS: u64 = 100_000;
@@ -18,7 +18,7 @@ const CONNECTIONS: u64 = 100_000;
 /// Lists very many connections, and refuses everything else.
 struct Busy;
 
-impl Engine for Busy {
+impl Handler for Busy {
     fn name(&self) -> String {
         "busy".into()
     }
@@ -61,7 +61,7 @@ fn address(what: &str) -> Address {
 }
 
 fn start(address: &Address) -> Handle {
-    Server::bind(address, Access::default())
+    Server::bind(address, Permissions::default())
         .expect("the socket is free")
         .serve(Arc::new(Busy))
         .expect("a thread")

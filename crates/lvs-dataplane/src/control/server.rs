@@ -1,6 +1,6 @@
 //! The answering side: one thread accepts, one thread serves each connection.
 //!
-//! An engine implements [`Engine`]; the server reads requests, checks who may make them, and writes the answers. No
+//! An engine implements [`Handler`]; the server reads requests, checks who may make them, and writes the answers. No
 //! reader, however slow, holds up anything but the thread that answers it.
 
 use std::fs;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use lvs_core::api::{Call, Failure, FailureCode, Hello, VERSION};
+use lvs_core::api::{Access, Call, Failure, FailureCode, Hello, VERSION};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const BUFFER: usize = 64 << 10;
 
 /// What answers the requests.
-pub trait Engine: Send + Sync + 'static {
+pub trait Handler: Send + Sync + 'static {
     /// Name and version: `lvs-dataplane 0.1.0`.
     fn name(&self) -> String;
 
@@ -128,7 +128,7 @@ impl<'a> Sink<'a> {
 
 /// Who else may change things than root and the engine's own user.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Access {
+pub struct Permissions {
     /// Members of this group.
     pub group: Option<u32>,
 }
@@ -167,7 +167,7 @@ fn of_pid(pid: &Option<u32>) -> String {
 pub struct Server {
     listener: UnixListener,
     address: Address,
-    access: Access,
+    permissions: Permissions,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,
 }
@@ -177,7 +177,7 @@ impl Server {
     ///
     /// # Errors
     /// A [`BindError`].
-    pub fn bind(address: &Address, access: Access) -> Result<Self, BindError> {
+    pub fn bind(address: &Address, permissions: Permissions) -> Result<Self, BindError> {
         let failed = |source| BindError::Io {
             address: address.clone(),
             source,
@@ -204,7 +204,7 @@ impl Server {
         Ok(Self {
             listener,
             address: address.clone(),
-            access,
+            permissions,
             file,
         })
     }
@@ -213,7 +213,7 @@ impl Server {
     ///
     /// # Errors
     /// There can be no thread.
-    pub fn serve(self, engine: Arc<dyn Engine>) -> io::Result<Handle> {
+    pub fn serve(self, engine: Arc<dyn Handler>) -> io::Result<Handle> {
         let stopping = Arc::new(AtomicBool::new(false));
         let address = self.address.clone();
         let thread = {
@@ -229,7 +229,7 @@ impl Server {
         })
     }
 
-    fn accept(self, engine: &Arc<dyn Engine>, stopping: &AtomicBool) {
+    fn accept(self, engine: &Arc<dyn Handler>, stopping: &AtomicBool) {
         let all = Arc::new(AtomicUsize::new(0));
         let readers = Arc::new(AtomicUsize::new(0));
         loop {
@@ -269,7 +269,7 @@ impl Server {
         };
         peer.uid == 0
             || peer.uid == peercred::own_uid()
-            || self.access.group.is_some_and(|gid| {
+            || self.permissions.group.is_some_and(|gid| {
                 peer.gid == gid || peercred::peer_in_group(stream, gid).unwrap_or(false)
             })
     }
@@ -391,7 +391,7 @@ struct RawRequest {
     params: Option<Value>,
 }
 
-fn serve_connection(stream: &UnixStream, writable: bool, engine: &dyn Engine) -> io::Result<()> {
+fn serve_connection(stream: &UnixStream, writable: bool, engine: &dyn Handler) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     // A client that has been forgotten gives its place back: the read ends with an error.
     stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
@@ -445,7 +445,7 @@ fn answer(
     request: RawRequest,
     greeted: &mut bool,
     writable: bool,
-    engine: &dyn Engine,
+    engine: &dyn Handler,
     out: &mut Sink<'_>,
 ) -> Result<Value, Failure> {
     let method = request.method;
@@ -486,7 +486,7 @@ fn answer(
     if !*greeted {
         return Err(malformed("the first request must be hello".into()));
     }
-    if call.access() == lvs_core::api::Access::Write && !writable {
+    if call.access() == Access::Write && !writable {
         return Err(denied());
     }
     engine.call(call, out)
@@ -524,7 +524,7 @@ mod tests {
         timeouts: Mutex<Timeouts>,
     }
 
-    impl Engine for Fake {
+    impl Handler for Fake {
         fn name(&self) -> String {
             "fake 1".into()
         }
@@ -573,7 +573,7 @@ mod tests {
                 udp: 300,
             }),
         });
-        Server::bind(address, Access::default())
+        Server::bind(address, Permissions::default())
             .and_then(|server| {
                 server.serve(engine).map_err(|source| BindError::Io {
                     address: address.clone(),
@@ -669,7 +669,7 @@ mod tests {
         assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
         let first = start(&address);
-        let second = Server::bind(&address, Access::default()).expect_err("one is running");
+        let second = Server::bind(&address, Permissions::default()).expect_err("one is running");
         assert!(
             second
                 .to_string()
@@ -685,7 +685,7 @@ mod tests {
         drop(start(&address));
 
         fs::write(&path, b"x").expect("a file");
-        let file = Server::bind(&address, Access::default()).expect_err("not a socket");
+        let file = Server::bind(&address, Permissions::default()).expect_err("not a socket");
         assert!(matches!(file, BindError::NotASocket(_)), "{file}");
         let file = Client::connect(&address).expect_err("not a socket");
         assert!(matches!(file, Error::NotASocket { .. }), "{file}");
@@ -693,7 +693,7 @@ mod tests {
 
         let name = unique("second");
         let _first = start(&name);
-        let second = Server::bind(&name, Access::default()).expect_err("one is running");
+        let second = Server::bind(&name, Permissions::default()).expect_err("one is running");
         assert!(matches!(second, BindError::Running { pid: Some(_), .. }));
     }
 

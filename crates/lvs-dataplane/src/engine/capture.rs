@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-use super::bench::hex;
+use super::virtual_::hex;
 
 /// Packets that may wait for a reader; the next ones are lost to it.
 pub(super) const QUEUE: usize = 4096;

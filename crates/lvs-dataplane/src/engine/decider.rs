@@ -3,17 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lvs_core::api::ReasonCount;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, Connection, DropReason, Explanation, Family, IcmpError, Instant, PacketMeta,
-    Shard, Tuple, Verdict,
+    AcceptReason, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta, Shard,
+    Tuple, Verdict,
 };
 
-use super::remedies;
-use super::shared::{Question, Shared};
+use super::calls::Question;
+use super::shared::Shared;
 use super::{HookAction, PacketHook};
-use crate::netlink::NetState;
 use crate::packet::pipeline::Decide;
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
@@ -26,8 +24,8 @@ pub(super) struct Decider {
     pub(super) marked: Vec<u64>,
     /// Name of the interface that the present batch came in on.
     pub(super) interface: Arc<str>,
-    drops: [u64; DropReason::ALL.len()],
-    accepts: [u64; AcceptReason::ALL.len()],
+    pub(super) drops: [u64; DropReason::ALL.len()],
+    pub(super) accepts: [u64; AcceptReason::ALL.len()],
     /// What comes in by the present batch is none of the director's business: it comes out of a tunnel of the host's, and
     /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
@@ -58,51 +56,22 @@ impl Decider {
         }
     }
 
-    /// What the director has decided not to forward, and why.
-    pub(super) fn reasons(&self) -> impl Iterator<Item = ReasonCount> + '_ {
-        let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
-            let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
-            reason("drop", count, told)
-        });
-        let accepts = AcceptReason::ALL
-            .iter()
-            .zip(self.accepts)
-            .map(|(accept, count)| {
-                let told = [
-                    accept.name(),
-                    accept.describe(),
-                    remedies::of_accept(*accept),
-                ];
-                reason("host", count, told)
-            });
-        drops.chain(accepts)
-    }
-
-    /// Lets the shared half do what is due, and brings `next` forward to the moment when more will be.
-    pub(super) fn housekeep(&self, now: Instant, next: &mut Instant) {
-        let mut control = self.shared.control();
-        if let Some(pages) = free_memory() {
-            control.set_memory(pages);
-        }
-        control.advance(now);
-        if let Some(at) = control.next_wakeup() {
-            *next = at.min(*next);
-        }
-    }
-
     /// Packets that would have opened a connection and found the table full.
     pub(super) const fn refused_for_room(&self) -> u64 {
         self.drops[DropReason::TableFull.index()]
     }
 
     /// Takes over the rules for marks if they have changed.
-    pub(super) fn follow_marks(&mut self) -> &[MarkRule] {
-        let marks = self.shared.marks();
-        if !Arc::ptr_eq(&self.marks, &marks) {
+    pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
+        if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();
             self.marked = vec![0; self.marks.len()];
         }
-        &self.marks
+    }
+
+    /// Brings the shard up to date with the shared half, and ends what its settings say must end.
+    pub(super) fn sweep(&mut self) {
+        self.shared.control().sweep(&mut self.shard);
     }
 
     /// What the first rule for marks says that takes a packet.
@@ -115,34 +84,6 @@ impl Decider {
             *count += 1;
         }
         Some(self.marks[taken].action)
-    }
-
-    /// Tells the shared half which addresses are this host's own.
-    pub(super) fn follow_addresses(&self, state: &NetState) {
-        let local = state.links().flat_map(|link| state.addresses(link.index));
-        let prefixes = local.map(|address| {
-            // All of 127.0.0.0/8 is this host.
-            let loopback = address.ip.is_loopback() && address.ip.is_ipv4();
-            (
-                address.ip,
-                if loopback {
-                    8
-                } else {
-                    Family::of(&address.ip).bits()
-                },
-            )
-        });
-        let prefixes = prefixes.collect();
-        let on_link = state.links().flat_map(|link| state.addresses(link.index));
-        let networks = on_link
-            .filter(|address| {
-                !address.ip.is_loopback() && address.prefix_len < Family::of(&address.ip).bits()
-            })
-            .map(|address| (address.ip, address.prefix_len))
-            .collect();
-        let mut control = self.shared.control();
-        control.set_local_addresses(prefixes);
-        control.set_networks(networks);
     }
 
     /// The connections in some slots, and the number of slots.
@@ -276,26 +217,4 @@ fn marked_by(
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())
-}
-
-/// A counted reason, for a listing; `told` is its name, its meaning and its remedy.
-pub(super) fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
-    let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
-    ReasonCount {
-        action: action.to_owned(),
-        reason,
-        count,
-        help,
-        remedy,
-    }
-}
-
-/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by (`update_defense_level`).
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_ascii_whitespace().next()?.parse().ok()
-    };
-    Some((kib("MemFree:")? + kib("Buffers:")?) / 4)
 }

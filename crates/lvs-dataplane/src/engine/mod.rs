@@ -1,43 +1,72 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 
-mod access;
-pub mod bench;
 mod calls;
 mod capture;
 mod decider;
-mod local;
+mod door;
+mod local_clients;
 mod network;
-mod offline;
+mod ports;
 mod remedies;
+mod report;
 mod rules;
 mod shared;
-mod trunks;
+mod virtual_;
 mod worker;
+
+/// What a test says to an engine without interfaces (`--no-interfaces --virtual-time`).
+pub mod bench {
+    pub use super::virtual_::{
+        Advance, BenchFrame, Inject, Interface, Mark, Neighbour, Network, Route,
+    };
+}
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Options, PacketMeta, Profile, Registry};
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry};
 use serde_json::Value;
 use tracing::info;
 
-use self::offline::Offline;
+use self::capture::Capture;
+use self::decider::Decider;
+pub use self::door::Pauses;
+use self::door::Requests;
+use self::report::Report;
 pub use self::rules::RulesError;
 pub use self::shared::Shared;
-use self::worker::{Setup, Worker};
+use self::shared::{HostSide, Side};
+use self::virtual_::Offline;
+use self::worker::Worker;
 use crate::control::Address;
-use crate::control::server::{self, Access, BindError, Handle, Server, Sink};
-use crate::host::shield::ShieldError;
-use crate::host::steering::SteeringError;
-use crate::io::af_packet::OpenError;
-use crate::io::tun::TunError;
-use crate::netlink::NetlinkError;
+use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
+use crate::host::keeper::{Keeper, Setup};
+pub use crate::host::{Backend, HostError};
+use crate::io::vlan::Wanted;
+use crate::mailbox::Mailbox;
+use crate::packet::common::Common;
 use crate::packet::pipeline::Settings;
-use crate::sys::EventFd;
+
+/// Packet workers of an engine.
+const WORKERS: NonZeroUsize = NonZeroUsize::MIN;
+
+/// A thread that handles packets, as the control server's threads ask it.
+trait Packets {
+    /// The director, and what it has decided.
+    fn decider(&self) -> &Decider;
+
+    /// What it has counted.
+    fn report(&mut self) -> Report;
+
+    /// Shows packets from now on.
+    fn capture(&mut self, capture: Capture);
+}
 
 /// How an engine is to run.
 #[derive(Debug, Default)]
@@ -83,18 +112,6 @@ pub struct Config {
     pub hook: Option<Box<dyn PacketHook>>,
 }
 
-/// How packets come and go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backend {
-    /// By packet sockets, or through a TUN device where those are not permitted.
-    #[default]
-    Auto,
-    /// By packet sockets.
-    AfPacket,
-    /// Through a TUN device that the host routes them into.
-    Tun,
-}
-
 /// A kernel version to be like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compat {
@@ -132,21 +149,9 @@ pub enum StartError {
     /// The control socket.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A packet socket.
+    /// The host.
     #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The device that leads to the host.
-    #[error(transparent)]
-    Tun(#[from] TunError),
-    /// The kernel's tables.
-    #[error(transparent)]
-    Netlink(#[from] NetlinkError),
-    /// The shield.
-    #[error(transparent)]
-    Shield(#[from] ShieldError),
-    /// The host's rules and routes.
-    #[error(transparent)]
-    Steering(#[from] SteeringError),
+    Host(#[from] HostError),
     /// A sysctl.
     #[error("--sysctl {name}={value}: {error}")]
     Sysctl {
@@ -163,28 +168,15 @@ pub enum StartError {
     /// The rules for marks.
     #[error("{0}")]
     Marks(String),
-    /// A socket for requests to the kernel's tables.
-    #[error("cannot open a socket for rules and routes: {0}")]
-    Requests(#[source] std::io::Error),
     /// The local addresses.
     #[error("--local-address: {0}")]
     LocalAddresses(String),
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
-    /// An interface that was asked for is not there.
-    #[error(
-        "there is no interface {0}: `ip link` lists them (and one called eth0.100 is made where there is an eth0)"
-    )]
-    NoInterface(String),
     /// An interface that cannot be understood.
     #[error("--interface {0}")]
     Interface(String),
-    /// An interface that was asked for is not Ethernet.
-    #[error(
-        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
-    )]
-    NotEthernet(String),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -200,7 +192,8 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Engine {
     shared: Arc<Shared>,
-    worker: Option<JoinHandle<()>>,
+    /// The packet workers, then the keeper.
+    threads: Vec<JoinHandle<()>>,
     server: Option<Handle>,
 }
 
@@ -216,63 +209,24 @@ impl Engine {
         }
         let interfaces = config.interfaces.iter().map(|text| text.parse());
         let interfaces = interfaces
-            .collect::<Result<_, String>>()
+            .collect::<Result<Vec<Wanted>, String>>()
             .map_err(StartError::Interface)?;
-        let address = config.address.unwrap_or_default();
+        let address = config.address.clone().unwrap_or_default();
         // First of all: a second engine must not touch anything.
-        let server = Server::bind(
-            &address,
-            Access {
-                group: config.group,
-            },
-        )?;
-        let mut options = Options {
-            seed: random_seed()?,
-            profile: config.profile,
-            schedulers: config.schedulers,
-            ..Options::default()
+        let permissions = Permissions {
+            group: config.group,
         };
-        if let Some(max) = config.max_connections {
-            options.max_connections = max;
-        }
-        if config.compat == Some(Compat::Linux6_1) {
-            options.schedulers.remove("twos");
-        }
-        let mut control = Control::new(options.clone());
-        for (name, value) in config.sysctls {
-            control
-                .set_sysctl(&name, &value)
-                .map_err(|error| StartError::Sysctl { name, value, error })?;
-        }
-        control
-            .set_ftp_ports(config.ftp_ports)
-            .map_err(StartError::Helper)?;
-        let shard = control.shard(0).expect("there is at least one");
-        let wake = EventFd::new().map_err(StartError::Thread)?;
-        let (shared, commands) = Shared::new(control, wake, config.virtual_time);
-        let shared = Arc::new(shared);
-        let setup = Setup {
-            backend: config.backend,
-            interfaces,
-            own_all_vips: config.own_vips,
-            settings: config.settings,
-            hook: config.hook,
-        };
-        let spawn = |run: Box<dyn FnOnce() + Send>| {
-            let builder = thread::Builder::new().name("lvs-worker".into());
-            builder.spawn(run).map_err(StartError::Thread)
-        };
-        let worker = if config.no_interfaces {
-            let worker = Offline::new(shared.clone(), commands, shard, options);
-            spawn(Box::new(move || worker.run()))?
+        let server = Server::bind(&address, permissions)?;
+        let (control, options) = new_control(&config)?;
+        let mut engine = if config.no_interfaces {
+            Self::start_virtual(control, options, config.virtual_time)?
         } else {
-            let worker = Worker::new(shared.clone(), commands, shard, setup)?;
-            spawn(Box::new(move || worker.run()))?
-        };
-        let mut engine = Self {
-            shared,
-            worker: Some(worker),
-            server: None,
+            let setup = Setup {
+                backend: config.backend,
+                interfaces,
+                own_all_vips: config.own_vips,
+            };
+            Self::start_on_host(control, setup, config.settings, config.hook)?
         };
         if !config.local_addresses.is_empty() || config.hairpin {
             engine
@@ -297,13 +251,92 @@ impl Engine {
         Ok(engine)
     }
 
+    /// Starts the packet workers and the keeper of the host.
+    fn start_on_host(
+        control: Control,
+        setup: Setup,
+        settings: Settings,
+        mut hook: Option<Box<dyn PacketHook>>,
+    ) -> Result<Self, StartError> {
+        let shards: Vec<_> = (0..WORKERS.get()).map_while(|n| control.shard(n)).collect();
+        let side = HostSide::new(WORKERS.get()).map_err(StartError::Thread)?;
+        let shared = Arc::new(Shared::new(control, Side::Host(side), false));
+        let midnight = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .saturating_sub(shared.now().saturating_since(Instant::ZERO));
+        let common = Common::new(settings).with_midnight(midnight);
+        let common = Arc::new(common.with_workers(WORKERS));
+        let (mut workers, mut queues) = (Vec::new(), Vec::new());
+        for (number, shard) in shards.into_iter().enumerate() {
+            let (requests, queue) = Requests::new(shared.clone());
+            queues.push(queue);
+            workers.push(Worker::new(
+                shared.clone(),
+                number,
+                shard,
+                common.clone(),
+                requests,
+                hook.take(),
+            ));
+        }
+        let keeper = Keeper::new(shared.clone(), setup, queues)?;
+        let mut engine = Self::new(shared.clone());
+        for (number, worker) in workers.into_iter().enumerate() {
+            engine.spawn(format!("lvs-worker-{number}"), move || worker.run())?;
+        }
+        engine.spawn("lvs-keeper".to_owned(), move || {
+            if let Some(mailbox) = shared.keeper() {
+                keeper.run(mailbox);
+            }
+            shared.drop_ports();
+        })?;
+        Ok(engine)
+    }
+
+    /// Starts an engine without interfaces.
+    fn start_virtual(
+        control: Control,
+        options: Options,
+        virtual_time: bool,
+    ) -> Result<Self, StartError> {
+        let shard = control.shard(0).expect("there is at least one");
+        let side = Side::Virtual {
+            offline: Mailbox::new().map_err(StartError::Thread)?,
+            interfaces: Mutex::default(),
+        };
+        let shared = Arc::new(Shared::new(control, side, virtual_time));
+        let offline = Offline::new(shared.clone(), shard, options);
+        let mut engine = Self::new(shared);
+        engine.spawn("lvs-worker-0".to_owned(), move || offline.run())?;
+        Ok(engine)
+    }
+
+    const fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            threads: Vec::new(),
+            server: None,
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let thread = thread::Builder::new().name(name).spawn(run);
+        self.threads.push(thread.map_err(StartError::Thread)?);
+        Ok(())
+    }
+
     /// Does what a client of the control socket could ask for. Items of a list are not kept.
     ///
     /// # Errors
     /// The refusal that the client would get; then nothing has changed.
     pub fn call(&self, call: Call) -> Result<Value, Failure> {
         let mut nowhere = std::io::sink();
-        server::Engine::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
+        server::Handler::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
     }
 
     /// A handle to stop the engine from another thread.
@@ -317,10 +350,11 @@ impl Engine {
     }
 
     fn wait(&mut self) {
-        if let Some(worker) = self.worker.take()
-            && worker.join().is_err()
-        {
-            tracing::error!("the packet worker has failed");
+        for thread in self.threads.drain(..) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!("the thread {name} has failed");
+            }
         }
     }
 }
@@ -330,6 +364,37 @@ impl Drop for Engine {
         self.shared.stop();
         self.wait();
     }
+}
+
+/// The control half as it is at the start.
+fn new_control(config: &Config) -> Result<(Control, Options), StartError> {
+    let mut options = Options {
+        seed: random_seed()?,
+        profile: config.profile,
+        schedulers: config.schedulers.clone(),
+        shards: WORKERS.get(),
+        ..Options::default()
+    };
+    if let Some(max) = config.max_connections {
+        options.max_connections = max;
+    }
+    if config.compat == Some(Compat::Linux6_1) {
+        options.schedulers.remove("twos");
+    }
+    let mut control = Control::new(options.clone());
+    for (name, value) in &config.sysctls {
+        control
+            .set_sysctl(name, value)
+            .map_err(|error| StartError::Sysctl {
+                name: name.clone(),
+                value: value.clone(),
+                error,
+            })?;
+    }
+    control
+        .set_ftp_ports(config.ftp_ports.clone())
+        .map_err(StartError::Helper)?;
+    Ok((control, options))
 }
 
 fn random_seed() -> Result<u64, StartError> {

@@ -180,6 +180,11 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
     "ip neigh shows which is FAILED or INCOMPLETE: is that server up, on that link, and in that network?",
 ];
+pub(super) const KEEPER_BUSY: [&str; 3] = [
+    "keeper_busy",
+    "Requests of the packet path that the keeper of the host had no room for: neighbours to be resolved, connections of this host's own.",
+    "Somebody scans, or claims addresses, faster than the host is asked: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
+];
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 
 use super::shared::Shared;
-use crate::control::server::{Engine, Sink};
+use crate::control::server::{Handler, Sink};
 use crate::names::Names;
 
 /// A line that cannot be applied.

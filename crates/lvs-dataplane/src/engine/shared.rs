@@ -1,84 +1,92 @@
-//! What the threads of an engine share: the director's control half, a clock, and a way to the packet worker.
+//! What the threads of an engine share: the director's control half, a clock, and ways to one another.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{
-    Call, CaptureFilter, CapturedPacket, Done, Info, LocalInfo, ReasonCount, Refused,
-};
-use lvs_core::mark::MarkRule;
-use lvs_core::{Connection, Control, Explanation, Instant, Tuple};
+use lvs_core::api::{Failure, FailureCode};
+use lvs_core::{Control, Instant};
 
-use super::bench::{Test, Tested};
+use super::Packets;
+use super::door::{Door, Pauses};
+use super::ports::Ports;
+use super::virtual_::Offline;
+use crate::host::keeper::Keeper;
+use crate::host::view::{Published, View};
+use crate::host::{EngineSide, Neighbour};
+use crate::io::port::Port;
+use crate::mailbox::{Closing, Mailbox};
+use crate::packet::net::PortId;
 
-use crate::sys::EventFd;
+/// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
+const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the packet worker does for other threads, between two batches.
-#[derive(Debug)]
-pub(super) enum Command {
-    /// Make these changes, or none, and follow them.
-    Apply(Vec<Call>, mpsc::SyncSender<Result<Done, Refused>>),
-    /// The addresses that stand for clients.
-    LocalInfo(mpsc::SyncSender<LocalInfo>),
-    /// Copy out the connections in some slots, and tell how many slots there are.
-    Connections(Range<usize>, mpsc::SyncSender<(Vec<Connection>, usize)>),
-    /// Packets that each rule for marks has taken.
-    Marked(mpsc::SyncSender<Vec<u64>>),
-    /// What only an engine for tests does.
-    Test(Test, mpsc::SyncSender<Tested>),
-    /// What would become of a packet.
-    Explain(Question, mpsc::SyncSender<Explanation>),
-    /// Show packets until the receiver is gone.
-    Capture(CaptureFilter, mpsc::SyncSender<CapturedPacket>),
-    /// State of the worker.
-    Info(mpsc::SyncSender<Info>),
-    /// Counted reasons.
-    Reasons(mpsc::SyncSender<Vec<ReasonCount>>),
-}
-
-/// A packet that is asked about.
-#[derive(Clone, Debug)]
-pub(super) struct Question {
-    pub(super) tuple: Tuple,
-    /// Its mark; the rules decide without it.
-    pub(super) mark: Option<u32>,
-    /// Where it comes in.
-    pub(super) interface: Option<String>,
-}
-
-/// Shared by the control server's threads and the packet worker.
+/// Shared by the control server's threads, the keeper and the packet workers.
 #[derive(Debug)]
 pub struct Shared {
     control: Mutex<Control>,
+    /// Held by whoever makes changes: they are followed in the order in which they are made.
+    changing: Mutex<()>,
     started: SystemInstant,
     /// The time in nanoseconds, where only a caller moves it.
     virtual_time: Option<AtomicU64>,
-    /// Interfaces of the described network that take frames, by port.
-    bench_ports: Mutex<Vec<String>>,
-    commands: Mutex<mpsc::Sender<Command>>,
-    wake: EventFd,
+    side: Side,
     stop: AtomicBool,
 }
 
+/// Where packets come from.
+#[derive(Debug)]
+pub(super) enum Side {
+    /// From the host's interfaces.
+    Host(HostSide),
+    /// From nowhere, or from tests.
+    Virtual {
+        offline: Mailbox<Offline>,
+        /// Interfaces of the described network that take frames, by port.
+        interfaces: Mutex<Vec<String>>,
+    },
+}
+
+/// The threads of an engine with interfaces.
+#[derive(Debug)]
+pub(super) struct HostSide {
+    keeper: Mailbox<Keeper>,
+    published: Published,
+    doors: Vec<Door>,
+    /// Packet workers that have not ended.
+    working: AtomicUsize,
+    /// The ports of those that have: what depends on them goes first.
+    ports: Mutex<Vec<Ports>>,
+}
+
+impl HostSide {
+    pub(super) fn new(workers: usize) -> io::Result<Self> {
+        Ok(Self {
+            keeper: Mailbox::new()?,
+            published: Published::default(),
+            doors: (0..workers)
+                .map(|_| Door::new())
+                .collect::<Result<_, _>>()?,
+            working: AtomicUsize::new(workers),
+            ports: Mutex::default(),
+        })
+    }
+}
+
 impl Shared {
-    pub(super) fn new(
-        control: Control,
-        wake: EventFd,
-        virtual_time: bool,
-    ) -> (Self, mpsc::Receiver<Command>) {
-        let (commands, receiver) = mpsc::channel();
-        let shared = Self {
+    pub(super) fn new(control: Control, side: Side, virtual_time: bool) -> Self {
+        Self {
             control: Mutex::new(control),
+            changing: Mutex::default(),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
-            bench_ports: Mutex::default(),
-            commands: Mutex::new(commands),
-            wake,
+            side,
             stop: AtomicBool::new(false),
-        };
-        (shared, receiver)
+        }
     }
 
     /// The director's control half. The lock is held for one operation at a time, never while waiting for anything.
@@ -87,9 +95,9 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules that give packets marks.
-    pub(super) fn marks(&self) -> Arc<[MarkRule]> {
-        self.control().marks().clone()
+    /// Lets nobody else make changes.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Time since the engine started, as the core counts it.
@@ -111,34 +119,258 @@ impl Shared {
         }
     }
 
-    pub(super) fn bench_ports(&self) -> MutexGuard<'_, Vec<String>> {
-        self.bench_ports
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 
-    pub(super) fn send(&self, command: Command) {
-        // A worker that is gone drops the command, and the asker's channel tells it so.
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = commands.send(command);
-        self.wake.notify();
+    pub(super) const fn side(&self) -> &Side {
+        &self.side
     }
 
-    /// Asks the worker to end.
+    const fn host(&self) -> Option<&HostSide> {
+        match &self.side {
+            Side::Host(host) => Some(host),
+            Side::Virtual { .. } => None,
+        }
+    }
+
+    /// Asks all threads to end.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.wake.notify();
+        match &self.side {
+            Side::Host(host) => {
+                for door in &host.doors {
+                    door.mailbox.wake().notify();
+                }
+                host.keeper.wake().notify();
+            }
+            Side::Virtual { offline, .. } => offline.wake().notify(),
+        }
     }
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    pub(super) const fn wake(&self) -> &EventFd {
-        &self.wake
+    // --- the packet workers -----------------------------------------------------------------------------------------
+
+    /// The door of a packet worker.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub(super) fn door(&self, number: usize) -> &Door {
+        &self.host().expect("it has packet workers").doors[number]
+    }
+
+    /// A packet worker runs until the value that this gives is dropped.
+    pub(super) fn worker_runs(&self, number: usize) -> impl Drop + '_ {
+        WorkerRuns {
+            shared: self,
+            _closing: Closing(&self.door(number).mailbox),
+        }
+    }
+
+    /// Keeps the ports of a packet worker that ends until the keeper has ended.
+    pub(super) fn keep_ports(&self, ports: Ports) {
+        if let Some(host) = self.host() {
+            let kept = host.ports.lock();
+            kept.unwrap_or_else(PoisonError::into_inner).push(ports);
+        }
+    }
+
+    /// Lets go of the ports that were kept.
+    pub(super) fn drop_ports(&self) {
+        if let Some(host) = self.host() {
+            let kept = host.ports.lock();
+            kept.unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+
+    /// Puts a question to every packet worker and waits for the answers.
+    ///
+    /// # Errors
+    /// If one does not answer.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        question: impl Fn(&mut dyn Packets) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let (reply, answers) = mpsc::channel();
+        let mut asked = 0;
+        match &self.side {
+            Side::Host(host) => {
+                for door in &host.doors {
+                    let (reply, question) = (reply.clone(), question.clone());
+                    door.mailbox
+                        .post(move |worker| drop(reply.send(question(worker))));
+                    asked += 1;
+                }
+            }
+            Side::Virtual { offline, .. } => {
+                let (reply, question) = (reply.clone(), question.clone());
+                offline.post(move |offline| drop(reply.send(question(offline))));
+                asked += 1;
+            }
+        }
+        drop(reply);
+        let mut all = Vec::with_capacity(asked);
+        while all.len() < asked {
+            match answers.recv_timeout(WORKER_TIMEOUT) {
+                Ok(answer) => all.push(answer),
+                Err(_) => return Err(does_not_answer("packet worker")),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until every packet worker has taken the view of this generation.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub(super) fn wait_for(&self, generation: u64) -> Result<(), Failure> {
+        if self.taken() >= generation {
+            return Ok(());
+        }
+        // A worker takes the latest view before it does what it is asked.
+        self.ask(|_| ()).map(drop)
+    }
+
+    /// What packet workers were busy with at most, since this was last asked; the longest of all.
+    pub fn take_pauses(&self) -> Pauses {
+        let doors = self.host().map_or(&[][..], |host| &host.doors);
+        doors.iter().fold(Pauses::default(), |longest, door| {
+            let pauses = door.take_pauses();
+            Pauses {
+                batch: longest.batch.max(pauses.batch),
+                gap: longest.gap.max(pauses.gap),
+            }
+        })
+    }
+
+    /// The number of the latest view.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.host().map_or(0, |host| host.published.generation())
+    }
+
+    /// The latest view.
+    pub(super) fn view(&self) -> Arc<View> {
+        self.host()
+            .map(|host| host.published.latest())
+            .unwrap_or_default()
+    }
+
+    // --- the keeper -------------------------------------------------------------------------------------------------
+
+    pub(super) fn keeper(&self) -> Option<&Mailbox<Keeper>> {
+        Some(&self.host()?.keeper)
+    }
+
+    /// Has the keeper do something. Without one, nothing concerns the host.
+    pub(super) fn post_keeper(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
+        if let Some(keeper) = self.keeper() {
+            keeper.post(job);
+        }
+    }
+
+    pub(super) fn wake_keeper(&self) {
+        if let Some(keeper) = self.keeper() {
+            keeper.wake().notify();
+        }
+    }
+
+    /// Has the keeper do something, and waits for what it gives to `reply`.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub(super) fn ask_keeper<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Keeper, mpsc::Sender<T>) + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (reply, answer) = mpsc::channel();
+        self.post_keeper(move |keeper| job(keeper, reply));
+        answer
+            .recv_timeout(KEEPER_TIMEOUT)
+            .map_err(|_| does_not_answer("keeper of the host"))
+    }
+}
+
+struct WorkerRuns<'a> {
+    shared: &'a Shared,
+    _closing: Closing<'a, super::worker::Worker>,
+}
+
+impl Drop for WorkerRuns<'_> {
+    fn drop(&mut self) {
+        if let Some(host) = self.shared.host() {
+            host.working.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.shared.wake_keeper();
+    }
+}
+
+fn does_not_answer(who: &str) -> Failure {
+    Failure::new(
+        FailureCode::Internal,
+        format!("the {who} does not answer; the engine's log tells why"),
+    )
+}
+
+impl EngineSide for Shared {
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control()
+    }
+
+    fn now(&self) -> Instant {
+        self.now()
+    }
+
+    fn has_ended(&self) -> bool {
+        let working = self.host().map(|host| host.working.load(Ordering::Acquire));
+        self.is_stopping() && working.is_none_or(|working| working == 0)
+    }
+
+    fn publish(&self, view: Arc<View>) {
+        if let Some(host) = self.host() {
+            host.published.publish(view);
+            for door in &host.doors {
+                door.mailbox.wake().notify();
+            }
+        }
+    }
+
+    fn taken(&self) -> u64 {
+        let doors = self.host().map_or(&[][..], |host| &host.doors);
+        let taken = doors.iter().map(|door| door.taken.load(Ordering::Acquire));
+        taken.min().unwrap_or(u64::MAX)
+    }
+
+    fn attach(&self, port: PortId, io: Port) {
+        // There is one worker: further ones get ports of their own on the same interfaces.
+        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+            door.mailbox.post(move |worker| worker.attach(port, io));
+        }
+    }
+
+    fn detach(&self, port: PortId) {
+        for door in self.host().map_or(&[][..], |host| &host.doors) {
+            door.mailbox.post(move |worker| worker.detach(port));
+        }
+    }
+
+    fn tell_neighbours(&self, neighbours: Vec<Neighbour>) {
+        let neighbours: Arc<[Neighbour]> = neighbours.into();
+        for door in self.host().map_or(&[][..], |host| &host.doors) {
+            let neighbours = neighbours.clone();
+            door.mailbox
+                .post(move |worker| worker.hear_of_neighbours(&neighbours));
+        }
+    }
+
+    fn local_addresses(&self) -> Option<Vec<IpAddr>> {
+        let all = self.ask(|packets| {
+            let addresses = packets.decider().shard.local_addresses();
+            addresses.collect::<Vec<IpAddr>>()
+        });
+        Some(all.ok()?.concat())
     }
 }

@@ -1,4 +1,113 @@
-//! Everything that concerns the host.
+//! Everything that concerns the host, done by one thread of its own: the [keeper](keeper).
 
+pub(crate) mod interception;
+pub(crate) mod keeper;
+mod links;
+pub(crate) mod local_nodes;
+mod neighbours;
 pub mod shield;
 pub mod steering;
+mod trunks;
+pub(crate) mod update;
+pub(crate) mod view;
+mod vips;
+
+use std::net::IpAddr;
+use std::sync::{Arc, MutexGuard};
+
+use lvs_core::{Control, Instant};
+
+use self::shield::ShieldError;
+use self::steering::SteeringError;
+use self::view::View;
+use crate::io::af_packet::OpenError;
+use crate::io::port::Port;
+use crate::io::tun::TunError;
+use crate::netlink::NetlinkError;
+use crate::packet::net::PortId;
+
+/// How packets come and go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// By packet sockets, or through a TUN device where those are not permitted.
+    #[default]
+    Auto,
+    /// By packet sockets.
+    AfPacket,
+    /// Through a TUN device that the host routes them into.
+    Tun,
+}
+
+/// Why the host cannot be kept. It is as it was before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A packet socket.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The device that leads to the host.
+    #[error(transparent)]
+    Tun(#[from] TunError),
+    /// The kernel's tables.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The shield.
+    #[error(transparent)]
+    Shield(#[from] ShieldError),
+    /// The host's rules and routes.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
+    /// A socket for requests to the kernel's tables.
+    #[error("cannot open a socket for rules and routes: {0}")]
+    Requests(#[source] std::io::Error),
+    /// An interface that was asked for is not there.
+    #[error(
+        "there is no interface {0}: `ip link` lists them (and one called eth0.100 is made where there is an eth0)"
+    )]
+    NoInterface(String),
+    /// An interface that was asked for is not Ethernet.
+    #[error(
+        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
+    )]
+    NotEthernet(String),
+}
+
+/// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may wait for any of it: nobody
+/// there waits for the keeper, except those who have asked for a change.
+pub(crate) trait EngineSide: Send + Sync {
+    /// The director's control half. The lock is held for one short operation at a time.
+    fn control(&self) -> MutexGuard<'_, Control>;
+
+    /// The engine's clock.
+    fn now(&self) -> Instant;
+
+    /// Whether the engine is to end, and the packet workers have.
+    fn has_ended(&self) -> bool;
+
+    /// Gives a view to the packet workers.
+    fn publish(&self, view: Arc<View>);
+
+    /// The generation that all packet workers have taken.
+    fn taken(&self) -> u64;
+
+    /// Gives a port to the packet workers.
+    fn attach(&self, port: PortId, io: Port);
+
+    /// Takes a port from them.
+    fn detach(&self, port: PortId);
+
+    /// Tells them that something has become known of these neighbours.
+    fn tell_neighbours(&self, neighbours: Vec<Neighbour>);
+
+    /// The local addresses of full NAT that connections use; `None` if a packet worker does not answer.
+    fn local_addresses(&self) -> Option<Vec<IpAddr>>;
+}
+
+/// What has become known of a neighbour.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Neighbour {
+    pub(crate) port: PortId,
+    pub(crate) addr: IpAddr,
+    /// It does not answer; else its link-layer address is in the view.
+    pub(crate) failed: bool,
+}

@@ -3,6 +3,7 @@
 pub mod af_packet;
 pub mod hop;
 pub mod memory;
+pub mod port;
 pub mod tun;
 pub mod vlan;
 mod vnet;

@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::packet::shared_map::SharedMap;
 
 use super::message::{Message, attributes, text, u16_at, u32_at};
 
@@ -194,12 +197,12 @@ struct Route {
 struct Table {
     /// How many prefixes there are of each length, longest first.
     lengths: Vec<(u8, usize)>,
-    routes: HashMap<(u8, u128), Vec<Route>>,
+    routes: SharedMap<(u8, u128), Vec<Route>>,
 }
 
 impl Table {
     fn insert(&mut self, prefix: (u8, u128), route: Route, replace: bool) -> bool {
-        let routes = self.routes.entry(prefix).or_default();
+        let routes = self.routes.entry(prefix, Vec::new);
         if routes.is_empty() {
             match self.lengths.binary_search_by(|(len, _)| prefix.0.cmp(len)) {
                 Ok(at) => self.lengths[at].1 += 1,
@@ -293,14 +296,14 @@ struct Family {
     default: Table,
 }
 
-/// The snapshot.
+/// The snapshot. A copy shares what does not change after it.
 #[derive(Clone, Default)]
 pub struct NetState {
-    links: HashMap<u32, Link>,
-    addresses: Vec<Address>,
+    links: Arc<HashMap<u32, Link>>,
+    addresses: Arc<Vec<Address>>,
     v4: Family,
     v6: Family,
-    neighbours: HashMap<(u32, IpAddr), Neighbour>,
+    neighbours: SharedMap<(u32, IpAddr), Neighbour>,
 }
 
 impl NetState {
@@ -474,7 +477,7 @@ impl NetState {
         }
         changes.links = true;
         let went_down = old.is_some_and(|old| old.up && !link.up || old.running && !link.running);
-        self.links.insert(link.index, link);
+        Arc::make_mut(&mut self.links).insert(link.index, link);
         Some(went_down)
     }
 
@@ -483,11 +486,15 @@ impl NetState {
             return None;
         }
         let index = u32_at(payload, 4)?;
-        let known = self.links.remove(&index).is_some();
+        let known = self.links.contains_key(&index);
+        if known {
+            Arc::make_mut(&mut self.links).remove(&index);
+        }
         changes.links |= known;
-        let before = self.addresses.len();
-        self.addresses.retain(|a| a.ifindex != index);
-        changes.addresses |= self.addresses.len() != before;
+        if self.addresses(index).next().is_some() {
+            Arc::make_mut(&mut self.addresses).retain(|a| a.ifindex != index);
+            changes.addresses = true;
+        }
         self.neighbours.retain(|key, _| {
             let gone = key.0 == index;
             if gone {
@@ -524,12 +531,12 @@ impl NetState {
         let at = self.addresses.iter().position(same);
         match (at, new) {
             (Some(at), true) if self.addresses[at] == address => return Some(false),
-            (Some(at), true) => self.addresses[at] = address,
-            (None, true) => self.addresses.push(address),
-            (Some(at), false) => {
-                self.addresses.remove(at);
-            }
             (None, false) => return Some(false),
+            (Some(at), true) => Arc::make_mut(&mut self.addresses)[at] = address,
+            (None, true) => Arc::make_mut(&mut self.addresses).push(address),
+            (Some(at), false) => {
+                Arc::make_mut(&mut self.addresses).remove(at);
+            }
         }
         changes.addresses = true;
         Some(!new)
@@ -629,15 +636,59 @@ impl NetState {
             mac,
             state: u16_at(payload, 8)?,
         };
-        let old = if new {
-            self.neighbours.insert(key, neighbour)
-        } else {
-            self.neighbours.remove(&key)
-        };
-        if old != new.then_some(neighbour) {
+        let neighbour = new.then_some(neighbour);
+        if self.neighbours.get(&key).copied() != neighbour {
+            match neighbour {
+                Some(neighbour) => self.neighbours.insert(key, neighbour),
+                None => self.neighbours.remove(&key),
+            };
             changes.neighbours.push(key);
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+impl NetState {
+    /// One Ethernet link with a network that is on it, and a neighbour there.
+    pub(crate) fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, Mac)) -> Self {
+        let mut state = Self::default();
+        let link = Link {
+            index,
+            name: "test".to_owned(),
+            kind: None,
+            hardware: libc::ARPHRD_ETHER,
+            mac: Some([2; 6]),
+            mtu: 1500,
+            up: true,
+            running: true,
+            no_arp: false,
+            master: None,
+            parent: None,
+        };
+        Arc::make_mut(&mut state.links).insert(index, link);
+        let hit = RouteHit {
+            kind: RouteKind::Unicast,
+            oif: index,
+            gateway: None,
+            prefsrc: None,
+            mtu: None,
+        };
+        let route = Route {
+            hit,
+            tos: 0,
+            metric: 0,
+        };
+        let (net, len) = network;
+        let prefix = (len, Bits::new(net).prefix(len));
+        state.v4.main.insert(prefix, route, false);
+        let (addr, mac) = neighbour;
+        let known = Neighbour {
+            mac: Some(mac),
+            state: libc::NUD_REACHABLE,
+        };
+        state.neighbours.insert((index, addr), known);
+        state
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packets that wait for the link-layer address of their next hop.
+//! Packets that wait: for the link-layer address of their next hop, or until the host does not see their answers.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use lvs_core::Instant;
 
 use crate::packet::frame::Frame;
+use crate::packet::intercept::LocalClient;
 use crate::packet::net::PortId;
 
 /// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
@@ -22,6 +23,14 @@ pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// What a packet waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cause {
+    Neighbour(PortId, IpAddr),
+    /// It is one of the host's own, whose answers are not intercepted yet.
+    LocalClient(LocalClient),
+}
+
 #[derive(Debug)]
 struct Queue {
     frames: VecDeque<(Instant, Frame)>,
@@ -31,7 +40,9 @@ struct Queue {
 /// The packets of one worker that wait, in copies of their own size.
 #[derive(Debug)]
 pub struct Held {
-    queues: HashMap<(PortId, IpAddr), Queue>,
+    queues: HashMap<Cause, Queue>,
+    /// Queues of local clients.
+    clients: usize,
     frames: usize,
     bytes: usize,
     limits: Limits,
@@ -59,6 +70,7 @@ impl Held {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
             queues: HashMap::new(),
+            clients: 0,
             frames: 0,
             bytes: 0,
             limits: Limits {
@@ -72,14 +84,25 @@ impl Held {
 
     /// Lets `frame` wait; whether the kernel should be asked for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::Neighbour(port, addr), frame, now)
+    }
+
+    /// Lets a packet of the host's own, translated and without link header, wait until its connection's answers are
+    /// intercepted; whether that should be asked for now.
+    pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::LocalClient(client), frame, now)
+    }
+
+    fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
             // All queues are bounded together: the newcomer loses, whoever has waited is served first.
             self.dropped += 1;
             return false;
         }
         let mut ask = false;
-        let queue = self.queues.entry((port, addr)).or_insert_with(|| {
+        let queue = self.queues.entry(cause).or_insert_with(|| {
             ask = true;
+            self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
             Queue {
                 frames: VecDeque::new(),
                 asked: now,
@@ -104,7 +127,37 @@ impl Held {
 
     /// Takes out what waits for a neighbour, in order.
     pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
-        let queue = self.queues.remove(&(port, addr));
+        self.take_for(Cause::Neighbour(port, addr))
+    }
+
+    /// Takes out the packets of local clients whose answers are intercepted by now, as `is_intercepted` says.
+    pub fn take_local_clients(
+        &mut self,
+        is_intercepted: impl Fn(&LocalClient) -> bool,
+    ) -> Vec<Frame> {
+        let ready: Vec<Cause> = self
+            .queues
+            .keys()
+            .filter(|cause| matches!(cause, Cause::LocalClient(client) if is_intercepted(client)))
+            .copied()
+            .collect();
+        let mut frames = Vec::new();
+        for cause in ready {
+            frames.extend(self.take_for(cause));
+        }
+        frames
+    }
+
+    /// Whether packets of local clients wait.
+    pub const fn has_local_clients(&self) -> bool {
+        self.clients > 0
+    }
+
+    fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Frame> + use<> {
+        let queue = self.queues.remove(&cause);
+        if queue.is_some() && matches!(cause, Cause::LocalClient(_)) {
+            self.clients -= 1;
+        }
         let frames = queue.map(|queue| queue.frames).unwrap_or_default();
         self.frames -= frames.len();
         self.bytes -= frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
@@ -122,12 +175,13 @@ impl Held {
     pub fn expire(&mut self, now: Instant) {
         let Self {
             queues,
+            clients,
             frames,
             bytes,
             dropped,
             limits: _,
         } = self;
-        queues.retain(|_, queue| {
+        queues.retain(|cause, queue| {
             while let Some((since, _)) = queue.frames.front()
                 && now.saturating_since(*since) >= TIMEOUT
                 && let Some((_, frame)) = queue.frames.pop_front()
@@ -136,7 +190,9 @@ impl Held {
                 *bytes -= frame.len();
                 *dropped += 1;
             }
-            !queue.frames.is_empty()
+            let empty = queue.frames.is_empty();
+            *clients -= usize::from(empty && matches!(cause, Cause::LocalClient(_)));
+            !empty
         });
     }
 

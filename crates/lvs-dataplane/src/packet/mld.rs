@@ -89,6 +89,23 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     })
 }
 
+/// The frames that say `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
+pub fn reports(
+    mac: Mac,
+    src: Ipv6Addr,
+    groups: &[Ipv6Addr],
+    change: Change,
+    v1: bool,
+) -> Vec<Vec<u8>> {
+    if v1 {
+        let report = |&group: &Ipv6Addr| report_v1(mac, src, group, change);
+        groups.iter().map(report).collect()
+    } else {
+        let report = |groups: &[Ipv6Addr]| report(mac, src, groups, change);
+        groups.chunks(RECORDS_MAX).map(report).collect()
+    }
+}
+
 /// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a link-local address, or
 /// unspecified where there is none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: Change) -> Vec<u8> {

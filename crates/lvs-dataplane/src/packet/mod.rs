@@ -17,6 +17,7 @@ pub mod parse;
 pub mod pipeline;
 pub mod rewrite;
 pub mod segment;
+pub mod shared_map;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tunnel_path;

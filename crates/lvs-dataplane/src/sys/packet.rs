@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::{Plain, check, get_option, set_option, socklen};
+use super::{Plain, check, check_len, get_option, set_option, socklen};
 
 /// Length of `virtio_net_hdr`, which stands before each frame on a socket with `PACKET_VNET_HDR`.
 pub const VNET_HDR_LEN: usize = 10;
@@ -134,6 +134,35 @@ impl PacketSocket {
         check(unsafe {
             libc::bind(
                 self.fd.as_raw_fd(),
+                std::ptr::from_ref(&address).cast(),
+                socklen::<libc::sockaddr_ll>(),
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Sends one frame on an interface, which the socket need not be bound to. Without `PACKET_VNET_HDR` only.
+    ///
+    /// # Errors
+    /// If the interface is gone or down, or has no room.
+    pub fn send_to(&self, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+        let address = libc::sockaddr_ll {
+            sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
+            sll_protocol: 0,
+            sll_ifindex: i32::try_from(ifindex)
+                .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: two pointers with their lengths, to the frame and to `address`, which the kernel only reads.
+        check_len(unsafe {
+            libc::sendto(
+                self.fd.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
                 std::ptr::from_ref(&address).cast(),
                 socklen::<libc::sockaddr_ll>(),
             )

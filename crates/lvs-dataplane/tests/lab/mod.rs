@@ -16,7 +16,7 @@ use lvs_core::{
     Verdict,
 };
 use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::intercept::{Endpoint, Intercept};
+use lvs_dataplane::packet::intercept::{Endpoint, Intercept, LocalClient};
 use lvs_dataplane::packet::net::{PortId, PortInfo};
 use lvs_dataplane::packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
 pub use lvs_dataplane::packet::testing::Table;
@@ -292,6 +292,26 @@ impl Lab {
             "every frame has one fate"
         );
         self.requests.append(&mut out.requests);
+        let mut sent = Vec::new();
+        for (port, frames) in out.queues() {
+            sent.extend(frames.iter().map(|f| (port, f.clone())));
+        }
+        sent
+    }
+}
+
+impl Lab {
+    /// What leaves when the answers to a client on the director are intercepted.
+    pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
+        self.intercept.local_clients.insert(client);
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: self.pmtu_disc,
+        };
+        let mut out = Output::new();
+        self.pipeline
+            .local_clients_intercepted(&env, self.now, &mut out);
         let mut sent = Vec::new();
         for (port, frames) in out.queues() {
             sent.extend(frames.iter().map(|f| (port, f.clone())));

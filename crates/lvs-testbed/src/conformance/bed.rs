@@ -16,7 +16,7 @@ use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
 use lvs_dataplane::packet::parse::{self, Icmp};
-use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::packet::testing::{Edited, Prefix, Route, Table, contains, made_up_mac};
 use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
@@ -374,6 +374,7 @@ impl Bed {
                 &mut self.output,
             );
         }
+        self.intercept_local_clients();
         let mut given = Vec::new();
         for (to, frames) in self.output.queues() {
             self.ports[to.index()].send(frames);
@@ -401,6 +402,22 @@ impl Bed {
         for packet in given {
             self.host_receives(&packet, rounds);
         }
+    }
+
+    /// Keeps the answers to the host's own clients from it, as the keeper does.
+    fn intercept_local_clients(&mut self) {
+        for request in std::mem::take(&mut self.output.requests) {
+            if let Request::InterceptLocalClient(client) = request {
+                self.intercept.local_clients.insert(client);
+            }
+        }
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: self.director.control.sysctls().pmtu_disc,
+        };
+        self.pipeline
+            .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
     /// Whether the host does not get its copy of a packet that came on a link.

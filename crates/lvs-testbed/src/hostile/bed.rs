@@ -408,13 +408,13 @@ impl Bed {
             hex(frame.bytes())
         );
         assert!(whole <= 1);
-        let requests = &self.output.requests;
+        let requests = std::mem::take(&mut self.output.requests);
         assert!(
             requests.len() <= 64,
             "one frame asks for much: {requests:?}"
         );
         for request in requests {
-            match *request {
+            match request {
                 Request::Resolve(port, addr) => self.asked.push((port, addr)),
                 Request::InterceptLocalClient(client) => {
                     self.intercept.local_clients.insert(client);
@@ -424,6 +424,14 @@ impl Bed {
                 | Request::ListenerQuery(..) => {}
             }
         }
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: self.director.control.sysctls().pmtu_disc,
+        };
+        self.pipeline
+            .local_clients_intercepted(&env, self.now, &mut self.output);
+        let after = &self.pipeline.counters;
         let mut sent = Vec::new();
         for (port, frames) in self.output.queues() {
             sent.extend(frames.iter().map(|frame| (port, frame.clone())));

@@ -733,7 +733,7 @@ fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
         (&spec.services, SERVICES, SERVICE_HOSTS, VIPS),
         (&spec.nat_servers, SERVERS, SERVER_HOSTS, SERVER_ADDRESSES),
     ] {
-        for endpoint in endpoints {
+        for endpoint in endpoints.iter() {
             let ip = endpoint.address;
             put(ip, addresses, address_key(ip));
             let mut key = address_key(ip);

@@ -1,11 +1,11 @@
 //! Addresses, protocols and ports that are intercepted, and sets of them.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
+
+use crate::packet::shared_map::{SharedMap, SharedSet};
 
 /// An address, a protocol and a port; port 0 is every port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,13 +29,13 @@ impl Endpoint {
     }
 }
 
-/// A set of endpoints that knows its addresses too.
+/// A set of endpoints that knows its addresses too, and is cheap to copy.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
-    all: HashSet<Endpoint>,
+    all: SharedSet<Endpoint>,
     /// How many there are of each address, and of each protocol of it.
-    addresses: HashMap<IpAddr, usize>,
-    protocols: HashMap<(IpAddr, Protocol), usize>,
+    addresses: SharedMap<IpAddr, usize>,
+    protocols: SharedMap<(IpAddr, Protocol), usize>,
     /// How many there are of IPv4, and of IPv6.
     families: [usize; 2],
 }
@@ -45,9 +45,9 @@ impl Endpoints {
     pub fn insert(&mut self, endpoint: Endpoint) -> bool {
         let new = self.all.insert(endpoint);
         if new {
-            *self.addresses.entry(endpoint.address).or_default() += 1;
+            *self.addresses.entry(endpoint.address, || 0) += 1;
             let key = (endpoint.address, endpoint.protocol);
-            *self.protocols.entry(key).or_default() += 1;
+            *self.protocols.entry(key, || 0) += 1;
             self.families[usize::from(endpoint.address.is_ipv6())] += 1;
         }
         new
@@ -86,6 +86,11 @@ impl Endpoints {
         self.families[usize::from(of.is_ipv6())] > 0
     }
 
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// All endpoints, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.all.iter()
@@ -102,12 +107,11 @@ impl Endpoints {
     }
 }
 
-fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
-    if let Entry::Occupied(mut entry) = counts.entry(key) {
-        *entry.get_mut() -= 1;
-        if *entry.get() == 0 {
-            entry.remove();
-        }
+fn decrement<K: Clone + Eq + Hash>(counts: &mut SharedMap<K, usize>, key: K) {
+    let left = counts.entry(key.clone(), || 1);
+    *left -= 1;
+    if *left == 0 {
+        counts.remove(&key);
     }
 }
 
@@ -144,18 +148,9 @@ impl<const N: usize> From<[Endpoint; N]> for Endpoints {
 
 impl IntoIterator for Endpoints {
     type Item = Endpoint;
-    type IntoIter = std::collections::hash_set::IntoIter<Endpoint>;
+    type IntoIter = std::vec::IntoIter<Endpoint>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.all.into_iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a Endpoints {
-    type Item = &'a Endpoint;
-    type IntoIter = std::collections::hash_set::Iter<'a, Endpoint>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.all.iter()
+        self.iter().copied().collect::<Vec<_>>().into_iter()
     }
 }

@@ -14,6 +14,7 @@ use lvs_core::mark::MarkRule;
 use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
 
 use crate::packet::parse::Packet;
+use crate::packet::shared_map::SharedSet;
 
 pub use self::endpoints::{Endpoint, Endpoints};
 
@@ -21,7 +22,11 @@ pub use self::endpoints::{Endpoint, Endpoints};
 const FTP: u16 = 21;
 
 /// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
-fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a [Protocol], u16) {
+fn reply_ports<'a>(
+    key: &'a ServiceKey,
+    server: SocketAddr,
+    helped: &[u16],
+) -> (&'a [Protocol], u16) {
     match key {
         // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
         ServiceKey::Address { protocol, addr }
@@ -29,11 +34,23 @@ fn reply_ports<'a>(key: &'a ServiceKey, server: &Server, helped: &[u16]) -> (&'a
         {
             (std::slice::from_ref(protocol), 0)
         }
-        ServiceKey::Address { protocol, .. } => {
-            (std::slice::from_ref(protocol), server.addr().port())
-        }
+        ServiceKey::Address { protocol, .. } => (std::slice::from_ref(protocol), server.port()),
         ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
     }
+}
+
+/// Where a server's answers come from.
+fn answers(
+    key: ServiceKey,
+    server: SocketAddr,
+    helped: &[u16],
+) -> impl Iterator<Item = Endpoint> + use<> {
+    let (protocols, port) = reply_ports(&key, server, helped);
+    let endpoints: Vec<Endpoint> = protocols
+        .iter()
+        .map(|&protocol| Endpoint::new(protocol, SocketAddr::new(server.ip(), port)))
+        .collect();
+    endpoints.into_iter()
 }
 
 /// What a service takes, if it is one of an address.
@@ -113,7 +130,7 @@ pub struct Intercept {
     pub local_nodes: Endpoints,
     /// Connections of the host's own: their servers' answers are intercepted although they are addressed to the host. They
     /// come and go one by one, not with the rest.
-    pub local_clients: HashSet<LocalClient>,
+    pub local_clients: SharedSet<LocalClient>,
     /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a connection
     /// (`schedule_icmp`).
     pub every_icmp: bool,
@@ -132,84 +149,70 @@ impl Intercept {
         for service in control.services() {
             spec.add_service(service, control.ftp_ports());
         }
-        // Connections that come from a master may be for any port of a virtual address.
         if control.backup().is_some() {
-            for addr in spec.vips() {
-                for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
-                    let any = SocketAddr::new(addr, 0);
-                    let any = Endpoint::new(protocol, any);
-                    spec.services.extend(with_followers(any));
-                }
-            }
+            spec.add_every_port();
         }
         // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
-            let helped = control.ftp_ports();
-            spec.add_key(key, helped, false);
-            // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
-            spec.services.extend(any_port(key, helped).filter(|any| {
-                let kept = before.services.contains(any);
-                kept && server.total() > 0
-            }));
-            let (protocols, port) = reply_ports(&key, server, helped);
-            for &protocol in protocols {
-                let addr = SocketAddr::new(server.addr().ip(), port);
-                let endpoint = Endpoint::new(protocol, addr);
-                // A server that was taken from NAT to another method still has connections that are translated.
-                let nat = server.forwarding().translates()
-                    || (server.total() > 0 && before.nat_servers.contains(&endpoint));
-                if nat {
-                    spec.nat_servers.extend(with_followers(endpoint));
-                }
-            }
+            spec.add_endpoint(key, server, control.ftp_ports(), before);
         }
         spec
     }
 
-    /// What one service and its servers need, without what comes from others; `helped` are the ports of FTP's helper.
-    pub fn of_service(service: &Service, helped: &[u16]) -> Self {
-        let mut spec = Self::default();
-        spec.add_service(service, helped);
-        for server in service.servers() {
-            if server.forwarding().translates() {
-                let key = service.key();
-                let (protocols, port) = reply_ports(&key, server, helped);
-                let addr = SocketAddr::new(server.addr().ip(), port);
-                let endpoints = protocols
-                    .iter()
-                    .map(|&protocol| Endpoint::new(protocol, addr));
-                spec.nat_servers.extend(endpoints.flat_map(with_followers));
-            }
-        }
-        spec
-    }
-
-    /// The servers of `control` that are this host itself, as `is_local` tells, and whose answers are translated.
-    pub fn local_nodes_of(control: &Control, is_local: impl Fn(IpAddr) -> bool) -> Endpoints {
-        let any = control.services().next().is_some();
-        let mut nodes = Endpoints::default();
-        for (key, server) in control.endpoints().filter(|_| any) {
-            if server.forwarding().translates() && is_local(server.addr().ip()) {
-                let (protocols, port) = reply_ports(&key, server, control.ftp_ports());
-                let addr = SocketAddr::new(server.addr().ip(), port);
-                nodes.extend(
-                    protocols
-                        .iter()
-                        .map(|&protocol| Endpoint::new(protocol, addr)),
-                );
-            }
-        }
-        nodes
-    }
-
-    fn add_service(&mut self, service: &Service, helped: &[u16]) {
+    /// Intercepts what a service takes; `helped` are the ports of FTP's helper.
+    pub fn add_service(&mut self, service: &Service, helped: &[u16]) {
         let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
         self.add_key(service.key(), helped, persistent);
     }
 
-    /// Intercepts what a service takes, data connections of FTP included.
-    fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+    /// Intercepts every port of the services' addresses: connections that come from a master may be for any.
+    pub fn add_every_port(&mut self) {
+        for addr in self.vips() {
+            for protocol in MARKED_PROTOCOLS {
+                let any = Endpoint::new(protocol, SocketAddr::new(addr, 0));
+                self.services.extend(with_followers(any));
+            }
+        }
+    }
+
+    /// Intercepts what a server needs that is configured, or still has connections.
+    pub fn add_endpoint(
+        &mut self,
+        key: ServiceKey,
+        server: &Server,
+        helped: &[u16],
+        before: &Self,
+    ) {
+        self.add_key(key, helped, false);
+        // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
+        self.services.extend(any_port(key, helped).filter(|any| {
+            let kept = before.services.contains(any);
+            kept && server.total() > 0
+        }));
+        for endpoint in answers(key, server.addr(), helped) {
+            // A server that was taken from NAT to another method still has connections that are translated.
+            let nat = server.forwarding().translates()
+                || (server.total() > 0 && before.nat_servers.contains(&endpoint));
+            if nat {
+                self.nat_servers.extend(with_followers(endpoint));
+            }
+        }
+    }
+
+    /// Intercepts the answers of a server that translates.
+    pub fn add_server(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
+        let endpoints = answers(key, server, helped);
+        self.nat_servers.extend(endpoints.flat_map(with_followers));
+    }
+
+    /// Lets a server that is this host itself answer through the director.
+    pub fn add_local_node(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
+        self.local_nodes.extend(answers(key, server, helped));
+    }
+
+    /// Intercepts what a service with this key takes, data connections of FTP included.
+    pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
             .extend(endpoint.into_iter().flat_map(with_followers));

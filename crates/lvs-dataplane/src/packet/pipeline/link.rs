@@ -1,76 +1,17 @@
 //! Neighbours and groups: ARP, neighbour discovery, multicast listeners.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
-use super::{Cx, Fate, Output, Pipeline, Request};
+use super::{Cx, Fate, Pipeline, Request};
 use crate::packet::arp;
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
-use crate::packet::mld::{self, Change};
+use crate::packet::mld;
 use crate::packet::ndp;
 use crate::packet::net::{Net, PortId, PortInfo};
-use crate::packet::wire::{ETHERNET_LEN, Mac, icmpv6, ipv6};
+use crate::packet::wire::{ETHERNET_LEN, icmpv6, ipv6};
 
 impl Pipeline {
-    /// Announces an own address on a port.
-    pub fn announce<N: Net>(&mut self, port: PortId, addr: IpAddr, net: &N, out: &mut Output) {
-        match addr {
-            IpAddr::V4(addr) => self.broadcast(port, net, out, |mac| arp::gratuitous(mac, addr)),
-            IpAddr::V6(addr) => self.broadcast(port, net, out, |mac| ndp::unsolicited(mac, addr)),
-        }
-    }
-
-    /// Asks on a port who has an address. Answers come as [`Request::AddressConflict`].
-    pub fn probe<N: Net>(&mut self, port: PortId, addr: IpAddr, net: &N, out: &mut Output) {
-        match addr {
-            IpAddr::V4(addr) => self.broadcast(port, net, out, |mac| arp::probe(mac, addr)),
-            IpAddr::V6(addr) => self.broadcast(port, net, out, |mac| ndp::probe(mac, addr)),
-        }
-    }
-
-    /// Says on a port which groups are listened to there. `src` is a link-local address of the port, if it has one. `v1`: to a
-    /// querier of version 1 of the protocol.
-    #[expect(clippy::too_many_arguments, reason = "they are what there is to say")]
-    pub fn report_listening<N: Net>(
-        &mut self,
-        port: PortId,
-        src: Ipv6Addr,
-        groups: &[Ipv6Addr],
-        change: Change,
-        v1: bool,
-        net: &N,
-        out: &mut Output,
-    ) {
-        if v1 {
-            for &group in groups {
-                self.broadcast(port, net, out, |mac| {
-                    mld::report_v1(mac, src, group, change)
-                });
-            }
-        } else {
-            for groups in groups.chunks(mld::RECORDS_MAX) {
-                self.broadcast(port, net, out, |mac| mld::report(mac, src, groups, change));
-            }
-        }
-    }
-
-    fn broadcast<N: Net, M: AsRef<[u8]>>(
-        &mut self,
-        port: PortId,
-        net: &N,
-        out: &mut Output,
-        message: impl FnOnce(Mac) -> M,
-    ) {
-        if let Some(info) = net.port(port).filter(|info| info.ethernet) {
-            let message = message(info.mac);
-            let mut frame = out.spare(message.as_ref().len());
-            if frame.extend(message.as_ref()) {
-                self.counters.emitted += 1;
-                out.push(port, frame);
-            }
-        }
-    }
-
     pub(super) fn arp<N: Net>(
         &mut self,
         port: PortId,

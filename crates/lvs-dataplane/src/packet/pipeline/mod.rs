@@ -35,11 +35,13 @@ use crate::packet::frame::Frame;
 use crate::packet::held::Held;
 use crate::packet::intercept::Intercept;
 use crate::packet::net::{Net, PortId};
+use crate::packet::parse;
 use crate::packet::rewrite::mac;
 use crate::packet::tunnel_path::KnownPaths;
 use crate::packet::wire::Mac;
 
 pub use self::counters::{Counters, Fate};
+use self::leave::Pieces;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, Settings};
 
@@ -171,6 +173,33 @@ impl Pipeline {
                 out.push(port, frame);
             } else {
                 self.held.dropped += 1;
+            }
+        }
+    }
+
+    /// Sends what the host's own clients have said, as far as their answers are intercepted by now.
+    pub fn local_clients_intercepted<N: Net>(
+        &mut self,
+        env: &Env<'_, N>,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let is_intercepted = |client: &_| env.intercept.local_clients.contains(client);
+        let mut cx = Cx { env, now, out };
+        for mut frame in self.held.take_local_clients(is_intercepted) {
+            let aggregate = frame.offload.segments.is_some();
+            let fate = match parse::ip(frame.bytes(), aggregate) {
+                Ok(packet) => match env.net.route(packet.dst) {
+                    Some(hop) => self.leave(&mut frame, &packet, &hop, Pieces::Whole, &mut cx),
+                    None => Fate::Dropped(FrameDrop::NoRoute),
+                },
+                Err(reason) => Fate::Dropped(reason),
+            };
+            match fate {
+                Fate::Sent => self.counters.released += 1,
+                // For its neighbour, now.
+                Fate::Held => {}
+                _ => self.held.dropped += 1,
             }
         }
     }

@@ -12,7 +12,7 @@ use lvs_core::{Family, IcmpError, Instant, PacketMeta, Protocol, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::decider::Decider;
+use crate::engine::decider::Decider;
 use crate::packet::net::{Net, NextHop, PortId, PortInfo};
 use crate::packet::pipeline::Decide;
 use crate::packet::wire::Mac;
@@ -196,7 +196,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(in crate::engine) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {

@@ -10,11 +10,10 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{fs, io};
 
-use lvs_core::api::{LocalAddressInfo, LocalInfo};
-use lvs_core::{Control, LocalAddress, Shard};
+use lvs_core::LocalAddress;
 use tracing::warn;
 
-use crate::host::steering;
+use super::steering;
 use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, Route, Rule};
 use crate::packet::intercept::{Endpoint, Endpoints};
@@ -24,7 +23,7 @@ const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
 /// The ports of a local address that stand for clients: of one that the host has as well, those that its own programs
 /// are not given.
-pub(super) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
+pub(crate) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
     let all = LocalAddress::new(addr);
     if !is_local {
         return all;
@@ -52,23 +51,6 @@ fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
             first: high + 1,
             ..all
         },
-    }
-}
-
-/// What there is to tell of them.
-pub(super) fn info(control: &Control, shard: &Shard) -> LocalInfo {
-    let (pool, hairpin) = control.local_pool();
-    LocalInfo {
-        addresses: pool
-            .iter()
-            .map(|local| LocalAddressInfo {
-                address: local.addr,
-                first: local.first,
-                last: local.last,
-                connections: shard.local_connections(local.addr),
-            })
-            .collect(),
-        hairpin,
     }
 }
 

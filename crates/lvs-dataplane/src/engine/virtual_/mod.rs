@@ -1,24 +1,36 @@
 //! A worker without interfaces: the director and its clock, and for tests a network in memory.
 
+mod bench;
+
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Call, Done, Failure, FailureCode, Host, Info, Need, Refused};
+use lvs_core::api::{Call, Failure, FailureCode, Host, Need, Refused};
 use lvs_core::{Control, Error, Instant, LocalAddress, Options, Shard};
+use serde_json::{Value, json};
 use tracing::error;
 
-use super::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
+use self::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
+use super::Packets;
+use super::calls::to_value;
+use super::capture::Capture;
 use super::decider::Decider;
-use super::local;
-use super::shared::{Command, Shared};
+use super::report::Report;
+use super::shared::{Shared, Side};
+use crate::control::server::Sink;
+use crate::host::local_nodes;
+use crate::mailbox::{Closing, Mailbox};
 use crate::netlink::Netlink;
 use crate::packet::frame::Frame;
 use crate::packet::intercept::Intercept;
 use crate::packet::net::PortId;
 use crate::packet::pipeline::{Env, Output, Pipeline, Settings};
 use crate::sys::Poller;
+
+pub(super) use self::bench::hex;
+pub use self::bench::{Advance, BenchFrame, Inject, Interface, Mark, Neighbour, Network, Route};
 
 /// Between two looks at the timers.
 const TICK: Duration = Duration::from_millis(500);
@@ -61,37 +73,30 @@ impl Host for NoHost<'_> {
     }
 
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
-        local::ports(addr, false)
+        local_nodes::ports(addr, false)
     }
 }
 
 /// What [`Worker`](super::worker::Worker) is for an engine with interfaces.
-pub(super) struct Offline {
+pub(crate) struct Offline {
     shared: Arc<Shared>,
-    commands: mpsc::Receiver<Command>,
     decider: Decider,
     options: Options,
     net: BenchNet,
     pipeline: Pipeline,
-    hidden: Intercept,
+    intercept: Intercept,
     output: Output,
 }
 
 impl Offline {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        commands: mpsc::Receiver<Command>,
-        shard: Shard,
-        options: Options,
-    ) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, shard: Shard, options: Options) -> Self {
         let mut worker = Self {
             decider: Decider::new(shared.clone(), shard, None),
             shared,
-            commands,
             options,
             net: BenchNet::default(),
             pipeline: Pipeline::alone(Settings::UNLIMITED),
-            hidden: Intercept::default(),
+            intercept: Intercept::default(),
             output: Output::new(),
         };
         worker.advance();
@@ -99,18 +104,23 @@ impl Offline {
     }
 
     pub(super) fn run(mut self) {
+        let shared = self.shared.clone();
+        let Side::Virtual { offline, .. } = shared.side() else {
+            return error!("an engine with interfaces has packet workers");
+        };
+        let _closing = Closing(offline);
         let mut poller = Poller::new();
-        while !self.shared.is_stopping() {
+        while !shared.is_stopping() {
             poller.clear();
-            poller.add(self.shared.wake().as_fd());
+            poller.add(offline.wake().as_fd());
             if let Err(error) = poller.wait(Some(TICK)) {
-                return error!("cannot wait for commands: {error}");
+                return error!("cannot wait for jobs: {error}");
             }
-            self.shared.wake().take();
-            while let Ok(command) = self.commands.try_recv() {
-                self.obey(command);
+            offline.wake().take();
+            for job in offline.take() {
+                job(&mut self);
             }
-            if !self.shared.has_virtual_time() {
+            if !shared.has_virtual_time() {
                 self.advance();
                 self.end_down(&mut Tested::default());
             }
@@ -127,57 +137,26 @@ impl Offline {
         self.pipeline.expire(now);
     }
 
-    fn obey(&mut self, command: Command) {
-        // Whoever asked may have given up waiting; then nobody needs the answer.
-        match command {
-            Command::Apply(changes, reply) => {
-                let _ = reply.send(self.apply(&changes));
+    /// Does what a test asks for.
+    fn test(&mut self, test: Test) -> Tested {
+        let mut done = match test {
+            Test::Reset(net) => self.reset(*net),
+            Test::Advance(advance) => {
+                self.shared.set_now(advance.target(self.shared.now()));
+                self.advance();
+                self.follow();
+                let mut done = Tested::default();
+                self.end_down(&mut done);
+                done
             }
-            Command::LocalInfo(reply) => {
-                let _ = reply.send(local::info(&self.shared.control(), &self.decider.shard));
-            }
-            Command::Connections(slots, reply) => {
-                let _ = reply.send(self.decider.connections(slots));
-            }
-            Command::Test(test, reply) => {
-                let mut done = match test {
-                    Test::Reset(net) => self.reset(*net),
-                    Test::Advance(advance) => {
-                        self.shared.set_now(advance.target(self.shared.now()));
-                        self.advance();
-                        self.follow();
-                        let mut done = Tested::default();
-                        self.end_down(&mut done);
-                        done
-                    }
-                    Test::Inject { frames, repeat } => self.inject(&frames, repeat),
-                };
-                done.now = self.shared.now();
-                let _ = reply.send(done);
-            }
-            Command::Explain(question, reply) => {
-                let _ = reply.send(self.decider.explain(&question));
-            }
-            // Whoever asked is told by the closed channel: no packet ever comes.
-            Command::Capture(..) => {}
-            Command::Marked(reply) => {
-                let _ = reply.send(self.decider.marked.clone());
-            }
-            Command::Info(reply) => {
-                let _ = reply.send(Info {
-                    connections: self.decider.shard.len() as u64,
-                    capacity: self.decider.shard.capacity() as u64,
-                    ..Info::default()
-                });
-            }
-            Command::Reasons(reply) => {
-                let _ = reply.send(self.decider.reasons().collect());
-            }
-        }
+            Test::Inject { frames, repeat } => self.inject(&frames, repeat),
+        };
+        done.now = self.shared.now();
+        done
     }
 
     /// Makes changes, or none, and follows them.
-    fn apply(&mut self, changes: &[Call]) -> Result<Done, Refused> {
+    pub(super) fn apply(&mut self, changes: &[Call]) -> Result<Vec<String>, Refused> {
         let host = NoHost {
             net: &self.net,
             virtual_time: self.shared.has_virtual_time(),
@@ -185,21 +164,24 @@ impl Offline {
         let now = self.shared.now();
         self.shared.control().apply(changes, &host, now)?;
         self.follow();
-        self.decider.follow_marks();
-        Ok(Done::default())
+        Ok(Vec::new())
     }
 
     /// Brings the packet path in line with the director.
     fn follow(&mut self) {
         let mut control = self.shared.control();
         control.sweep(&mut self.decider.shard);
-        self.hidden = Intercept::of(&control, &self.hidden);
-        self.net.vips = self.hidden.vips();
+        self.decider.take_marks(control.marks());
+        self.intercept = Intercept::of(&control, &self.intercept);
+        self.net.vips = self.intercept.vips();
     }
 
     /// Forgets everything.
     fn reset(&mut self, net: BenchNet) -> Tested {
-        *self.shared.bench_ports() = net.names();
+        if let Side::Virtual { interfaces, .. } = self.shared.side() {
+            let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+            *interfaces = net.names();
+        }
         {
             let mut control = self.shared.control();
             let ftp_ports = control.ftp_ports().to_vec();
@@ -229,7 +211,7 @@ impl Offline {
             for (port, bytes) in frames {
                 let env = Env {
                     net: &self.net,
-                    intercept: &self.hidden,
+                    intercept: &self.intercept,
                     pmtu_disc,
                 };
                 let mut decide = Marking {
@@ -253,7 +235,7 @@ impl Offline {
             for reset in self.decider.shard.end_down(now, DOWN_BUDGET) {
                 let env = Env {
                     net: &self.net,
-                    intercept: &self.hidden,
+                    intercept: &self.intercept,
                     pmtu_disc,
                 };
                 self.pipeline
@@ -277,4 +259,68 @@ impl Offline {
         }
         self.output.recycle();
     }
+}
+
+impl Packets for Offline {
+    fn decider(&self) -> &Decider {
+        &self.decider
+    }
+
+    fn report(&mut self) -> Report {
+        Report::of(&self.decider, &self.pipeline)
+    }
+
+    fn capture(&mut self, _: Capture) {
+        // Dropped, it tells who asked: no packet ever comes.
+    }
+}
+
+/// Answers a method `test.*`.
+pub(super) fn test(
+    shared: &Shared,
+    method: &str,
+    params: Value,
+    out: &mut Sink<'_>,
+) -> Result<Value, Failure> {
+    let (
+        Side::Virtual {
+            offline,
+            interfaces,
+        },
+        true,
+    ) = (shared.side(), shared.has_virtual_time())
+    else {
+        return Err(Failure::new(
+            FailureCode::Malformed,
+            format!("{method}: only an engine started with --no-interfaces --virtual-time has it"),
+        ));
+    };
+    let ports = interfaces.lock();
+    let ports = ports.unwrap_or_else(PoisonError::into_inner).clone();
+    let test = bench::read(method, params, &ports)?;
+    let tested = ask(offline, move |offline| offline.test(test))?;
+    for (port, frame) in &tested.sent {
+        let place = port.index().checked_sub(1);
+        let name = place.and_then(|place| ports.get(place));
+        out.item(&BenchFrame {
+            dev: name.cloned().unwrap_or_default(),
+            frame: hex(frame),
+        })?;
+    }
+    to_value(&json!({
+        "now_ms": tested.now.as_nanos() / 1_000_000,
+        "to_host": tested.to_host,
+    }))
+}
+
+/// Has the engine's thread do something, and waits for it, however long that takes: a test may hand in millions of frames.
+fn ask<T: Send + 'static>(
+    offline: &Mailbox<Offline>,
+    job: impl FnOnce(&mut Offline) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let (reply, answer) = mpsc::channel();
+    offline.post(move |offline| drop(reply.send(job(offline))));
+    answer
+        .recv()
+        .map_err(|_| Failure::new(FailureCode::Internal, "the engine ends"))
 }

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use tracing::{info, warn};
 
-use super::StartError;
+use super::HostError;
 use crate::io::vlan::{Trunk, VlanDevice, Wanted};
 use crate::netlink::{NetState, Netlink};
 use crate::packet::frame::Frame;
@@ -19,7 +19,7 @@ impl Trunks {
         wanted: &[Wanted],
         netlink: &mut Netlink,
         state: &mut NetState,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, HostError> {
         let mut this = Self::default();
         for Wanted {
             name,
@@ -35,9 +35,9 @@ impl Trunks {
             }
             let Some((trunk, vlan)) = vlan else { continue };
             let link = match state.link_by_name(trunk) {
-                None => return Err(StartError::NoInterface(name.clone())),
+                None => return Err(HostError::NoInterface(name.clone())),
                 Some(link) if !link.is_arp_capable() => {
-                    return Err(StartError::NotEthernet(trunk.clone()));
+                    return Err(HostError::NotEthernet(trunk.clone()));
                 }
                 Some(link) => link,
             };

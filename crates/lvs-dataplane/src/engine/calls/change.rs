@@ -1,0 +1,55 @@
+//! Calls that change something: one way in for all of them.
+
+use lvs_core::api::{Call, Done, Failure, Refused};
+use serde_json::Value;
+
+use super::to_value;
+use crate::engine::shared::{Shared, Side};
+use crate::host::update::Update;
+
+impl Shared {
+    /// Makes these changes, or none, and waits until the packet path has followed: when the caller has its answer, the
+    /// next packet is handled the new way. What is done and not followed yet is no refusal, but a warning.
+    pub(super) fn apply(&self, changes: Vec<Call>, list: bool) -> Result<Value, Failure> {
+        let refused = |refused: Refused| Failure {
+            change: list.then_some(refused.change),
+            ..refused.failure
+        };
+        let warnings = match self.side() {
+            Side::Host(_) => self.apply_on_host(&changes).map_err(refused)?,
+            Side::Virtual { offline, .. } => {
+                let (reply, answer) = std::sync::mpsc::channel();
+                offline.post(move |offline| drop(reply.send(offline.apply(&changes))));
+                match answer.recv() {
+                    Ok(applied) => applied.map_err(refused)?,
+                    Err(_) => vec!["the engine ends".to_owned()],
+                }
+            }
+        };
+        to_value(&Done { warnings })
+    }
+
+    fn apply_on_host(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
+        let _changing = self.changing();
+        let host = self.view();
+        let now = self.now();
+        let applied = self.control().apply(changes, &*host, now)?;
+        let Some(update) = Update::of(&applied, changes) else {
+            return Ok(Vec::new());
+        };
+        // It is done, whatever comes.
+        let followed = self.follow(update);
+        Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
+    }
+
+    /// Has the keeper follow a change, and waits until every packet worker has what it has published. Gives what could not
+    /// be followed yet.
+    fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
+        let (generation, warnings) = self.ask_keeper(move |keeper, reply| {
+            let warnings = keeper.update(update);
+            keeper.when_published(move |generation| drop(reply.send((generation, warnings))));
+        })?;
+        self.wait_for(generation)?;
+        Ok(warnings)
+    }
+}

@@ -1,0 +1,135 @@
+//! What the control socket can ask for, by subject.
+
+mod capture;
+mod change;
+mod connections;
+mod question;
+mod services;
+mod state;
+
+use lvs_core::api::{Call, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
+use lvs_core::{Protocol, Sysctls, Tuple};
+use serde_json::Value;
+
+pub(super) use self::question::Question;
+use super::shared::Shared;
+use super::virtual_;
+use crate::control::server::{Handler, Sink};
+
+/// The size of the kernel's connection table, which listings print.
+const KERNEL_TABLE_SIZE: u32 = 4096;
+
+impl Handler for Shared {
+    fn name(&self) -> String {
+        concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
+    }
+
+    fn table_size(&self) -> u32 {
+        KERNEL_TABLE_SIZE
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        match call {
+            // Answered by the server.
+            Call::Hello { .. } => Ok(done()),
+            Call::Info {} => to_value(&self.info()?),
+            Call::ServiceList { service } => self.list_services(service, out),
+            Call::ConnList {} => self.list_connections(out),
+            Call::TimeoutsGet {} => {
+                let (tcp, tcp_fin, udp) = self.control().timeouts();
+                to_value(&Timeouts { tcp, tcp_fin, udp })
+            }
+            Call::SysctlGet { name } => self.list_sysctls(name.as_deref(), out),
+            Call::DaemonList {} => {
+                let daemons = self.control().daemons().to_vec();
+                items(&daemons, out)
+            }
+            Call::Drops {} => items(&self.reasons()?, out),
+            Call::Explain {
+                protocol,
+                client,
+                virt,
+                mark,
+                interface,
+            } => self.explain(Question {
+                tuple: Tuple {
+                    protocol: Protocol(protocol),
+                    src: client,
+                    dst: virt,
+                },
+                mark,
+                interface,
+            }),
+            Call::Capture(filter) => self.capture(filter, out),
+            Call::MarkList {} => self.list_marks(out),
+            Call::LocalGet {} => to_value(&self.local_info()?),
+            Call::Stop {} => {
+                self.stop();
+                Ok(done())
+            }
+            Call::Apply { changes } => self.apply(changes, true),
+            Call::ServiceAdd(_)
+            | Call::ServiceEdit(_)
+            | Call::ServiceDelete { .. }
+            | Call::ServiceFlush {}
+            | Call::ServiceZero { .. }
+            | Call::ServerAdd(_)
+            | Call::ServerEdit(_)
+            | Call::ServerDelete { .. }
+            | Call::TimeoutsSet(_)
+            | Call::SysctlSet(_)
+            | Call::DaemonStart(_)
+            | Call::DaemonStop { .. }
+            | Call::MarkAdd { .. }
+            | Call::MarkDelete { .. }
+            | Call::MarkSet { .. }
+            | Call::VipsOwn { .. }
+            | Call::LocalSet(_) => self.apply(vec![call], false),
+        }
+    }
+
+    fn test(&self, method: &str, params: Value, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        virtual_::test(self, method, params, out)
+    }
+}
+
+impl Shared {
+    fn list_sysctls(&self, name: Option<&str>, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let sysctls = self.control().sysctls().clone();
+        let names = name.map_or_else(|| Sysctls::NAMES.to_vec(), |name| vec![name]);
+        for name in names {
+            let value = sysctls.get(name).map_err(Failure::from)?;
+            out.item(&Sysctl {
+                name: name.to_owned(),
+                value,
+            })?;
+        }
+        end(out)
+    }
+}
+
+/// Sends items, and the end of the list.
+fn items(items: &[impl serde::Serialize], out: &mut Sink<'_>) -> Result<Value, Failure> {
+    for item in items {
+        out.item(item)?;
+    }
+    end(out)
+}
+
+/// The end of a list.
+fn end(out: &Sink<'_>) -> Result<Value, Failure> {
+    to_value(&ListEnd { count: out.count() })
+}
+
+fn done() -> Value {
+    Value::Object(serde_json::Map::new())
+}
+
+pub(super) fn to_value(value: &impl serde::Serialize) -> Result<Value, Failure> {
+    serde_json::to_value(value).map_err(|error| {
+        Failure::new(
+            FailureCode::Internal,
+            format!("cannot write the answer: {error}"),
+        )
+    })
+}

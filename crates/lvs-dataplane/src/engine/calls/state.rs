@@ -1,0 +1,127 @@
+//! The engine's own state: threads, interfaces, counters.
+
+use lvs_core::api::{
+    Failure, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
+};
+use serde_json::Value;
+
+use super::end;
+use crate::control::server::Sink;
+use crate::engine::report::Report;
+use crate::engine::shared::{Shared, Side};
+use crate::host::view::{HOP_PORT, View};
+use crate::packet::net::PortId;
+
+impl Shared {
+    /// What all packet workers have counted.
+    fn report(&self) -> Result<Report, Failure> {
+        let all = self.ask(|packets| packets.report())?;
+        let all = all.into_iter().reduce(Report::add);
+        Ok(all.expect("there is a packet worker"))
+    }
+
+    pub(super) fn info(&self) -> Result<Info, Failure> {
+        let report = self.report()?;
+        let mut info = Info {
+            pid: std::process::id(),
+            uptime: self.uptime().as_secs(),
+            ftp_ports: self.control().ftp_ports().to_vec(),
+            connections: report.connections,
+            capacity: report.capacity,
+            too_big: report.common.oversize.all(),
+            ..Info::default()
+        };
+        if let Side::Host(_) = self.side() {
+            info.interfaces = interfaces(&self.view(), &report);
+            (info.own_vips, info.conflicts) = self.ask_keeper(|keeper, reply| {
+                let _ = reply.send((keeper.answered_vips(), keeper.conflicts()));
+            })?;
+        }
+        Ok(info)
+    }
+
+    pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
+        let report = self.report()?;
+        match self.side() {
+            Side::Virtual { .. } => Ok(report.decisions().collect()),
+            Side::Host(_) => {
+                let trunks = self.ask_keeper(|keeper, reply| {
+                    let _ = reply.send(keeper.trunk_counts());
+                })?;
+                Ok(report.reasons(trunks))
+            }
+        }
+    }
+
+    pub(super) fn list_marks(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let rules = self.control().marks().clone();
+        let taken = self.report()?.marked;
+        for (number, rule) in rules.iter().enumerate() {
+            out.item(&MarkText {
+                position: number + 1,
+                rule: rule.to_string(),
+                packets: taken.get(number).copied().unwrap_or(0),
+            })?;
+        }
+        end(out)
+    }
+
+    /// The addresses that stand for clients.
+    pub(super) fn local_info(&self) -> Result<LocalInfo, Failure> {
+        let (pool, hairpin) = {
+            let control = self.control();
+            let (pool, hairpin) = control.local_pool();
+            (pool.to_vec(), hairpin)
+        };
+        let addresses: Vec<_> = pool.iter().map(|local| local.addr).collect();
+        let counts = self.ask(move |packets| {
+            let shard = &packets.decider().shard;
+            let count = |&addr| shard.local_connections(addr);
+            addresses.iter().map(count).collect::<Vec<u64>>()
+        })?;
+        let addresses = pool.iter().enumerate().map(|(place, local)| {
+            let counts = counts.iter().filter_map(|counts| counts.get(place));
+            LocalAddressInfo {
+                address: local.addr,
+                first: local.first,
+                last: local.last,
+                connections: counts.sum(),
+            }
+        });
+        Ok(LocalInfo {
+            addresses: addresses.collect(),
+            hairpin,
+        })
+    }
+}
+
+/// The interfaces in use. Where the host routes everything, that is the device that it routes it into.
+fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
+    let tables = &view.tables;
+    let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);
+    if tables.is_routed() {
+        let device = tables.port(HOP_PORT);
+        let device = device.map(|device| InterfaceInfo {
+            name: device.name.to_string(),
+            backend: "tun".to_owned(),
+            mtu: u16::MAX.into(),
+            up: tables
+                .state
+                .link(device.ifindex)
+                .is_some_and(|link| link.up),
+            lost: served(HOP_PORT).map_or(0, |(_, _, lost)| *lost),
+        });
+        return device.into_iter().collect();
+    }
+    let interfaces = tables.interfaces().filter_map(|(port, known)| {
+        let (_, backend, lost) = served(port)?;
+        Some(InterfaceInfo {
+            name: known.name.to_string(),
+            backend: (*backend).to_owned(),
+            mtu: known.info.mtu,
+            up: known.running,
+            lost: *lost,
+        })
+    });
+    interfaces.collect()
+}

@@ -1,0 +1,133 @@
+//! What packet workers have counted.
+
+use std::sync::Arc;
+
+use lvs_core::api::ReasonCount;
+use lvs_core::{AcceptReason, DropReason};
+
+use super::decider::Decider;
+use super::remedies;
+use crate::packet::common::Common;
+use crate::packet::drop::FrameDrop;
+use crate::packet::net::PortId;
+use crate::packet::pipeline::{Counters, Pipeline};
+
+/// Counts of one worker, or of several added.
+pub(super) struct Report {
+    pub(super) connections: u64,
+    pub(super) capacity: u64,
+    /// Packets that each rule for marks has taken.
+    pub(super) marked: Vec<u64>,
+    frames: Counters,
+    drops: [u64; DropReason::ALL.len()],
+    accepts: [u64; AcceptReason::ALL.len()],
+    /// Packets that waited for a neighbour in vain.
+    unresolved: u64,
+    /// Frames that could not be sent.
+    pub(super) unsent: u64,
+    /// Requests that the keeper had no room for.
+    pub(super) unasked: u64,
+    /// Ports, what serves them, and frames that came there too fast.
+    pub(super) ports: Vec<(PortId, &'static str, u64)>,
+    pub(super) common: Arc<Common>,
+}
+
+impl Report {
+    /// What a decider and a pipeline have counted.
+    pub(super) fn of(decider: &Decider, pipeline: &Pipeline) -> Self {
+        Self {
+            connections: decider.shard.len() as u64,
+            capacity: decider.shard.capacity() as u64,
+            marked: decider.marked.clone(),
+            frames: pipeline.counters.clone(),
+            drops: decider.drops,
+            accepts: decider.accepts,
+            unresolved: pipeline.held.dropped,
+            unsent: 0,
+            unasked: 0,
+            ports: Vec::new(),
+            common: pipeline.common().clone(),
+        }
+    }
+
+    /// Adds what another worker of the director has counted.
+    pub(super) fn add(mut self, other: Self) -> Self {
+        let add = |ours: &mut [u64], theirs: &[u64]| {
+            ours.iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
+        };
+        self.connections += other.connections;
+        self.capacity += other.capacity;
+        self.frames += &other.frames;
+        add(&mut self.marked, &other.marked);
+        add(&mut self.drops, &other.drops);
+        add(&mut self.accepts, &other.accepts);
+        self.unresolved += other.unresolved;
+        self.unsent += other.unsent;
+        self.unasked += other.unasked;
+        for (port, backend, lost) in other.ports {
+            match self.ports.iter_mut().find(|(known, ..)| *known == port) {
+                Some((_, _, all)) => *all += lost,
+                None => self.ports.push((port, backend, lost)),
+            }
+        }
+        self
+    }
+
+    /// The director's own reasons.
+    pub(super) fn decisions(&self) -> impl Iterator<Item = ReasonCount> + '_ {
+        let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
+            let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
+            reason("drop", count, told)
+        });
+        let accepts = AcceptReason::ALL.iter().zip(self.accepts);
+        let accepts = accepts.map(|(accept, count)| {
+            let remedy = remedies::of_accept(*accept);
+            reason("host", count, [accept.name(), accept.describe(), remedy])
+        });
+        drops.chain(accepts)
+    }
+
+    /// All reasons. `trunks`: frames that VLAN trunks refused, and those of VLANs that there are none of here.
+    pub(super) fn reasons(&self, trunks: (u64, u64)) -> Vec<ReasonCount> {
+        let frames = FrameDrop::ALL
+            .iter()
+            // What these two stand for is counted by the director's own reasons.
+            .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
+            .map(|&drop| {
+                let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                reason("drop", self.frames.dropped_for(drop), told)
+            });
+        let mut all: Vec<ReasonCount> = frames.chain(self.decisions()).collect();
+        let missed = self.ports.iter().map(|(.., lost)| lost).sum();
+        all.extend([
+            reason("drop", self.unsent + trunks.0, remedies::NOT_SENT),
+            reason("drop", missed, remedies::NOT_RECEIVED),
+            reason(
+                "drop",
+                self.common.rate_limit.suppressed(),
+                remedies::ICMP_LIMITED,
+            ),
+            reason(
+                "drop",
+                self.common.reassembler.expired(),
+                remedies::INCOMPLETE,
+            ),
+            reason("host", self.frames.tagged + trunks.1, remedies::VLAN),
+            reason("drop", self.unresolved, remedies::NO_NEIGHBOUR),
+            reason("drop", self.unasked, remedies::KEEPER_BUSY),
+        ]);
+        all
+    }
+}
+
+/// A counted reason, for a listing; `told` is its name, its meaning and its remedy.
+fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
+    let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
+    ReasonCount {
+        action: action.to_owned(),
+        reason,
+        count,
+        help,
+        remedy,
+    }
+}

@@ -1,0 +1,539 @@
+//! A packet worker: one thread with a shard of the connections and its own sockets. Everything that concerns the host is the
+//! [keeper](crate::host::keeper)'s; what it knows comes here as views.
+//!
+//! ```text
+//! wait ─▶ each port: take the latest view, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
+//! ```
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant as SystemInstant};
+
+use lvs_core::{Instant, Shard};
+use tracing::{error, info};
+
+use super::capture::{self, Capture, Shown};
+use super::decider::Decider;
+use super::door::{Door, Requests};
+use super::local_clients::LocalClients;
+use super::network::Network;
+use super::ports::Ports;
+use super::report::Report;
+use super::shared::Shared;
+use super::{PacketHook, Packets};
+use crate::host::Neighbour;
+use crate::io::BATCH;
+use crate::io::port::{Batch, Port};
+use crate::packet::common::Common;
+use crate::packet::drop::FrameDrop;
+use crate::packet::net::{Net, PortId};
+use crate::packet::pipeline::{Env, Output, Pipeline, Request};
+use crate::sys::Poller;
+
+/// Batches of one port before the others have their turn.
+const BATCHES_PER_TURN: usize = 4;
+/// Connections whose end is looked at between two batches.
+const EXPIRY_BUDGET: usize = 1024;
+/// Connections that are looked at between two batches after a server went down; a sixteenth of them may be reset.
+const DOWN_BUDGET: usize = 4096;
+/// How long packets have their turn between two such rounds.
+const DOWN_PERIOD: Duration = Duration::from_millis(1);
+/// Between two rounds of housekeeping.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// What a packet worker owns.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    /// Its number.
+    number: usize,
+    decider: Decider,
+    pipeline: Pipeline,
+    output: Output,
+    batch: Batch,
+    ports: Ports,
+    network: Network,
+    requests: Requests,
+    clients: LocalClients,
+    captures: Vec<Capture>,
+    /// Resets sent since the first of the servers went down whose connections are being ended.
+    resets: usize,
+    /// Packets refused for a full table when the keeper was last told.
+    told_full: u64,
+    next_housekeeping: Instant,
+}
+
+impl Worker {
+    /// A worker without ports; the keeper gives it some.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        number: usize,
+        shard: Shard,
+        common: Arc<Common>,
+        requests: Requests,
+        hook: Option<Box<dyn PacketHook>>,
+    ) -> Self {
+        Self {
+            decider: Decider::new(shared.clone(), shard, hook),
+            shared,
+            number,
+            pipeline: Pipeline::new(common),
+            output: Output::new(),
+            batch: Batch::new(),
+            ports: Ports::default(),
+            network: Network::default(),
+            requests,
+            clients: LocalClients::default(),
+            captures: Vec::new(),
+            resets: 0,
+            told_full: 0,
+            next_housekeeping: Instant::ZERO,
+        }
+    }
+
+    /// Processes packets until the engine is told to stop. Its ports are the keeper's after that: they go after what depends
+    /// on them.
+    pub(super) fn run(mut self) {
+        let shared = self.shared.clone();
+        let _ended = shared.worker_runs(self.number);
+        let mut poller = Poller::new();
+        let mut ports = Vec::new();
+        while !shared.is_stopping() {
+            poller.clear();
+            let wake = poller.add(self.door().mailbox.wake().as_fd());
+            ports.clear();
+            let polled = self.ports.iter();
+            ports.extend(polled.filter_map(|(port, io)| Some((poller.add(io.fd()?), port))));
+            if let Err(error) = poller.wait(Some(self.until_next_timer())) {
+                error!("cannot wait for packets: {error}");
+                break;
+            }
+            for &(place, port) in &ports {
+                if poller.is_ready(place) {
+                    self.receive(port);
+                }
+            }
+            let started = SystemInstant::now();
+            if poller.is_ready(wake) {
+                self.door().mailbox.wake().take();
+                self.do_jobs();
+            }
+            self.timers();
+            self.door().note_gap(started.elapsed());
+        }
+        self.say_farewell();
+        shared.keep_ports(self.ports);
+    }
+
+    fn door(&self) -> &Door {
+        self.shared.door(self.number)
+    }
+
+    /// Takes the latest view, and does what others have posted.
+    pub(super) fn do_jobs(&mut self) {
+        self.take_view();
+        for job in self.door().mailbox.take() {
+            job(self);
+        }
+    }
+
+    fn until_next_timer(&self) -> Duration {
+        let now = self.shared.now();
+        if self.decider.shard.has_down() {
+            return DOWN_PERIOD;
+        }
+        let next = self.decider.shard.next_wakeup();
+        let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        // Rounded up: a wake-up a moment too early would find nothing due.
+        next.saturating_since(now) + Duration::from_millis(1)
+    }
+
+    /// Takes the latest view if there is a newer one than ours.
+    fn take_view(&mut self) {
+        if self.shared.generation() == self.network.view().generation {
+            return;
+        }
+        let view = self.shared.view();
+        let generation = view.generation;
+        let config = view.config != self.network.view().config;
+        if let Some(marks) = &view.marks {
+            self.decider.take_marks(marks);
+        }
+        self.network.take(view);
+        if config {
+            self.decider.sweep();
+        }
+        if self.pipeline.held.has_local_clients() {
+            let env = env(&self.network);
+            let now = self.shared.now();
+            self.pipeline
+                .local_clients_intercepted(&env, now, &mut self.output);
+            self.flush();
+        }
+        self.door().taken.store(generation, Ordering::Release);
+    }
+
+    // --- packets ----------------------------------------------------------------------------------------------------
+
+    /// Processes what waits on a port, but for a few batches at most.
+    pub(super) fn receive(&mut self, port: PortId) {
+        for _ in 0..BATCHES_PER_TURN {
+            self.take_view();
+            let started = SystemInstant::now();
+            // Whether the interface is down or gone is told by the kernel's events.
+            let Ok(count) = self.ports.recv(port, &mut self.batch) else {
+                return;
+            };
+            if count == 0 {
+                return;
+            }
+            let now = self.shared.now();
+            let view = self.network.view();
+            if let Some(known) = view.tables.port(port) {
+                self.decider.interface.clone_from(&known.name);
+                self.decider.ignores = view.ignore_tunneled && known.decapsulates;
+            }
+            if self.captures.is_empty() {
+                self.pipeline.process(
+                    port,
+                    self.batch.frames(),
+                    &env(&self.network),
+                    &mut self.decider,
+                    now,
+                    &mut self.output,
+                );
+                self.flush();
+            } else {
+                self.process_shown(port, now);
+            }
+            self.batch.clear();
+            self.door().note_batch(started.elapsed());
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Processes a batch frame by frame, and shows each to those who want to see it.
+    fn process_shown(&mut self, port: PortId, now: Instant) {
+        let mut captures = std::mem::take(&mut self.captures);
+        self.decider.tells = true;
+        for at in 0..self.batch.frames().len() {
+            let frame = &mut self.batch.frames()[at..=at];
+            let bytes = frame[0].bytes().to_vec();
+            let dropped = self.pipeline.counters.dropped;
+            self.pipeline.process(
+                port,
+                frame,
+                &env(&self.network),
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+            let told = self.decider.take_told();
+            let lost = FrameDrop::ALL
+                .iter()
+                .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
+            let (verdict, dropped) = match (&told, lost) {
+                (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
+                    capture::describe(verdict)
+                }
+                (_, Some(drop)) => (
+                    format!("dropped ({}): {}", drop.name(), drop.describe().trim()),
+                    true,
+                ),
+                (None, None) => ("not for the director".to_owned(), false),
+            };
+            let shown = Shown {
+                interface: self.network.view().tables.name(port),
+                ethernet: self.network.port(port).is_some_and(|port| port.ethernet),
+                frame: &bytes,
+                verdict: &verdict,
+                dropped,
+            };
+            let tuple = told.map(|(tuple, _)| tuple);
+            captures.retain_mut(|capture| capture.show(tuple, &shown));
+        }
+        self.decider.tells = !captures.is_empty();
+        self.captures = captures;
+    }
+
+    /// Asks for what the packet path has asked for, and sends what it has made.
+    fn flush(&mut self) {
+        if !self.output.requests.is_empty() {
+            for request in &self.output.requests {
+                if let Request::InterceptLocalClient(client) = request {
+                    self.clients.add(*client);
+                }
+            }
+            self.requests.send(self.output.requests.drain(..));
+        }
+        for (port, frames) in self.output.queues() {
+            self.ports.send(port, frames);
+        }
+        self.output.recycle();
+    }
+
+    // --- what the keeper says ---------------------------------------------------------------------------------------
+
+    pub(super) fn attach(&mut self, port: PortId, io: Port) {
+        self.ports.attach(port, io);
+    }
+
+    pub(super) fn detach(&mut self, port: PortId) {
+        self.ports.detach(port);
+    }
+
+    /// Sends what waits for neighbours, or gives it up.
+    pub(super) fn hear_of_neighbours(&mut self, neighbours: &[Neighbour]) {
+        if self.pipeline.held.is_empty() {
+            return;
+        }
+        let env = env(&self.network);
+        for &Neighbour { port, addr, failed } in neighbours {
+            let out = &mut self.output;
+            if failed {
+                let now = self.shared.now();
+                let decider = &mut self.decider;
+                self.pipeline
+                    .neighbour_failed(port, addr, &env, decider, now, out);
+            } else if let Some(mac) = env.net.neighbour(port, addr) {
+                self.pipeline.neighbour_resolved(port, addr, mac, &env, out);
+            }
+        }
+        self.flush();
+    }
+
+    // --- timers -----------------------------------------------------------------------------------------------------
+
+    pub(super) fn timers(&mut self) {
+        let now = self.shared.now();
+        self.decider.shard.advance(now, EXPIRY_BUDGET);
+        if self.decider.shard.has_down() {
+            self.end_down(now);
+        }
+        if now < self.next_housekeeping {
+            return;
+        }
+        self.next_housekeeping = now + HOUSEKEEPING;
+        self.decider.sweep();
+        self.pipeline.expire(now);
+        let ended = self.clients.take_ended(&self.decider.shard);
+        if !ended.is_empty() {
+            self.shared
+                .post_keeper(|keeper| keeper.local_clients_ended(ended));
+        }
+        let full = self.decider.refused_for_room();
+        if full > self.told_full {
+            let packets = full - std::mem::replace(&mut self.told_full, full);
+            let capacity = self.decider.shard.capacity();
+            self.shared
+                .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
+        }
+    }
+
+    /// Goes on ending the connections of servers that went down.
+    fn end_down(&mut self, now: Instant) {
+        let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
+        let env = env(&self.network);
+        for reset in &resets {
+            self.pipeline.send_reset(reset, &env, now, &mut self.output);
+        }
+        self.flush();
+        self.resets += resets.len();
+        if !self.decider.shard.has_down() {
+            let sent = std::mem::take(&mut self.resets);
+            self.shared
+                .post_keeper(move |keeper| keeper.down_has_ended(sent));
+        }
+    }
+
+    fn say_farewell(&self) {
+        let counters = &self.pipeline.counters;
+        info!(
+            received = counters.received,
+            reassembled = counters.reassembled,
+            sent = counters.sent,
+            held = counters.held,
+            left = counters.left,
+            given_back = counters.given_back,
+            answered = counters.answered,
+            fragments = counters.fragments,
+            dropped = counters.dropped_total(),
+            "what became of the packets"
+        );
+    }
+}
+
+impl Packets for Worker {
+    fn decider(&self) -> &Decider {
+        &self.decider
+    }
+
+    fn report(&mut self) -> Report {
+        let mut report = Report::of(&self.decider, &self.pipeline);
+        report.unsent = self.ports.refused;
+        report.unasked = self.requests.refused;
+        for (port, io) in self.ports.iter_mut() {
+            let backend = io.capabilities().name;
+            report.ports.push((port, backend, io.drops()));
+        }
+        report
+    }
+
+    fn capture(&mut self, capture: Capture) {
+        self.captures.push(capture);
+    }
+}
+
+/// What the packet path looks at.
+fn env(network: &Network) -> Env<'_, Network> {
+    let view = network.view();
+    Env {
+        net: network,
+        intercept: &view.intercept,
+        pmtu_disc: view.pmtu_disc,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+
+    use super::*;
+    use crate::engine::shared::{HostSide, Side};
+    use crate::host::EngineSide;
+    use crate::host::view::{Port as KnownPort, Tables, View};
+    use crate::io::memory::MemoryIo;
+    use crate::netlink::NetState;
+    use crate::packet::frame::{Arena, Frame, Offload};
+    use crate::packet::net::PortInfo;
+    use crate::packet::pipeline::Settings;
+    use crate::packet::wire::Mac;
+
+    const PORT: PortId = PortId(1);
+    const MAC: Mac = Mac([2; 6]);
+    const SERVER_MAC: Mac = Mac([4; 6]);
+    const VIRT: ([u8; 4], u16) = ([198, 51, 100, 1], 80);
+    const SERVER: ([u8; 4], u16) = ([10, 0, 0, 2], 8080);
+
+    /// A SYN from a port of a client, in a slot of a backend's own memory.
+    fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
+        let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+            .ipv4([192, 0, 2, 7], VIRT.0, 64)
+            .tcp(port, VIRT.1, 1, 1000)
+            .syn();
+        let mut bytes = Vec::with_capacity(builder.size(0));
+        builder.write(&mut bytes, &[]).expect("memory has room");
+        let mut lent = arena.lend(slot).expect("it is free");
+        lent[64..64 + bytes.len()].copy_from_slice(&bytes);
+        Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
+    }
+
+    #[test]
+    fn two_workers_on_one_control() {
+        const WORKERS: usize = 2;
+        let mut control = Control::new(Options {
+            shards: WORKERS,
+            max_connections: 64,
+            ..Options::default()
+        });
+        let key = ServiceKey::tcp(VIRT.into());
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).expect("new");
+        let server = ServerConfig::new(1, Forwarding::Nat);
+        control
+            .add_server(&key, SERVER.into(), &server, Instant::ZERO)
+            .expect("new");
+        let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
+        let side = Side::Host(HostSide::new(WORKERS).expect("descriptors"));
+        let shared = Arc::new(Shared::new(control, side, false));
+        let workers = NonZeroUsize::new(WORKERS).expect("two");
+        let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
+        let mut queues = Vec::new();
+        let mut workers: Vec<Worker> = (0..)
+            .zip(shards)
+            .map(|(number, shard)| {
+                let (requests, queue) = Requests::new(shared.clone());
+                queues.push(queue);
+                Worker::new(
+                    shared.clone(),
+                    number,
+                    shard,
+                    common.clone(),
+                    requests,
+                    None,
+                )
+            })
+            .collect();
+
+        let network = ([10, 0, 0, 0].into(), 24);
+        let neighbour = (SERVER.0.into(), SERVER_MAC.0);
+        let mut tables = Tables::new(NetState::of_link(7, network, neighbour));
+        let port = KnownPort {
+            ifindex: 7,
+            name: Arc::from("test"),
+            info: PortInfo {
+                mac: MAC,
+                mtu: 1500,
+                ethernet: true,
+                offload: true,
+            },
+            running: true,
+            decapsulates: false,
+        };
+        tables.set_port(PORT, port);
+        tables.vips.insert(VIRT.0.into());
+        shared.publish(Arc::new(View {
+            generation: 1,
+            tables: Arc::new(tables),
+            config: 1,
+            ..View::default()
+        }));
+        assert_eq!(shared.taken(), 0);
+
+        let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
+        for (number, worker) in workers.iter_mut().enumerate() {
+            let mut io = MemoryIo::new();
+            for place in 0..2 {
+                let port = u16::try_from(4000 + 10 * number + place).expect("small");
+                io.input.push_back(syn(&arena, 2 * number + place, port));
+            }
+            worker.attach(PORT, Port::Memory(io));
+        }
+        std::thread::scope(|scope| {
+            for worker in &mut workers {
+                scope.spawn(|| worker.receive(PORT));
+            }
+        });
+        assert_eq!(shared.taken(), 1, "both have taken the view");
+        assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
+        let reports = workers.iter_mut().map(Packets::report);
+        let all = reports.reduce(Report::add).expect("two of them");
+        assert_eq!((all.connections, all.capacity), (4, 128));
+        let control = shared.control();
+        let server = control.service(&key).expect("it is there").servers()[0].clone();
+        assert_eq!(server.inactive() + server.active(), 4, "counted together");
+        drop(control);
+        for worker in &mut workers {
+            let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+                panic!("it has its port")
+            };
+            let sent: Vec<_> = io
+                .take()
+                .iter()
+                .map(|frame| {
+                    let bytes = frame.bytes();
+                    let port = u16::from_be_bytes([bytes[36], bytes[37]]);
+                    (bytes[..6].to_vec(), bytes[30..34].to_vec(), port)
+                })
+                .collect();
+            let to_server = (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1);
+            assert_eq!(sent, [to_server.clone(), to_server]);
+        }
+        assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
+    }
+}

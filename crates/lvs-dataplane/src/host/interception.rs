@@ -1,0 +1,222 @@
+//! How the engine comes to packets, and the host to those that the engine leaves to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+
+use lvs_core::api::{Failure, FailureCode, Need};
+use lvs_core::{Forwarding, ServiceKey};
+use tracing::{info, warn};
+
+use super::shield::{Shield, ShieldError};
+use super::steering::{Steering, SteeringError};
+use super::{Backend, HostError};
+use crate::io::hop::HopDevice;
+use crate::io::port::Port;
+use crate::io::tun::HostDevice;
+use crate::netlink::NetState;
+use crate::packet::intercept::{Intercept, LocalClient};
+use crate::sys::PacketSocket;
+
+/// How the engine comes to packets.
+#[derive(Debug)]
+pub(super) enum Interception {
+    /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the originals.
+    Copies(Shield),
+    /// The host routes them through a device, and both ways.
+    Routed {
+        steering: Steering,
+        /// Addresses of services that are the host's own: their packets never get here.
+        kept: BTreeSet<IpAddr>,
+    },
+}
+
+impl Interception {
+    /// Comes to no packet yet. Gives the device that leads to the host, as well.
+    pub(super) fn open(backend: Backend) -> Result<(Self, Port), HostError> {
+        let copies = match backend {
+            Backend::AfPacket => true,
+            Backend::Tun => false,
+            Backend::Auto => match PacketSocket::new() {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    warn!(
+                        "packet sockets are not permitted (CAP_NET_RAW), so packets are routed through a TUN device: \
+                         direct routing is not possible"
+                    );
+                    false
+                }
+                // Whatever else is wrong is told where they are opened.
+                _ => true,
+            },
+        };
+        if copies {
+            let host = HostDevice::create(HostDevice::NAME)?;
+            if let Err(error) = Steering::clear_leftovers() {
+                warn!("{error}");
+            }
+            return Ok((Self::Copies(Shield::open()?), Port::Host(host)));
+        }
+        let hop = HopDevice::create(HopDevice::NAME)?;
+        info!("packets are routed through {}", hop.name());
+        let steering = Steering::open(hop.name(), hop.ifindex())?;
+        let kept = BTreeSet::new();
+        Ok((Self::Routed { steering, kept }, Port::Hop(hop)))
+    }
+
+    /// Whether the host routes everything.
+    pub(super) const fn is_routed(&self) -> bool {
+        matches!(self, Self::Routed { .. })
+    }
+
+    /// Takes what `spec` says from the host.
+    pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), String> {
+        match self {
+            Self::Copies(shield) => {
+                let done = shield.update(spec).map(drop);
+                done.map_err(|error| shield_failure(&error))
+            }
+            Self::Routed { steering, .. } => {
+                let done = steering.update(spec);
+                done.map_err(|error| steering_failure(&error))
+            }
+        }
+    }
+
+    /// Something that leads packets here may have been deleted.
+    pub(super) const fn distrust(&mut self) {
+        if let Self::Routed { steering, .. } = self {
+            steering.distrust();
+        }
+    }
+
+    /// Says which of the services' addresses the host keeps to itself.
+    pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
+        let Self::Routed { kept, .. } = self else {
+            return;
+        };
+        let now: BTreeSet<IpAddr> = vips.filter(|&addr| state.is_local(addr)).collect();
+        for addr in now.difference(kept) {
+            warn!(
+                "{addr} is an address of this host now: what is sent to it no longer gets to the director. Take it from the \
+                 host (ip addr del)"
+            );
+        }
+        *kept = now;
+    }
+
+    /// As [`complain_of`](Self::complain_of), of more addresses.
+    pub(super) fn complain_also_of(&mut self, vips: &[IpAddr], state: &NetState) {
+        if let Self::Routed { kept, .. } = self {
+            let all: Vec<IpAddr> = kept.iter().chain(vips).copied().collect();
+            self.complain_of(all.into_iter(), state);
+        }
+    }
+
+    /// Takes what `more` says as well.
+    pub(super) fn extend(&mut self, more: &Intercept) -> Result<(), String> {
+        match self {
+            Self::Copies(shield) => {
+                let done = shield.extend(more).map(drop);
+                done.map_err(|error| shield_failure(&error))
+            }
+            Self::Routed { steering, .. } => {
+                let done = steering.extend(more);
+                done.map_err(|error| steering_failure(&error))
+            }
+        }
+    }
+
+    /// Keeps the host from handled frames of another interface.
+    pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
+        match self {
+            Self::Copies(shield) => shield.add_interface(name),
+            Self::Routed { .. } => Ok(()),
+        }
+    }
+
+    pub(super) fn remove_interface(&mut self, name: &str) -> Result<(), ShieldError> {
+        match self {
+            Self::Copies(shield) => shield.remove_interface(name),
+            Self::Routed { .. } => Ok(()),
+        }
+    }
+
+    pub(super) fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
+        match self {
+            Self::Copies(shield) => shield.add_local_clients(clients),
+            Self::Routed { .. } => Ok(()),
+        }
+    }
+
+    pub(super) fn remove_local_clients(
+        &mut self,
+        clients: &[LocalClient],
+    ) -> Result<(), ShieldError> {
+        match self {
+            Self::Copies(shield) => shield.remove_local_clients(clients),
+            Self::Routed { .. } => Ok(()),
+        }
+    }
+
+    /// Tells the interfaces on which own addresses are answered for, where the host does that.
+    pub(super) fn set_interfaces(
+        &mut self,
+        interfaces: BTreeMap<u32, String>,
+    ) -> Result<(), SteeringError> {
+        match self {
+            Self::Copies(_) => Ok(()),
+            Self::Routed { steering, .. } => steering.set_interfaces(interfaces),
+        }
+    }
+
+    /// Whether the host's settings let any packet through, before the engine says that it is ready.
+    pub(super) fn check_host(&self) -> Result<(), SteeringError> {
+        match self {
+            Self::Copies(_) => Ok(()),
+            Self::Routed { steering, .. } => steering.check_forwarding(),
+        }
+    }
+}
+
+/// Whether a change is possible where the host routes the packets.
+pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
+    let refused = match need {
+        Need::Server(Forwarding::Route | Forwarding::Local) => {
+            "direct routing puts another link-layer address on a frame, and this engine has no frames but the packets that \
+             its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the engine \
+             CAP_NET_RAW and --backend af_packet"
+                .to_owned()
+        }
+        Need::Service(ServiceKey::Address { addr, .. }) if state.is_local(addr.ip()) => {
+            let addr = addr.ip();
+            let owner = state
+                .links()
+                .find(|link| state.addresses(link.index).any(|a| a.ip == addr));
+            let name = owner.map_or("this host", |link| link.name.as_str());
+            format!(
+                "{addr} is an address of {name}, and what is addressed to the host itself is not routed through a TUN \
+                 device (--backend tun): `ip addr del {addr} dev {name}`, and start the engine with --own-vips, or have \
+                 the address routed here"
+            )
+        }
+        Need::Local(addr) if state.is_local(*addr) => format!(
+            "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
+             (--backend tun): give one that the host does not have, which the engine then answers for"
+        ),
+        Need::Mark(rule) if rule.interface.is_some() => {
+            "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
+             on: leave --interface out"
+                .to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::new(FailureCode::Unsupported, refused))
+}
+
+fn shield_failure(error: &ShieldError) -> String {
+    format!("the host's own stack is not kept from it yet, which is tried again: {error}")
+}
+
+fn steering_failure(error: &SteeringError) -> String {
+    format!("not all of its packets are led to the director yet, which is tried again: {error}")
+}

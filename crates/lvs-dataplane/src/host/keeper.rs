@@ -1,0 +1,522 @@
+//! The keeper of the host: a thread that owns everything that concerns it, so that no packet waits for netlink, nf_tables or a
+//! log.
+//!
+//! ```text
+//! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
+//! ```
+//!
+//! However much happens in one round, the packet workers get one [`View`] of what it has led to. Whoever waits for a change to
+//! be followed is answered when that is published.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lvs_core::api::{Conflict, LocalPool};
+use lvs_core::mark::MarkRule;
+use lvs_core::{Family, Instant};
+use tracing::{error, info, warn};
+
+use super::interception::Interception;
+use super::local_nodes::LocalNodes;
+use super::neighbours::Neighbours;
+use super::trunks::Trunks;
+use super::view::{HOP_PORT, HOST_PORT, Port as KnownPort, Tables, View};
+use super::vips::Vips;
+use super::{Backend, EngineSide, HostError, Neighbour};
+use crate::io::BATCH;
+use crate::io::port::Port;
+use crate::io::vlan::Wanted;
+use crate::mailbox::{Closing, Mailbox};
+use crate::netlink::Netlink;
+use crate::packet::frame::Frame;
+use crate::packet::intercept::{Intercept, LocalClient};
+use crate::packet::net::{PortId, PortInfo};
+use crate::packet::pipeline::Request;
+use crate::packet::wire::Mac;
+use crate::sys::Poller;
+
+/// Between two rounds of housekeeping.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// How long nothing has changed before everything is gone through again.
+const QUIET: Duration = Duration::from_secs(1);
+/// How often everything is gone through while removed servers may still have connections.
+const REMOVED_PERIOD: Duration = Duration::from_secs(10);
+/// Between two lines in the log about the same trouble.
+const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
+/// Requests of one packet worker that are served in one round; it is as many as can wait.
+pub(crate) const REQUESTS_MAX: usize = 1024;
+
+/// What the host is kept for.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) backend: Backend,
+    /// The interfaces to use; empty for all that are fit.
+    pub(crate) interfaces: Vec<Wanted>,
+    /// Own every virtual address that the host does not have.
+    pub(crate) own_all_vips: bool,
+}
+
+impl Setup {
+    /// Whether an interface was asked for by its name.
+    pub(super) fn names(&self, interface: &str) -> bool {
+        self.interfaces
+            .iter()
+            .any(|wanted| wanted.name == interface)
+    }
+}
+
+/// What concerns the host, and the thread that does it.
+pub(crate) struct Keeper {
+    pub(super) engine: Arc<dyn EngineSide>,
+    pub(super) setup: Setup,
+    pub(super) interception: Interception,
+    pub(super) netlink: Netlink,
+    pub(super) tables: Tables,
+    trunks: Trunks,
+    /// Room for what trunks relay.
+    frames: Vec<Frame>,
+    /// Where packets come as copies; a host that routes them knows the way.
+    pub(super) local_nodes: Option<LocalNodes>,
+    pub(super) vips: Vips,
+    pub(super) neighbours: Neighbours,
+    /// From each packet worker.
+    requests: Vec<mpsc::Receiver<Request>>,
+    pub(super) intercept: Arc<Intercept>,
+    /// Connections of the host's own that have ended; hidden until no worker's view says so any more.
+    ended: Vec<(u64, LocalClient)>,
+    pub(super) next: Next,
+    /// Virtual addresses that were asked for.
+    pub(super) own_vips: HashSet<IpAddr>,
+    /// The local addresses of full NAT that were asked for, and those that connections still use.
+    pub(super) pool: LocalPool,
+    pub(super) pool_in_use: Vec<IpAddr>,
+    /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
+    pub(super) changed: Option<Instant>,
+    /// When everything was last gone through.
+    pub(super) updated: Instant,
+    next_housekeeping: Instant,
+    /// When it may be said again that the table of connections is full, and how often it was since.
+    full: (Instant, u64),
+}
+
+/// The view that comes next, and who waits for it.
+#[derive(Default)]
+pub(super) struct Next {
+    generation: u64,
+    /// Something differs from the last view; it is in the tables.
+    pub(super) differs: bool,
+    pub(super) tables_differ: bool,
+    tables: Arc<Tables>,
+    pub(super) marks: Option<Arc<[MarkRule]>>,
+    pub(super) pmtu_disc: bool,
+    pub(super) ignore_tunneled: bool,
+    pub(super) config: u64,
+    /// Ports for the workers, who learn of them by the view.
+    pub(super) attach: Vec<(PortId, Port)>,
+    pub(super) detach: Vec<PortId>,
+    pub(super) neighbours: Vec<Neighbour>,
+    answers: Vec<Box<dyn FnOnce(u64) + Send>>,
+    /// Views that a worker may still have: the keeper drops them last, as what is in them may be long to free.
+    published: VecDeque<Arc<View>>,
+}
+
+impl Keeper {
+    /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
+    pub(crate) fn new(
+        engine: Arc<dyn EngineSide>,
+        setup: Setup,
+        requests: Vec<mpsc::Receiver<Request>>,
+    ) -> Result<Self, HostError> {
+        let (interception, device) = Interception::open(setup.backend)?;
+        let routed = interception.is_routed();
+        let local_nodes = match routed {
+            false => Some(LocalNodes::open().map_err(HostError::Requests)?),
+            true => None,
+        };
+        let vips = Vips::open(routed).map_err(HostError::Requests)?;
+        let (mut netlink, mut state) = Netlink::open()?;
+        let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
+        for Wanted { name, .. } in &setup.interfaces {
+            match state.link_by_name(name) {
+                None => return Err(HostError::NoInterface(name.clone())),
+                Some(link) if !routed && !link.is_arp_capable() => {
+                    return Err(HostError::NotEthernet(name.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        let mut keeper = Self {
+            engine,
+            setup,
+            interception,
+            netlink,
+            tables: Tables::new(state),
+            trunks,
+            frames: (0..BATCH).map(|_| Frame::new()).collect(),
+            local_nodes,
+            vips,
+            neighbours: Neighbours::default(),
+            requests,
+            intercept: Arc::default(),
+            ended: Vec::new(),
+            next: Next {
+                pmtu_disc: true,
+                ..Next::default()
+            },
+            own_vips: HashSet::new(),
+            pool: LocalPool::default(),
+            pool_in_use: Vec::new(),
+            changed: None,
+            updated: Instant::ZERO,
+            next_housekeeping: Instant::ZERO,
+            full: (Instant::ZERO, 0),
+        };
+        keeper.add_device(device);
+        keeper.attach_links(true)?;
+        keeper.interception.check_host()?;
+        keeper.tell_addresses();
+        keeper.next.tables_differ = true;
+        keeper.publish();
+        Ok(keeper)
+    }
+
+    /// The device that leads to the host is a port from the first view on.
+    fn add_device(&mut self, device: Port) {
+        let known = KnownPort {
+            ifindex: device.ifindex().unwrap_or(0),
+            name: Arc::from(device.name()),
+            info: PortInfo {
+                mac: Mac([0; 6]),
+                mtu: 65_535,
+                ethernet: false,
+                offload: true,
+            },
+            running: true,
+            decapsulates: false,
+        };
+        self.tables.set_port(HOST_PORT, known.clone());
+        let port = if self.interception.is_routed() {
+            self.tables.set_port(HOP_PORT, known);
+            self.tables.route_over(HOP_PORT);
+            Arc::make_mut(&mut self.intercept).everything = true;
+            HOP_PORT
+        } else {
+            HOST_PORT
+        };
+        self.next.attach.push((port, device));
+    }
+
+    /// The index of the device that leads to the host.
+    pub(super) fn device(&self) -> u32 {
+        self.tables.ifindex(HOST_PORT).unwrap_or(0)
+    }
+
+    /// Keeps the host until the engine has ended, and leaves it as it was before. `mailbox` is what others post to.
+    pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
+        let _closing = Closing(mailbox);
+        let mut poller = Poller::new();
+        let mut trunks = Vec::new();
+        while !self.engine.has_ended() {
+            poller.clear();
+            trunks.clear();
+            trunks.extend(self.trunks.fds().map(|fd| poller.add(fd)));
+            let wake = poller.add(mailbox.wake().as_fd());
+            let netlink = poller.add(self.netlink.fd());
+            let now = self.engine.now();
+            // Rounded up: a wake-up a moment too early would find nothing due.
+            let wait = self.next_housekeeping.saturating_since(now) + Duration::from_millis(1);
+            if let Err(error) = poller.wait(Some(wait)) {
+                error!("cannot wait for the kernel's events: {error}");
+                break;
+            }
+            if trunks.iter().any(|&place| poller.is_ready(place)) {
+                self.trunks.relay(&mut self.frames);
+            }
+            if poller.is_ready(netlink) {
+                self.follow_kernel();
+            }
+            if poller.is_ready(wake) {
+                mailbox.wake().take();
+                for job in mailbox.take() {
+                    job(&mut self);
+                }
+                self.serve_requests();
+            }
+            self.timers();
+            self.publish();
+        }
+        self.set_own(&HashSet::new());
+    }
+
+    /// Publishes a view if anything differs from the last one.
+    fn publish(&mut self) {
+        let next = &mut self.next;
+        if next.differs || next.tables_differ {
+            if std::mem::take(&mut next.tables_differ) {
+                next.tables = Arc::new(self.tables.clone());
+            }
+            next.differs = false;
+            next.generation += 1;
+            let view = Arc::new(View {
+                generation: next.generation,
+                tables: next.tables.clone(),
+                intercept: self.intercept.clone(),
+                marks: next.marks.clone(),
+                pmtu_disc: next.pmtu_disc,
+                ignore_tunneled: next.ignore_tunneled,
+                config: next.config,
+            });
+            next.published.push_back(view.clone());
+            self.engine.publish(view);
+        }
+        for port in next.detach.drain(..) {
+            self.engine.detach(port);
+        }
+        for (port, io) in next.attach.drain(..) {
+            self.engine.attach(port, io);
+        }
+        if !next.neighbours.is_empty() {
+            let known = std::mem::take(&mut next.neighbours);
+            self.engine.tell_neighbours(known);
+        }
+        for answer in next.answers.drain(..) {
+            answer(next.generation);
+        }
+        let taken = self.engine.taken();
+        while next
+            .published
+            .front()
+            .is_some_and(|view| view.generation < taken)
+        {
+            next.published.pop_front();
+        }
+    }
+
+    /// Calls `answer` with the generation of the view that shows what has been done so far, once that is published.
+    pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
+        self.next.answers.push(Box::new(answer));
+    }
+
+    /// Serves what the packet workers ask for.
+    fn serve_requests(&mut self) {
+        let mut requests = Vec::new();
+        for from in &self.requests {
+            requests.extend(from.try_iter().take(REQUESTS_MAX));
+        }
+        // First: who waits for a neighbour may wait for this as well.
+        self.hide_local_clients(&requests);
+        let now = self.engine.now();
+        for request in requests {
+            match request {
+                Request::Resolve(port, addr) => {
+                    let (tables, netlink) = (&self.tables, &mut self.netlink);
+                    if !Neighbours::resolve(port, addr, tables, netlink) {
+                        let failed = true;
+                        self.next.neighbours.push(Neighbour { port, addr, failed });
+                    }
+                }
+                Request::Confirm(port, addr) => {
+                    let (tables, netlink) = (&self.tables, &mut self.netlink);
+                    self.neighbours.confirm(port, addr, tables, netlink, now);
+                }
+                Request::ListenerQuery(port, query) => {
+                    self.vips.answer_query(port, query, &self.tables);
+                }
+                Request::AddressConflict { port, addr, mac } => {
+                    self.vips
+                        .report_conflict(port, addr, mac, &self.tables, now);
+                }
+                Request::InterceptLocalClient(_) => {}
+            }
+        }
+    }
+
+    /// Keeps the answers to connections of the host's own from it: all of a round in one transaction.
+    fn hide_local_clients(&mut self, requests: &[Request]) {
+        let mut new: Vec<LocalClient> = Vec::new();
+        for request in requests {
+            let Request::InterceptLocalClient(client) = *request else {
+                continue;
+            };
+            if self.intercept.local_clients.contains(&client) || new.contains(&client) {
+                continue;
+            }
+            new.push(client);
+        }
+        if new.is_empty() {
+            return;
+        }
+        // One that has ended and is there again is hidden still.
+        let (again, new): (Vec<_>, Vec<_>) = new
+            .into_iter()
+            .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
+        self.ended.retain(|(_, ended)| !again.contains(ended));
+        let added = self.interception.add_local_clients(&new);
+        let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
+        hidden.extend(again);
+        match added {
+            Ok(()) => hidden.extend(new),
+            Err(error) => {
+                warn!("connections of this host's own to virtual addresses will fail: {error}");
+            }
+        }
+        self.next.differs = true;
+    }
+
+    /// These connections of the host's own have ended. They are shown to it again when every worker's view says so: until
+    /// then, a new one with the same ports is taken for hidden.
+    pub(crate) fn local_clients_ended(&mut self, ended: Vec<LocalClient>) {
+        let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
+        for client in ended {
+            if hidden.remove(&client) {
+                self.ended.push((self.next.generation + 1, client));
+                self.next.differs = true;
+            }
+        }
+    }
+
+    fn show_local_clients(&mut self) {
+        let taken = self.engine.taken();
+        let is_shown = |(generation, _): &(u64, LocalClient)| *generation <= taken;
+        let shown: Vec<LocalClient> = self
+            .ended
+            .extract_if(.., |client| is_shown(client))
+            .map(|(_, client)| client)
+            .collect();
+        if !shown.is_empty()
+            && let Err(error) = self.interception.remove_local_clients(&shown)
+        {
+            warn!("{error}");
+        }
+    }
+
+    fn timers(&mut self) {
+        let now = self.engine.now();
+        if now < self.next_housekeeping {
+            return;
+        }
+        let next = now + HOUSEKEEPING;
+        self.next_housekeeping = self.advance_control(now).map_or(next, |at| at.min(next));
+        self.show_local_clients();
+        let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
+        // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
+        if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {
+            self.update_or_warn();
+        }
+        self.neighbours
+            .refresh(&self.tables, &mut self.netlink, now);
+        self.vips.announce(&self.tables);
+    }
+
+    /// Whether something is hidden for connections of what was removed.
+    fn has_remains(&mut self) -> bool {
+        self.engine.control().has_removed() || {
+            self.ask_for_pool();
+            let retired = |addr: &IpAddr| !self.pool.addresses.contains(addr);
+            self.pool_in_use.iter().any(retired)
+        }
+    }
+
+    /// Asks which local addresses connections use.
+    pub(super) fn ask_for_pool(&mut self) {
+        // A director without full NAT need not ask.
+        if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
+            && let Some(in_use) = self.engine.local_addresses()
+        {
+            self.pool_in_use = in_use;
+        }
+    }
+
+    /// Lets the control half do what is due; says when more will be.
+    fn advance_control(&self, now: Instant) -> Option<Instant> {
+        let memory = free_memory();
+        let mut control = self.engine.control();
+        if let Some(pages) = memory {
+            control.set_memory(pages);
+        }
+        control.advance(now);
+        control.next_wakeup()
+    }
+
+    /// Tells the control half which addresses are this host's own.
+    pub(super) fn tell_addresses(&self) {
+        let state = &self.tables.state;
+        let local = state.links().flat_map(|link| state.addresses(link.index));
+        let prefixes = local.map(|address| {
+            // All of 127.0.0.0/8 is this host.
+            let loopback = address.ip.is_loopback() && address.ip.is_ipv4();
+            let all = Family::of(&address.ip).bits();
+            (address.ip, if loopback { 8 } else { all })
+        });
+        let prefixes = prefixes.collect();
+        let on_link = state.links().flat_map(|link| state.addresses(link.index));
+        let networks = on_link
+            .filter(|address| {
+                !address.ip.is_loopback() && address.prefix_len < Family::of(&address.ip).bits()
+            })
+            .map(|address| (address.ip, address.prefix_len))
+            .collect();
+        let mut control = self.engine.control();
+        control.set_local_addresses(prefixes);
+        control.set_networks(networks);
+    }
+
+    /// Packets that would have opened a connection were dropped for want of room in a table of `capacity`.
+    pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
+        self.full.1 += packets;
+        let (now, (again, refused)) = (self.engine.now(), self.full);
+        if again <= now {
+            warn!(
+                "the table of connections is full: {refused} packets that would have opened one were dropped. It holds \
+                 {capacity}; --max-connections raises that",
+            );
+            self.full = (now + COMPLAINT_PERIOD, 0);
+        }
+    }
+
+    /// The connections of servers that went down have ended.
+    pub(crate) fn down_has_ended(&mut self, resets: usize) {
+        info!("ended the connections of servers that went down; {resets} TCP resets sent");
+    }
+
+    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        let own = self.intercept.own_vips.iter().copied();
+        own.filter(|addr| self.tables.vips.contains(addr) || !local.contains(addr))
+            .collect()
+    }
+
+    /// Addresses of services that other hosts claim.
+    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
+        let conflicts = self.vips.conflicts();
+        conflicts
+            .map(|(address, mac)| Conflict {
+                address,
+                mac: mac.to_string(),
+            })
+            .collect()
+    }
+
+    /// Frames of VLAN trunks: refused, and of VLANs that there are none of here.
+    pub(crate) fn trunk_counts(&self) -> (u64, u64) {
+        (self.trunks.refused(), self.trunks.strangers())
+    }
+
+    pub(super) fn follow_trunks(&mut self) {
+        self.trunks.follow(&self.tables.state);
+    }
+}
+
+/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by (`update_defense_level`).
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    Some((kib("MemFree:")? + kib("Buffers:")?) / 4)
+}

@@ -1,0 +1,238 @@
+//! What the kernel tells: interfaces come and go, addresses, routes and neighbours change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lvs_core::api::Call;
+use tracing::{debug, info, warn};
+
+use super::keeper::Keeper;
+use super::view::Port as KnownPort;
+use super::{HostError, Neighbour};
+use crate::io::PacketIo;
+use crate::io::af_packet::AfPacket;
+use crate::io::port::Port;
+use crate::netlink::{Changes, Link};
+use crate::packet::net::{PortId, PortInfo};
+use crate::packet::wire::Mac;
+
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
+/// balances, so that `ignore_tunneled` is not about them.
+fn decapsulates(kind: Option<&str>) -> bool {
+    matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
+}
+
+/// Whether the engine uses this interface when it is not told which ones: Ethernet, up, no port of a bridge or bond.
+fn is_usable(link: &Link) -> bool {
+    link.is_arp_capable() && link.up && link.master.is_none()
+}
+
+impl Keeper {
+    pub(super) fn follow_kernel(&mut self) {
+        let changes = match self.netlink.poll_events(&mut self.tables.state) {
+            Ok(changes) => changes,
+            Err(error) => return warn!("{error}"),
+        };
+        if !changes.is_empty() {
+            self.next.tables_differ = true;
+        }
+        if changes.links {
+            self.follow_trunks();
+            if let Err(error) = self.attach_links(false) {
+                warn!("{error}");
+            }
+        }
+        if changes.steering && self.interception.is_routed() {
+            self.interception.distrust();
+            self.changed.get_or_insert(self.engine.now());
+        }
+        if changes.links || changes.addresses {
+            self.tables.follow_addresses();
+            self.tell_addresses();
+            self.follow_local_pool();
+            self.update_or_warn();
+        } else if changes.routes {
+            // The packet path follows at once; the servers' next hops can wait for the end of a storm.
+            self.changed.get_or_insert(self.engine.now());
+        }
+        self.follow_neighbours(&changes);
+    }
+
+    /// An address that comes to the host, or leaves it, has other ports than before.
+    fn follow_local_pool(&self) {
+        if self.pool.addresses.is_empty() {
+            return;
+        }
+        let call = Call::LocalSet(self.pool.clone());
+        let now = self.engine.now();
+        let host = self.view_of_tables();
+        let applied = self.engine.control().apply(&[call], &host, now);
+        if let Err(refused) = applied {
+            warn!("{}", refused.failure.message);
+        }
+    }
+
+    fn follow_neighbours(&mut self, changes: &Changes) {
+        for &(ifindex, addr) in &changes.neighbours {
+            let Some(port) = self.tables.port_of(ifindex) else {
+                continue;
+            };
+            let Some(neighbour) = self.tables.state.neighbour(ifindex, addr) else {
+                continue;
+            };
+            let failed = neighbour.is_failed();
+            if neighbour.usable().is_some() {
+                self.neighbours.is_known((ifindex, addr));
+            } else if failed {
+                let (tables, netlink) = (&self.tables, &mut self.netlink);
+                self.neighbours.has_failed((ifindex, addr), tables, netlink);
+            } else {
+                continue;
+            }
+            self.next.neighbours.push(Neighbour { port, addr, failed });
+        }
+    }
+
+    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over MTU and MAC changes.
+    pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
+        if self.interception.is_routed() {
+            return self.answer_on_links();
+        }
+        self.let_go_of_links();
+        let automatic = self.setup.interfaces.is_empty();
+        let links: Vec<Link> = self
+            .tables
+            .state
+            .links()
+            .filter(|link| {
+                if self.tables.port_of(link.index).is_some() {
+                    link.is_arp_capable()
+                } else if automatic {
+                    is_usable(link)
+                } else {
+                    link.is_arp_capable() && self.setup.names(&link.name)
+                }
+            })
+            .cloned()
+            .collect();
+        for link in links {
+            let Some(mac) = link.mac else { continue };
+            let known = KnownPort {
+                ifindex: link.index,
+                name: Arc::from(link.name.as_str()),
+                info: PortInfo {
+                    mac: Mac(mac),
+                    mtu: link.mtu,
+                    ethernet: true,
+                    offload: true,
+                },
+                running: link.running,
+                decapsulates: decapsulates(link.kind.as_deref()),
+            };
+            if let Some(port) = self.tables.port_of(link.index) {
+                let before = self.tables.port(port).map(|known| known.running);
+                if before.is_some_and(|running| running != link.running) {
+                    let state = if link.running { "up" } else { "down" };
+                    info!("{} is {state}", link.name);
+                }
+                self.tables.set_port(port, known);
+                continue;
+            }
+            match self.open_link(&link) {
+                Ok(io) => {
+                    let backend = io.capabilities().name;
+                    info!("using {} ({backend}, MTU {})", link.name, link.mtu);
+                    self.vips.interface_added(&known);
+                    let port = self.tables.free_port();
+                    self.tables.set_port(port, known);
+                    self.next.attach.push((port, Port::AfPacket(io)));
+                }
+                Err(error) if starting => return Err(error),
+                Err(error) => warn!("cannot use {}: {error}", link.name),
+            }
+        }
+        if automatic && starting && self.tables.interfaces().next().is_none() {
+            warn!("no Ethernet interface is up: waiting for one");
+        }
+        Ok(())
+    }
+
+    fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {
+        let io = AfPacket::open(link.index, &link.name)?;
+        self.interception.add_interface(&link.name)?;
+        Ok(io)
+    }
+
+    /// Lets go of interfaces that are gone, or are another one's now, and follows new names.
+    fn let_go_of_links(&mut self) {
+        let mut gone = Vec::new();
+        let mut renamed = Vec::new();
+        for (port, known) in self.tables.interfaces() {
+            // A port of a bridge or a bond is its master's, unless it was asked for by name.
+            let automatic = self.setup.interfaces.is_empty();
+            match self.tables.state.link(known.ifindex) {
+                None => gone.push(port),
+                Some(link) if automatic && link.master.is_some() => gone.push(port),
+                Some(link) if *link.name != *known.name => {
+                    renamed.push((known.name.clone(), link.name.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        for port in gone {
+            self.detach(port);
+        }
+        for (old, new) in renamed {
+            self.rename(&old, &new);
+        }
+    }
+
+    /// Where the host routes the packets: tells on which interfaces own addresses are to be answered for.
+    fn answer_on_links(&mut self) -> Result<(), HostError> {
+        let automatic = self.setup.interfaces.is_empty();
+        let links = self.tables.state.links().filter(|link| {
+            if automatic {
+                is_usable(link)
+            } else {
+                link.up && self.setup.names(&link.name)
+            }
+        });
+        let links: BTreeMap<u32, String> =
+            links.map(|link| (link.index, link.name.clone())).collect();
+        Ok(self.interception.set_interfaces(links)?)
+    }
+
+    fn detach(&mut self, port: PortId) {
+        let Some(gone) = self.tables.remove_port(port) else {
+            return;
+        };
+        self.next.detach.push(port);
+        if let Err(error) = self.interception.remove_interface(&gone.name) {
+            debug!("{error}");
+        }
+        warn!(
+            "{} is gone: its packets are lost until it comes back",
+            gone.name
+        );
+    }
+
+    /// An interface has got another name; everything else goes on. Its port gets the name with the other properties.
+    fn rename(&mut self, old: &str, name: &str) {
+        info!("{old} is called {name} now");
+        // The new one first: at no moment does the host see what is handled.
+        let mut shielded = self.interception.add_interface(name);
+        let state = &self.tables.state;
+        let mut others = self.tables.interfaces();
+        let taken = others.any(|(_, known)| {
+            state
+                .link(known.ifindex)
+                .is_some_and(|link| link.name == old)
+        });
+        if !taken && shielded.is_ok() {
+            shielded = self.interception.remove_interface(old);
+        }
+        if let Err(error) = shielded {
+            warn!("{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! What the control half wants of the host: services, servers, virtual addresses, settings.
+//!
+//! A change is followed in proportion to itself: what it adds is taken in at once. What it takes away stays intercepted until
+//! everything is gone through, after a second in which nothing has changed; that does no harm, because what the host
+//! should have seen is given back to it.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use lvs_core::api::{Applied, Call, LocalPool};
+use lvs_core::mark::MarkAction;
+use lvs_core::{Control, Forwarding, Server, Service, ServiceFlags, ServiceKey};
+use tracing::warn;
+
+use super::keeper::Keeper;
+use super::view::View;
+use crate::packet::intercept::Intercept;
+
+/// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
+const FEW: usize = 100;
+/// Servers that are looked at with the control half locked: some ten microseconds.
+const PIECE: usize = 256;
+
+/// What has changed in the control half.
+#[derive(Clone, Debug)]
+pub(crate) enum Update {
+    /// Services and servers have come, been edited or gone. These are the ones that are there.
+    Services(Vec<Touched>),
+    /// Sysctls, timeouts or synchronisation daemons.
+    Settings,
+    /// Whatever there is.
+    All,
+}
+
+/// A service or a server that is new, or has other settings than before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Touched {
+    /// Whether it is persistent, and whether a program owns it.
+    Service(ServiceKey, bool, bool),
+    Server(ServiceKey, SocketAddr, Forwarding),
+}
+
+impl Update {
+    /// What these calls have changed; `None` if the packet side has nothing to follow.
+    pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
+        if applied.is_empty() {
+            return None;
+        }
+        if applied.flushed || applied.marks || applied.vips || applied.local {
+            return Some(Self::All);
+        }
+        if applied.settings {
+            return Some(match applied.services().len() {
+                0 => Self::Settings,
+                _ => Self::All,
+            });
+        }
+        let touched = calls.iter().filter_map(|call| match call {
+            Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
+                let persistent = spec.config.flags.has(ServiceFlags::PERSISTENT);
+                let owned = spec.owner.is_some();
+                Some(Touched::Service(spec.service.into(), persistent, owned))
+            }
+            Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                let method = spec.config.forwarding;
+                Some(Touched::Server(spec.service.into(), spec.server, method))
+            }
+            _ => None,
+        });
+        Some(Self::Services(touched.collect()))
+    }
+}
+
+/// What the control half has, as far as it concerns the host.
+struct Wanted {
+    spec: Intercept,
+    /// Addresses of services that no program owns: one that does, as lvsd, says itself which addresses the engine shall have.
+    by_hand: HashSet<IpAddr>,
+    servers: HashSet<IpAddr>,
+}
+
+impl Keeper {
+    /// Brings the host in line with a change. What could not be done yet is told, and tried again.
+    pub(crate) fn update(&mut self, update: Update) -> Vec<String> {
+        self.next.differs = true;
+        self.next.config += 1;
+        let done = match update {
+            Update::All => self.update_all(),
+            Update::Settings => self.update_settings(),
+            Update::Services(touched) => {
+                let few = {
+                    let control = self.engine.control();
+                    control.services().take(FEW).count() < FEW
+                        && control.endpoints().take(FEW).count() < FEW
+                };
+                if few {
+                    self.update_all()
+                } else {
+                    self.update_some(&touched)
+                }
+            }
+        };
+        done.err().into_iter().collect()
+    }
+
+    pub(super) fn update_or_warn(&mut self) {
+        self.next.config += 1;
+        if let Err(failure) = self.update_all() {
+            warn!("{failure}");
+        }
+    }
+
+    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    pub(super) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let wanted = self.pool.addresses.iter().copied();
+        wanted.chain(self.pool_in_use.iter().copied())
+    }
+
+    /// The host as changes are checked against it.
+    pub(super) fn view_of_tables(&self) -> View {
+        View {
+            tables: Arc::new(self.tables.clone()),
+            ..View::default()
+        }
+    }
+
+    /// Settings of the packet path. Says whether connections may come from a master.
+    fn take_settings(&mut self) -> bool {
+        let control = self.engine.control();
+        self.next.pmtu_disc = control.sysctls().pmtu_disc;
+        self.next.ignore_tunneled = control.sysctls().ignore_tunneled;
+        control.backup().is_some()
+    }
+
+    fn update_settings(&mut self) -> Result<(), String> {
+        if self.take_settings() {
+            return self.update_all();
+        }
+        // A backup that was stopped may have left something.
+        self.changed = Some(self.engine.now());
+        Ok(())
+    }
+
+    /// Goes through everything: interception, own addresses, neighbours.
+    fn update_all(&mut self) -> Result<(), String> {
+        self.take_settings();
+        let Wanted {
+            mut spec,
+            by_hand,
+            servers,
+        } = self.read_control();
+        spec.local_clients = self.intercept.local_clients.clone();
+        spec.everything = self.intercept.everything;
+        // Addresses of services, and single ones of rules for marks, are looked after as the director's; networks that
+        // are marked as a whole are only routed here.
+        let mut vips = spec.vips();
+        let mut reached = self.add_marks(&mut spec, &mut vips);
+        let state = &self.tables.state;
+        self.interception.complain_of(vips.iter().copied(), state);
+        let own = self.choose_own(&vips);
+        self.vips
+            .tell_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
+        reached.extend(&vips);
+        spec.own_vips.clone_from(&own);
+        self.changed = None;
+        self.updated = self.engine.now();
+        let taken = self.interception.update(&spec);
+        if taken.is_err() {
+            // What is hidden is what was hidden before, and the packet path has to know that.
+            let before = &self.intercept;
+            spec.services.clone_from(&before.services);
+            spec.nat_servers.clone_from(&before.nat_servers);
+            spec.own_vips.clone_from(&before.own_vips);
+            spec.local_addresses.clone_from(&before.local_addresses);
+            self.changed = Some(self.updated);
+        }
+        self.intercept = Arc::new(spec);
+        self.set_reached(reached, &vips, &own);
+        self.set_own(&own);
+        if let Some(nodes) = &mut self.local_nodes {
+            let device = self.tables.ifindex(super::view::HOST_PORT).unwrap_or(0);
+            nodes.follow(&self.intercept.local_nodes, device);
+        }
+        self.vips.set_services(&vips);
+        self.vips.announce(&self.tables);
+        self.neighbours
+            .set_servers(servers, &self.tables, &mut self.netlink);
+        self.next.differs = true;
+        taken
+    }
+
+    /// Reads the control half, in pieces, so that packets of new connections have their turn in between.
+    fn read_control(&mut self) -> Wanted {
+        let (keys, helped) = {
+            let control = self.engine.control();
+            self.next.marks = Some(control.marks().clone());
+            self.own_vips = control.own_vips().iter().copied().collect();
+            let (pool, hairpin) = control.local_pool();
+            let addresses: Vec<IpAddr> = pool.iter().map(|local| local.addr).collect();
+            // Those that are no longer asked for may be in use until the workers say that they are not.
+            self.pool_in_use.append(&mut self.pool.addresses);
+            self.pool = LocalPool { addresses, hairpin };
+            let keys: Vec<ServiceKey> = control.services().map(Service::key).collect();
+            (keys, control.ftp_ports().to_vec())
+        };
+        self.ask_for_pool();
+        let mut wanted = Wanted {
+            spec: Intercept::default(),
+            by_hand: HashSet::new(),
+            servers: HashSet::new(),
+        };
+        let mut rest = &keys[..];
+        while !rest.is_empty() {
+            let control = self.engine.control();
+            let mut seen = 0;
+            while seen < PIECE
+                && let Some((key, others)) = rest.split_first()
+            {
+                rest = others;
+                seen += 1 + self.read_service(&control, key, &helped, &mut wanted);
+            }
+        }
+        let has_backup = self.engine.control().backup().is_some();
+        if has_backup {
+            wanted.spec.add_every_port();
+        }
+        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        if !keys.is_empty() {
+            self.read_removed(&helped, &mut wanted);
+        }
+        let local = self.local_addresses();
+        let local = local.filter(|&addr| self.tables.state.is_local(addr));
+        wanted.spec.local_addresses = local.collect();
+        wanted
+    }
+
+    /// Reads one service; how many servers it has.
+    fn read_service(
+        &self,
+        control: &Control,
+        key: &ServiceKey,
+        helped: &[u16],
+        wanted: &mut Wanted,
+    ) -> usize {
+        let Some(service) = control.service(key) else {
+            return 0;
+        };
+        wanted.spec.add_service(service, helped);
+        if let (None, ServiceKey::Address { addr, .. }) = (service.owner(), key) {
+            wanted.by_hand.insert(addr.ip());
+        }
+        for server in service.servers() {
+            self.read_server(*key, server, helped, wanted);
+        }
+        service.servers().len()
+    }
+
+    fn read_server(&self, key: ServiceKey, server: &Server, helped: &[u16], wanted: &mut Wanted) {
+        let addr = server.addr();
+        wanted
+            .spec
+            .add_endpoint(key, server, helped, &self.intercept);
+        wanted.servers.insert(addr.ip());
+        if server.forwarding().translates() && self.tables.state.is_local(addr.ip()) {
+            wanted.spec.add_local_node(key, addr, helped);
+        }
+    }
+
+    /// Reads the servers that were removed and still have connections.
+    fn read_removed(&self, helped: &[u16], wanted: &mut Wanted) {
+        let mut start = 0;
+        loop {
+            let control = self.engine.control();
+            if !control.has_removed() {
+                return;
+            }
+            let mut seen = 0;
+            for (key, server) in control.endpoints().skip(start).take(PIECE) {
+                seen += 1;
+                if !server.is_available() {
+                    self.read_server(key, server, helped, wanted);
+                }
+            }
+            if seen < PIECE {
+                return;
+            }
+            start += seen;
+        }
+    }
+
+    /// Adds what rules for marks take. Gives the networks that are routed here.
+    fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
+        let mut reached = HashSet::new();
+        for rule in self.next.marks.iter().flat_map(|marks| marks.iter()) {
+            if rule.action == MarkAction::Host {
+                continue;
+            }
+            spec.add_marked(rule);
+            let addresses: Vec<IpAddr> =
+                rule.destination.addresses().into_iter().flatten().collect();
+            if let [single] = addresses[..] {
+                vips.insert(single);
+            }
+            reached.extend(addresses);
+        }
+        reached
+    }
+
+    /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of services, without
+    /// those that the host has.
+    fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
+        let all = self.setup.own_all_vips.then_some(vips);
+        self.own_vips
+            .iter()
+            .chain(all.into_iter().flatten())
+            .copied()
+            .chain(self.local_addresses())
+            .filter(|&addr| !self.tables.state.is_local(addr))
+            .collect()
+    }
+
+    /// Tells the packet path which addresses are virtual ones. The host has none of those that it routes through a device:
+    /// whatever nobody takes there, the engine answers.
+    fn set_reached(
+        &mut self,
+        reached: HashSet<IpAddr>,
+        vips: &HashSet<IpAddr>,
+        own: &HashSet<IpAddr>,
+    ) {
+        let routed = self.interception.is_routed();
+        let answered = vips.iter().filter(|_| routed).chain(own).copied().collect();
+        let reached = reached.into_iter().collect();
+        let tables = &mut self.tables;
+        if tables.vips != reached || tables.own != answered {
+            tables.vips = reached;
+            tables.own = answered;
+            self.next.tables_differ = true;
+        }
+    }
+
+    /// Leads this host's own packets for own addresses into the engine, and has new ones announced.
+    pub(super) fn set_own(&mut self, own: &HashSet<IpAddr>) {
+        let before: HashSet<IpAddr> = self.vips.own().collect();
+        for &addr in own.difference(&before) {
+            self.add_own(addr);
+        }
+        let gone: Vec<IpAddr> = before.difference(own).copied().collect();
+        if gone.is_empty() {
+            return;
+        }
+        if !self.interception.is_routed() {
+            let device = self.device();
+            for &addr in &gone {
+                if let Err(error) = self.netlink.delete_host_route(addr, device) {
+                    warn!("{error}");
+                }
+            }
+        }
+        self.vips.remove(&gone, &self.tables);
+    }
+
+    fn add_own(&mut self, addr: IpAddr) {
+        let device = self.device();
+        if !self.interception.is_routed()
+            && let Err(error) = self.netlink.add_host_route(addr, device)
+        {
+            warn!("this host itself cannot reach {addr}: {error}");
+        }
+        self.vips.add(addr, &self.tables);
+    }
+
+    /// Takes in what has come, and nothing else.
+    fn update_some(&mut self, touched: &[Touched]) -> Result<(), String> {
+        self.changed = Some(self.engine.now());
+        let (helped, has_backup) = {
+            let control = self.engine.control();
+            (control.ftp_ports().to_vec(), control.backup().is_some())
+        };
+        if has_backup {
+            return self.update_all();
+        }
+        let mut more = Intercept::default();
+        let mut servers = HashSet::new();
+        for touched in touched {
+            match *touched {
+                Touched::Service(key, persistent, _) => more.add_key(key, &helped, persistent),
+                Touched::Server(key, addr, method) => {
+                    servers.insert(addr.ip());
+                    if method.translates() {
+                        more.add_server(key, addr, &helped);
+                        if self.tables.state.is_local(addr.ip()) {
+                            more.add_local_node(key, addr, &helped);
+                        }
+                    }
+                }
+            }
+        }
+        self.add_vips(&mut more, touched);
+        let taken = self.interception.extend(&more);
+        if taken.is_ok() {
+            let spec = Arc::make_mut(&mut self.intercept);
+            spec.services.extend(more.services);
+            spec.nat_servers.extend(more.nat_servers);
+            spec.own_vips.extend(more.own_vips);
+        }
+        if !more.local_nodes.is_empty() {
+            let device = self.device();
+            let spec = Arc::make_mut(&mut self.intercept);
+            spec.local_nodes.extend(more.local_nodes);
+            if let Some(nodes) = &mut self.local_nodes {
+                nodes.follow(&self.intercept.local_nodes, device);
+            }
+        }
+        self.neighbours
+            .add_servers(servers, &self.tables, &mut self.netlink);
+        taken
+    }
+
+    /// Looks after the addresses of services that are new.
+    fn add_vips(&mut self, more: &mut Intercept, touched: &[Touched]) {
+        let new: Vec<IpAddr> = more
+            .services
+            .addresses()
+            .filter(|addr| !self.tables.vips.contains(addr))
+            .collect();
+        if new.is_empty() {
+            return;
+        }
+        let routed = self.interception.is_routed();
+        let by_hand: HashSet<IpAddr> = touched
+            .iter()
+            .filter_map(|touched| match touched {
+                Touched::Service(ServiceKey::Address { addr, .. }, _, false) => Some(addr.ip()),
+                _ => None,
+            })
+            .collect();
+        let state = &self.tables.state;
+        self.interception.complain_also_of(&new, state);
+        self.next.tables_differ = true;
+        for addr in new {
+            let own = self.setup.own_all_vips && !self.tables.state.is_local(addr);
+            self.tables.vips.insert(addr);
+            if own || routed {
+                self.tables.own.insert(addr);
+            }
+            if own {
+                more.own_vips.insert(addr);
+                if !self.vips.answers_for(addr) {
+                    self.add_own(addr);
+                }
+            }
+            if by_hand.contains(&addr) {
+                let tables = &self.tables;
+                self.vips.tell_also_unclaimed(addr, |addr| {
+                    tables.state.is_local(addr) || tables.own.contains(&addr)
+                });
+            }
+            self.vips.add_service(addr);
+            self.vips.announce_one(addr, &self.tables);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! What the keeper publishes for the packet workers: a view of the host that does not change, with a number.
+//!
+//! A worker takes the latest between two batches: it compares one atomic number, and takes a lock for as long as it takes to
+//! copy a pointer when that has grown. Views share what did not change ([`SharedMap`](crate::packet::shared_map::SharedMap)).
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lvs_core::api::{Failure, Host, Need};
+use lvs_core::mark::MarkRule;
+use lvs_core::{Error, LocalAddress};
+
+use super::interception;
+use super::local_nodes;
+use crate::netlink::{NetState, RouteKind};
+use crate::packet::intercept::Intercept;
+use crate::packet::net::{NextHop, PortId, PortInfo};
+use crate::packet::shared_map::SharedSet;
+use crate::packet::wire::Mac;
+
+/// The port that leads to the host.
+pub(crate) const HOST_PORT: PortId = PortId(0);
+/// The port of the device that everything is routed through. It is the same device as the host's, but what is sent here is
+/// forwarded, and what is sent there given back.
+pub(crate) const HOP_PORT: PortId = PortId(1);
+
+/// The host as the packet path sees it.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    /// Greater than that of every view before it.
+    pub(crate) generation: u64,
+    /// Shared with the last view if nothing of it has changed.
+    pub(crate) tables: Arc<Tables>,
+    /// What the host does not see.
+    pub(crate) intercept: Arc<Intercept>,
+    /// The rules that give packets marks.
+    pub(crate) marks: Option<Arc<[MarkRule]>>,
+    /// The sysctl `pmtu_disc`.
+    pub(crate) pmtu_disc: bool,
+    /// The sysctl `ignore_tunneled`.
+    pub(crate) ignore_tunneled: bool,
+    /// Grows when a shard has to be swept: the control half has changed.
+    pub(crate) config: u64,
+}
+
+/// A port as it is now.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    pub(crate) ifindex: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) info: PortInfo,
+    pub(crate) running: bool,
+    /// What comes in there was inside of packets that IPVS does not balance.
+    pub(crate) decapsulates: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Ports {
+    all: Vec<Option<Port>>,
+    by_ifindex: HashMap<u32, PortId>,
+}
+
+/// The last bytes of some addresses, as bits: tells most other addresses from them at no cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastBytes([u64; 4]);
+
+impl LastBytes {
+    fn place(addr: IpAddr) -> (usize, u64) {
+        let last = match addr {
+            IpAddr::V4(addr) => addr.octets()[3],
+            IpAddr::V6(addr) => addr.octets()[15],
+        };
+        (usize::from(last >> 6), 1 << (last & 63))
+    }
+
+    fn may_have(self, addr: IpAddr) -> bool {
+        let (word, bit) = Self::place(addr);
+        self.0[word] & bit != 0
+    }
+}
+
+impl FromIterator<IpAddr> for LastBytes {
+    fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> Self {
+        let mut all = Self::default();
+        for (word, bit) in addresses.into_iter().map(Self::place) {
+            all.0[word] |= bit;
+        }
+        all
+    }
+}
+
+/// Ports, routes, neighbours and virtual addresses. Cheap to copy.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tables {
+    /// The kernel's tables.
+    pub(crate) state: NetState,
+    ports: Arc<Ports>,
+    /// The port that every way leads through, if the host routes what the engine sends.
+    hop: Option<PortId>,
+    /// Virtual addresses of services and of rules for marks.
+    pub(crate) vips: SharedSet<IpAddr>,
+    /// Those that the engine answers for.
+    pub(crate) own: SharedSet<IpAddr>,
+    own_addresses: LastBytes,
+}
+
+impl Tables {
+    pub(crate) fn new(state: NetState) -> Self {
+        let mut this = Self {
+            state,
+            ..Self::default()
+        };
+        this.follow_addresses();
+        this
+    }
+
+    /// To be called when the host's addresses have changed.
+    pub(crate) fn follow_addresses(&mut self) {
+        let links = self.state.links();
+        let addresses = links.flat_map(|link| self.state.addresses(link.index));
+        self.own_addresses = addresses.map(|address| address.ip).collect();
+    }
+
+    pub(crate) fn set_port(&mut self, port: PortId, properties: Port) {
+        let ports = Arc::make_mut(&mut self.ports);
+        if ports.all.len() <= port.index() {
+            ports.all.resize(port.index() + 1, None);
+        }
+        ports.by_ifindex.insert(properties.ifindex, port);
+        ports.all[port.index()] = Some(properties);
+    }
+
+    pub(crate) fn remove_port(&mut self, port: PortId) -> Option<Port> {
+        let ports = Arc::make_mut(&mut self.ports);
+        let gone = ports.all.get_mut(port.index()).and_then(Option::take)?;
+        ports.by_ifindex.remove(&gone.ifindex);
+        Some(gone)
+    }
+
+    /// Every way leads through `port` from now on: the host routes what it is sent there. What is known of a way beyond that
+    /// still counts: its MTU, and the source address.
+    pub(crate) const fn route_over(&mut self, port: PortId) {
+        self.hop = Some(port);
+    }
+
+    /// Whether the host routes everything.
+    pub(crate) const fn is_routed(&self) -> bool {
+        self.hop.is_some()
+    }
+
+    pub(crate) fn port(&self, port: PortId) -> Option<&Port> {
+        self.ports.all.get(port.index())?.as_ref()
+    }
+
+    /// The interfaces in use, with their ports; not those of the host's device.
+    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &Port)> {
+        let ports = (0..).map(PortId).zip(&self.ports.all);
+        let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
+        ports.filter(|(port, _)| *port != HOST_PORT && self.hop != Some(*port))
+    }
+
+    /// The lowest number that no port has.
+    pub(crate) fn free_port(&self) -> PortId {
+        let all = &self.ports.all;
+        let free = (1..all.len()).find(|&place| all[place].is_none());
+        PortId(u16::try_from(free.unwrap_or(all.len().max(1))).unwrap_or(u16::MAX))
+    }
+
+    pub(crate) fn port_of(&self, ifindex: u32) -> Option<PortId> {
+        self.ports.by_ifindex.get(&ifindex).copied()
+    }
+
+    pub(crate) fn ifindex(&self, port: PortId) -> Option<u32> {
+        Some(self.port(port)?.ifindex)
+    }
+
+    pub(crate) fn name(&self, port: PortId) -> &str {
+        self.port(port)
+            .map_or("a port that is gone", |port| &port.name)
+    }
+
+    /// Whether a packet from another host cannot have this source; most others are told from them at no cost. Where the host
+    /// routes the packets, it has looked already, and its own come the same way.
+    pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
+        self.hop.is_none() && self.own_addresses.may_have(src)
+    }
+
+    pub(crate) fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
+        let neighbour = self.state.neighbour(self.ifindex(port)?, addr)?;
+        neighbour.usable().map(Mac)
+    }
+
+    pub(crate) fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        let hit = self.state.lookup(dst)?;
+        if hit.kind != RouteKind::Unicast {
+            return None;
+        }
+        let port = match self.hop {
+            // A route into the engine's own device leads nowhere.
+            Some(hop) if self.port_of(hit.oif).is_none() => hop,
+            Some(_) => return None,
+            None => self.port_of(hit.oif)?,
+        };
+        let link = self.state.link(hit.oif)?;
+        Some(NextHop {
+            port,
+            addr: hit.gateway.unwrap_or(dst),
+            mtu: hit.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
+            source: self.state.source_address(dst),
+        })
+    }
+}
+
+/// Changes are checked against the latest view: nobody waits for the keeper with the control half locked.
+impl Host for View {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        if let Need::Daemon(_) = need {
+            return Err(Error::Unsupported("synchronisation daemon").into());
+        }
+        if self.tables.is_routed() {
+            interception::permits_routed(need, &self.tables.state)?;
+        }
+        Ok(())
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        let route = self.tables.state.lookup(addr);
+        route.is_some_and(|hit| hit.kind == RouteKind::Broadcast)
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        Some(self.tables.state.link_by_name(interface)?.mtu)
+    }
+
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        local_nodes::ports(addr, self.tables.state.is_local(addr))
+    }
+}
+
+/// Where the latest view is.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    generation: AtomicU64,
+    latest: Mutex<Arc<View>>,
+}
+
+impl Published {
+    /// The number of the latest view.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The latest view.
+    pub(crate) fn latest(&self) -> Arc<View> {
+        let latest = self.latest.lock();
+        Arc::clone(&latest.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces it.
+    pub(crate) fn publish(&self, view: Arc<View>) {
+        let generation = view.generation;
+        let old = {
+            let latest = self.latest.lock();
+            std::mem::replace(&mut *latest.unwrap_or_else(PoisonError::into_inner), view)
+        };
+        self.generation.store(generation, Ordering::Release);
+        drop(old);
+    }
+}

@@ -1,0 +1,311 @@
+//! Virtual addresses: who answers for them here, who else does, and what the network is told of both.
+//!
+//! Announcements, probes and multicast listener reports leave by a socket of the keeper's own, so that a thousand of them
+//! take nothing from a packet worker. Questions who has an address are answered on the packet path, from the view.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use lvs_core::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::view::{Port, Tables};
+use crate::packet::mld::{self, Change};
+use crate::packet::net::PortId;
+use crate::packet::wire::Mac;
+use crate::packet::{arp, ndp};
+use crate::sys::PacketSocket;
+
+/// How often an own address is announced, one second apart: the first announcement may be lost.
+const ANNOUNCEMENTS: u8 = 3;
+/// How often it is asked who else has a service's address.
+const PROBES: u8 = 2;
+/// Between two lines in the log about the same trouble.
+const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
+
+/// What the network is told.
+#[derive(Debug)]
+pub(super) struct Vips {
+    /// None where the host routes the packets, and answers.
+    socket: Option<PacketSocket>,
+    /// Addresses that are answered for, with the announcements that each still gets.
+    own: HashMap<IpAddr, u8>,
+    /// Questions who else has the services' addresses, still to be asked.
+    probing: HashMap<IpAddr, u8>,
+    /// Addresses of services that another host claims, who, and when that was last said.
+    conflicts: HashMap<IpAddr, (Mac, Instant)>,
+    /// Addresses of services that were said to be nobody's.
+    unclaimed: HashSet<IpAddr>,
+}
+
+impl Vips {
+    /// Answers for nothing yet.
+    pub(super) fn open(is_routed: bool) -> io::Result<Self> {
+        Ok(Self {
+            socket: (!is_routed).then(PacketSocket::new).transpose()?,
+            own: HashMap::new(),
+            probing: HashMap::new(),
+            conflicts: HashMap::new(),
+            unclaimed: HashSet::new(),
+        })
+    }
+
+    /// The addresses that are answered for.
+    pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.own.keys().copied()
+    }
+
+    pub(super) fn answers_for(&self, addr: IpAddr) -> bool {
+        self.own.contains_key(&addr)
+    }
+
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, Mac)> + '_ {
+        self.conflicts.iter().map(|(&addr, &(mac, _))| (addr, mac))
+    }
+
+    /// Answers for another address from now on.
+    pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
+        for (_, port) in tables.interfaces() {
+            self.listen(port, addr, true);
+        }
+        info!("answering for {addr}");
+        self.own.insert(addr, ANNOUNCEMENTS);
+    }
+
+    /// No longer answers for these.
+    pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
+        for addr in gone {
+            self.own.remove(addr);
+        }
+        let still = groups_of(self.own.keys());
+        let mut groups = groups_of(gone.iter());
+        groups.retain(|group| !still.contains(group));
+        for (id, port) in tables.interfaces() {
+            self.report(id, port, &groups, Change::Left, false, tables);
+            for &addr in gone {
+                self.listen(port, addr, false);
+            }
+        }
+        for addr in gone {
+            info!("no longer answering for {addr}");
+        }
+    }
+
+    /// An interface is new: own addresses are asked for there, too.
+    pub(super) fn interface_added(&self, port: &Port) {
+        for &addr in self.own.keys() {
+            self.listen(port, addr, true);
+        }
+    }
+
+    /// Has an interface take in the questions who has an own address, or no longer. Those of IPv4 are broadcast.
+    fn listen(&self, port: &Port, addr: IpAddr, member: bool) {
+        let (Some(socket), IpAddr::V6(addr)) = (&self.socket, addr) else {
+            return;
+        };
+        let group = ndp::group_mac(ndp::solicited_node(addr));
+        if let Err(error) = socket.set_group(port.ifindex, group.0, member)
+            && member
+        {
+            warn!("{}: {addr} may not be found there: {error}", port.name);
+        }
+    }
+
+    /// Asks who else has these addresses of services, which are all that there are.
+    pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
+        self.probing.retain(|addr, _| vips.contains(addr));
+        self.conflicts.retain(|addr, _| vips.contains(addr));
+        for &addr in vips {
+            self.add_service(addr);
+        }
+    }
+
+    /// Asks who else has the address of a new service.
+    pub(super) fn add_service(&mut self, addr: IpAddr) {
+        self.probing.entry(addr).or_insert(PROBES);
+    }
+
+    /// Says once which addresses of services nobody here answers ARP for. `vips` are all that nobody else looks after.
+    pub(super) fn tell_unclaimed(
+        &mut self,
+        vips: HashSet<IpAddr>,
+        is_claimed: impl Fn(IpAddr) -> bool,
+    ) {
+        let before = std::mem::take(&mut self.unclaimed);
+        for addr in vips {
+            self.tell_one_unclaimed(addr, &before, &is_claimed);
+        }
+    }
+
+    /// As [`tell_unclaimed`](Self::tell_unclaimed), of one more.
+    pub(super) fn tell_also_unclaimed(
+        &mut self,
+        addr: IpAddr,
+        is_claimed: impl Fn(IpAddr) -> bool,
+    ) {
+        if !self.unclaimed.contains(&addr) {
+            self.tell_one_unclaimed(addr, &HashSet::new(), &is_claimed);
+        }
+    }
+
+    fn tell_one_unclaimed(
+        &mut self,
+        addr: IpAddr,
+        before: &HashSet<IpAddr>,
+        is_claimed: &impl Fn(IpAddr) -> bool,
+    ) {
+        if is_claimed(addr) {
+            return;
+        }
+        if !before.contains(&addr) {
+            info!(
+                "{addr} is neither on this host nor the engine's own: packets for it have to be routed here \
+                 (--own-vips answers ARP for it)"
+            );
+        }
+        self.unclaimed.insert(addr);
+    }
+
+    /// Asks who else has the services' addresses, and announces own ones, as often as is still to be done.
+    pub(super) fn announce(&mut self, tables: &Tables) {
+        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<IpAddr> {
+            left.iter_mut()
+                .filter(|(_, left)| **left > 0)
+                .map(|(addr, left)| {
+                    *left -= 1;
+                    *addr
+                })
+                .collect()
+        };
+        let (probes, announcements) = (take(&mut self.probing), take(&mut self.own));
+        self.tell(&probes, &announcements, tables);
+    }
+
+    /// As [`announce`](Self::announce), for one address that has just come.
+    pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables) {
+        let take = |left: &mut HashMap<IpAddr, u8>| {
+            let left = left.get_mut(&addr).filter(|left| **left > 0);
+            left.map_or_else(Vec::new, |left| {
+                *left -= 1;
+                vec![addr]
+            })
+        };
+        let (probes, announcements) = (take(&mut self.probing), take(&mut self.own));
+        self.tell(&probes, &announcements, tables);
+    }
+
+    fn tell(&self, probes: &[IpAddr], announcements: &[IpAddr], tables: &Tables) {
+        if self.socket.is_none() || (probes.is_empty() && announcements.is_empty()) {
+            return;
+        }
+        let groups = groups_of(announcements.iter());
+        for (id, port) in tables.interfaces() {
+            // First, so that a switch lets the answers of others through.
+            self.report(id, port, &groups, Change::Joined, false, tables);
+            let mac = port.info.mac;
+            for addr in probes {
+                match *addr {
+                    IpAddr::V4(addr) => self.send(port, &arp::probe(mac, addr)),
+                    IpAddr::V6(addr) => self.send(port, &ndp::probe(mac, addr)),
+                }
+            }
+            for addr in announcements {
+                match *addr {
+                    IpAddr::V4(addr) => self.send(port, &arp::gratuitous(mac, addr)),
+                    IpAddr::V6(addr) => self.send(port, &ndp::unsolicited(mac, addr)),
+                }
+            }
+        }
+    }
+
+    /// Tells a router, or a switch, that the groups of own addresses are listened to.
+    pub(super) fn answer_query(&self, id: PortId, query: mld::Query, tables: &Tables) {
+        let mut groups = groups_of(self.own.keys());
+        if let Some(group) = query.group {
+            groups.retain(|&own| own == group);
+        }
+        if let Some(port) = tables.port(id) {
+            self.report(id, port, &groups, Change::Listening, query.v1, tables);
+        }
+    }
+
+    fn report(
+        &self,
+        id: PortId,
+        port: &Port,
+        groups: &[Ipv6Addr],
+        change: Change,
+        v1: bool,
+        tables: &Tables,
+    ) {
+        if groups.is_empty() || self.socket.is_none() {
+            return;
+        }
+        debug_assert_eq!(tables.ifindex(id), Some(port.ifindex));
+        let source = tables.state.addresses(port.ifindex);
+        let source = source.filter(|address| address.is_preferred());
+        let source = source.filter_map(|address| match address.ip {
+            IpAddr::V6(addr) => addr.is_unicast_link_local().then_some(addr),
+            IpAddr::V4(_) => None,
+        });
+        let source = source.last().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        for report in mld::reports(port.info.mac, source, groups, change, v1) {
+            self.send(port, &report);
+        }
+    }
+
+    fn send(&self, port: &Port, frame: &[u8]) {
+        let Some(socket) = &self.socket else { return };
+        if port.info.ethernet
+            && let Err(error) = socket.send_to(port.ifindex, frame)
+        {
+            debug!("{}: {error}", port.name);
+        }
+    }
+
+    /// Another host answers for an address of a service: said once a minute for each address.
+    pub(super) fn report_conflict(
+        &mut self,
+        port: PortId,
+        addr: IpAddr,
+        mac: Mac,
+        tables: &Tables,
+        now: Instant,
+    ) {
+        // An address that neither the host nor the engine has at the moment may well be another director's.
+        if !tables.state.is_local(addr) && !tables.own.contains(&addr) {
+            return;
+        }
+        let ours = tables.state.links().any(|link| link.mac == Some(mac.0));
+        let said = self.conflicts.get(&addr);
+        if ours || said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {
+            return;
+        }
+        self.conflicts.insert(addr, (mac, now));
+        error!(
+            "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
+             Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
+             lo there{}",
+            tables.name(port),
+            // A host never answers neighbour discovery for what is on its lo.
+            if addr.is_ipv4() {
+                " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
+            } else {
+                ""
+            }
+        );
+    }
+}
+
+/// The groups in which whoever has these addresses is asked for, each once.
+fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
+    let groups: BTreeSet<Ipv6Addr> = addresses
+        .filter_map(|addr| match addr {
+            IpAddr::V6(addr) => Some(ndp::solicited_node(*addr)),
+            IpAddr::V4(_) => None,
+        })
+        .collect();
+    groups.into_iter().collect()
+}

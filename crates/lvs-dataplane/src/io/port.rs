@@ -1,0 +1,167 @@
+//! A port of whatever backend, and the frames that come out of it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::af_packet::AfPacket;
+use super::hop::HopDevice;
+use super::memory::MemoryIo;
+use super::tun::HostDevice;
+use super::{BATCH, Capabilities, PacketIo};
+use crate::packet::frame::Frame;
+
+/// What one call of [`Port::recv`] has received, and room for what the next one will.
+///
+/// Some backends copy into frames that they are given; others own the memory that frames arrive in (a ring, a umem), and
+/// lend it: such a frame goes back to its backend when it is dropped. The packet path changes either where it is.
+#[derive(Debug)]
+pub struct Batch {
+    /// Frames of full size, to receive into.
+    room: Vec<Frame>,
+    /// Frames of the backend's own.
+    lent: Vec<Frame>,
+    /// How much of `room` was received into.
+    filled: usize,
+}
+
+impl Batch {
+    /// Nothing received, and room for [`BATCH`] frames.
+    pub fn new() -> Self {
+        Self {
+            room: (0..BATCH).map(|_| Frame::new()).collect(),
+            lent: Vec::with_capacity(BATCH),
+            filled: 0,
+        }
+    }
+
+    /// What was received, in order.
+    pub fn frames(&mut self) -> &mut [Frame] {
+        if self.lent.is_empty() {
+            &mut self.room[..self.filled]
+        } else {
+            &mut self.lent
+        }
+    }
+
+    /// Takes frames of a backend's own.
+    pub(super) fn lend(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
+        self.clear();
+        self.lent.extend(frames.into_iter().take(BATCH));
+        self.lent.len()
+    }
+
+    /// Has a backend receive into the room that there is.
+    fn fill(&mut self, io: &mut impl PacketIo) -> io::Result<usize> {
+        self.clear();
+        self.filled = io.recv(&mut self.room)?;
+        Ok(self.filled)
+    }
+
+    /// Gives lent frames back. What the packet path has taken on comes back when it is sent.
+    pub fn clear(&mut self) {
+        self.lent.clear();
+        self.filled = 0;
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One attachment to a network. The packet path knows no backend but this: one match a batch, no indirect call a frame.
+#[derive(Debug)]
+pub enum Port {
+    /// A packet socket on an Ethernet interface.
+    AfPacket(AfPacket),
+    /// The device that leads to the host.
+    Host(HostDevice),
+    /// The device that the host routes everything through.
+    Hop(HopDevice),
+    /// Memory, for tests and replay.
+    Memory(MemoryIo),
+}
+
+impl Port {
+    /// Receives up to [`BATCH`] frames and returns how many came; 0 if none is waiting.
+    ///
+    /// # Errors
+    /// As [`PacketIo::recv`].
+    pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
+        match self {
+            Self::AfPacket(io) => batch.fill(io),
+            Self::Host(io) => batch.fill(io),
+            Self::Hop(io) => batch.fill(io),
+            Self::Memory(io) => Ok(io.lend(batch)),
+        }
+    }
+
+    /// Sends `frames` in order and returns how many were refused, as [`PacketIo::send`].
+    pub fn send(&mut self, frames: &mut [Frame]) -> usize {
+        match self {
+            Self::AfPacket(io) => io.send(frames),
+            Self::Host(io) => io.send(frames),
+            Self::Hop(io) => io.send(frames),
+            Self::Memory(io) => io.send(frames),
+        }
+    }
+
+    /// Gives packets back to the host as they came; returns how many were refused. Only the device that everything is
+    /// routed through tells that from [`send`](Self::send).
+    pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
+        match self {
+            Self::Hop(io) => io.give_back(frames),
+            _ => self.send(frames),
+        }
+    }
+
+    /// What to poll for input; memory has nothing.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::AfPacket(io) => io.fd(),
+            Self::Host(io) => io.fd(),
+            Self::Hop(io) => io.fd(),
+            Self::Memory(io) => io.fd(),
+        }
+    }
+
+    /// What the backend can do.
+    pub fn capabilities(&self) -> Capabilities {
+        match self {
+            Self::AfPacket(io) => io.capabilities(),
+            Self::Host(io) => io.capabilities(),
+            Self::Hop(io) => io.capabilities(),
+            Self::Memory(io) => io.capabilities(),
+        }
+    }
+
+    /// Frames that came faster than they were received, since the port was opened. May ask the kernel.
+    pub fn drops(&mut self) -> u64 {
+        match self {
+            Self::AfPacket(io) => io.drops(),
+            Self::Hop(io) => io.drops(),
+            Self::Host(_) | Self::Memory(_) => 0,
+        }
+    }
+
+    /// The interface's index; none of memory.
+    pub fn ifindex(&self) -> Option<u32> {
+        match self {
+            Self::AfPacket(io) => Some(io.ifindex()),
+            Self::Host(io) => Some(io.ifindex()),
+            Self::Hop(io) => Some(io.ifindex()),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// The device's or interface's name when it was opened.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::AfPacket(io) => io.interface(),
+            Self::Host(io) => io.name(),
+            Self::Hop(io) => io.name(),
+            Self::Memory(_) => "memory",
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A way to have something done by the thread that owns it.
+
+use std::fmt;
+use std::io;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sys::EventFd;
+
+/// What is to be done with a `T`, by its thread.
+pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
+
+/// Jobs for one thread, in the order in which they were posted. It polls [`wake`](Self::wake) among its other descriptors.
+pub(crate) struct Mailbox<T> {
+    /// `None` when nobody is left to do them.
+    jobs: Mutex<Option<Vec<Job<T>>>>,
+    wake: EventFd,
+}
+
+impl<T> Mailbox<T> {
+    /// An empty one.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            jobs: Mutex::new(Some(Vec::new())),
+            wake: EventFd::new()?,
+        })
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Option<Vec<Job<T>>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `job` done soon. It is dropped, and whatever channel it holds with it, when nobody is left to do it.
+    pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
+        let first = match &mut *self.jobs() {
+            Some(jobs) => {
+                jobs.push(Box::new(job));
+                jobs.len() == 1
+            }
+            None => return,
+        };
+        if first {
+            self.wake.notify();
+        }
+    }
+
+    /// Takes out what is to be done.
+    pub(crate) fn take(&self) -> Vec<Job<T>> {
+        self.jobs().as_mut().map(mem::take).unwrap_or_default()
+    }
+
+    /// What to poll; lower it before [`take`](Self::take).
+    pub(crate) const fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// Ends it: nobody is left to do anything.
+    pub(crate) fn close(&self) {
+        let jobs = self.jobs().take();
+        // Not under the lock: a job may hold whatever posts.
+        drop(jobs);
+    }
+}
+
+impl<T> fmt::Debug for Mailbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").finish_non_exhaustive()
+    }
+}
+
+/// Closes a mailbox at the end of the thread that it belongs to, however that comes.
+#[derive(Debug)]
+pub(crate) struct Closing<'a, T>(pub(crate) &'a Mailbox<T>);
+
+impl<T> Drop for Closing<'_, T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn jobs_are_done_in_order_and_a_closed_mailbox_drops_them() {
+        let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor");
+        assert!(!mailbox.wake().take());
+        mailbox.post(|all| all.push(1));
+        mailbox.post(|all| all.push(2));
+        assert!(mailbox.wake().take());
+        let mut all = Vec::new();
+        for job in mailbox.take() {
+            job(&mut all);
+        }
+        assert_eq!(all, [1, 2]);
+        let (reply, answer) = mpsc::channel::<()>();
+        mailbox.close();
+        mailbox.post(move |_| reply.send(()).expect("somebody listens"));
+        assert!(answer.recv().is_err());
+        assert!(mailbox.take().is_empty());
+    }
+}

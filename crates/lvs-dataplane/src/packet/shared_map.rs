@@ -1,0 +1,323 @@
+//! Hash maps whose copies share what has not changed since.
+//!
+//! The keeper publishes what it knows with each change, and a packet worker reads the last publication while the keeper goes
+//! on. A plain map would be copied whole for one entry. This one lies in parts: a copy costs one pointer, and the first
+//! change of a part after it copies that part, so that an addition costs about the same with ten entries and with forty
+//! thousand. A look-up hashes twice; the packet path remembers its answers where that counts.
+
+use std::borrow::Borrow;
+use std::collections::{HashMap, hash_map};
+use std::fmt;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::Arc;
+
+/// Parts of a map. With 40,000 entries, 160 are copied for the first change of a part, and 256 pointers.
+const PARTS: usize = 256;
+
+type Part<K, V> = Arc<HashMap<K, V, RandomState>>;
+
+/// A map that is cheap to copy and cheap to change after that.
+#[derive(Clone)]
+pub struct SharedMap<K, V> {
+    /// Empty as long as the map is.
+    parts: Arc<[Part<K, V>]>,
+    hasher: RandomState,
+    len: usize,
+}
+
+impl<K, V> Default for SharedMap<K, V> {
+    fn default() -> Self {
+        Self {
+            parts: Arc::new([]),
+            hasher: RandomState::new(),
+            len: 0,
+        }
+    }
+}
+
+impl<K, V> SharedMap<K, V> {
+    /// How many entries there are.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The entries, in no order.
+    pub fn iter(&self) -> Iter<'_, K, V> {
+        Iter {
+            parts: self.parts.iter(),
+            part: None,
+        }
+    }
+
+    /// The keys, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// The values, in no order.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.iter().map(|(_, value)| value)
+    }
+}
+
+impl<K: Eq + Hash, V> SharedMap<K, V> {
+    #[inline]
+    fn place<Q: Hash + ?Sized>(&self, key: &Q) -> usize {
+        // The low bits and the highest ones are the part's own.
+        (self.hasher.hash_one(key) >> 24) as usize % PARTS
+    }
+
+    /// The value of a key.
+    #[inline]
+    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        if self.is_empty() {
+            return None;
+        }
+        self.parts[self.place(key)].get(key)
+    }
+
+    /// Whether there is such a key.
+    #[inline]
+    pub fn contains_key<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.get(key).is_some()
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
+    fn part(&mut self, place: usize) -> &mut HashMap<K, V> {
+        if self.parts.is_empty() {
+            let empty = Arc::new(HashMap::with_hasher(self.hasher.clone()));
+            self.parts = (0..PARTS).map(|_| Arc::clone(&empty)).collect();
+        }
+        Arc::make_mut(&mut Arc::make_mut(&mut self.parts)[place])
+    }
+
+    /// Gives a key a value; what it had before.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let place = self.place(&key);
+        let old = self.part(place).insert(key, value);
+        self.len += usize::from(old.is_none());
+        old
+    }
+
+    /// Takes a key out; what it had.
+    pub fn remove<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        if !self.contains_key(key) {
+            return None;
+        }
+        let place = self.place(key);
+        let old = self.part(place).remove(key);
+        self.len -= usize::from(old.is_some());
+        old
+    }
+
+    /// The value of a key, to be changed, or made first.
+    pub fn entry(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
+        let new = !self.contains_key(&key);
+        self.len += usize::from(new);
+        let place = self.place(&key);
+        self.part(place).entry(key).or_insert_with(make)
+    }
+
+    /// The value of a key, to be changed.
+    pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        if !self.contains_key(key) {
+            return None;
+        }
+        let place = self.place(key);
+        self.part(place).get_mut(key)
+    }
+
+    /// Removes the entries that `keep` does not want.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
+        let gone: Vec<K> = self
+            .iter()
+            .filter(|(key, value)| !keep(key, value))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            self.remove(&key);
+        }
+    }
+}
+
+impl<K: Eq + Hash, V: PartialEq> PartialEq for SharedMap<K, V> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len
+            && self
+                .iter()
+                .all(|(key, value)| other.get(key) == Some(value))
+    }
+}
+
+impl<K: Eq + Hash, V: Eq> Eq for SharedMap<K, V> {}
+
+impl<K: Clone + Eq + Hash, V: Clone> Extend<(K, V)> for SharedMap<K, V> {
+    fn extend<T: IntoIterator<Item = (K, V)>>(&mut self, entries: T) {
+        for (key, value) in entries {
+            self.insert(key, value);
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for SharedMap<K, V> {
+    fn from_iter<T: IntoIterator<Item = (K, V)>>(entries: T) -> Self {
+        let mut map = Self::default();
+        map.extend(entries);
+        map
+    }
+}
+
+impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for SharedMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+/// Entries of a [`SharedMap`].
+pub struct Iter<'a, K, V> {
+    parts: std::slice::Iter<'a, Part<K, V>>,
+    part: Option<hash_map::Iter<'a, K, V>>,
+}
+
+impl<K, V> fmt::Debug for Iter<'_, K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter").finish_non_exhaustive()
+    }
+}
+
+impl<'a, K, V> Iterator for Iter<'a, K, V> {
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(entry) = self.part.as_mut().and_then(Iterator::next) {
+                return Some(entry);
+            }
+            self.part = Some(self.parts.next()?.iter());
+        }
+    }
+}
+
+/// A set that is cheap to copy and cheap to change after that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedSet<T: Eq + Hash>(SharedMap<T, ()>);
+
+impl<T: Eq + Hash> Default for SharedSet<T> {
+    fn default() -> Self {
+        Self(SharedMap::default())
+    }
+}
+
+impl<T: Clone + Eq + Hash> SharedSet<T> {
+    /// Adds a value; whether it is new.
+    pub fn insert(&mut self, value: T) -> bool {
+        // What is there already copies nothing.
+        !self.contains(&value) && self.0.insert(value, ()).is_none()
+    }
+
+    /// Takes a value out; whether it was there.
+    pub fn remove(&mut self, value: &T) -> bool {
+        self.0.remove(value).is_some()
+    }
+
+    /// Whether it is there.
+    #[inline]
+    pub fn contains(&self, value: &T) -> bool {
+        self.0.contains_key(value)
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes all of them.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The values, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.keys()
+    }
+
+    /// Removes the values that `keep` does not want.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        self.0.retain(|value, ()| keep(value));
+    }
+}
+
+impl<T: Clone + Eq + Hash> Extend<T> for SharedSet<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        for value in values {
+            self.insert(value);
+        }
+    }
+}
+
+impl<T: Clone + Eq + Hash> FromIterator<T> for SharedSet<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let mut set = Self::default();
+        set.extend(values);
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_stays_as_it_was_and_shares_the_rest() {
+        let mut map: SharedMap<u32, u32> = (0..10_000).map(|n| (n, n)).collect();
+        let copy = map.clone();
+        assert_eq!(map.insert(7, 8), Some(7));
+        assert_eq!(map.remove(&9), Some(9));
+        assert_eq!(map.remove(&9), None);
+        *map.entry(10_000, || 0) += 1;
+        assert_eq!((map.len(), copy.len()), (10_000, 10_000));
+        assert_eq!((map.get(&7), copy.get(&7)), (Some(&8), Some(&7)));
+        assert_eq!((map.get(&9), copy.get(&9)), (None, Some(&9)));
+        assert_ne!(map, copy);
+        let shared = |(a, b): (&Part<u32, u32>, &Part<u32, u32>)| Arc::ptr_eq(a, b);
+        let shared = map
+            .parts
+            .iter()
+            .zip(&*copy.parts)
+            .filter(|parts| shared(*parts));
+        assert!(shared.count() >= PARTS - 3);
+        map.retain(|key, _| *key < 3);
+        let mut keys: Vec<u32> = map.keys().copied().collect();
+        keys.sort_unstable();
+        assert_eq!(keys, [0, 1, 2]);
+        assert_eq!(map.len(), 3);
+    }
+
+    #[test]
+    fn an_empty_set_has_nothing() {
+        let mut set = SharedSet::default();
+        assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
+        assert!(set.insert(1) && !set.insert(1));
+        assert_eq!(set.iter().collect::<Vec<_>>(), [&1]);
+    }
+}
