@@ -214,11 +214,7 @@ impl TunnelPaths {
                 return None;
             }
             // The kernel's first complaint still speaks of the old route.
-            let base = if known {
-                path.mtu(route, now)
-            } else {
-                route
-            };
+            let base = if known { path.mtu(route, now) } else { route };
             let overhead = ipv4::HEADER_LEN + between;
             let told = if base > 68 + overhead {
                 base - overhead

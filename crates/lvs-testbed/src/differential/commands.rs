@@ -71,8 +71,28 @@ const REAL: [&str; 20] = [
 ];
 
 const NUMBERS: [&str; 22] = [
-    "0", "1", "2", "5", "7", "80", "100", "255", "256", "300", "6080", "65535", "65536", "100000",
-    "2147483647", "2147483648", "4294967295", "4294967296", "-1", "0x10", "007", "1k",
+    "0",
+    "1",
+    "2",
+    "5",
+    "7",
+    "80",
+    "100",
+    "255",
+    "256",
+    "300",
+    "6080",
+    "65535",
+    "65536",
+    "100000",
+    "2147483647",
+    "2147483648",
+    "4294967295",
+    "4294967296",
+    "-1",
+    "0x10",
+    "007",
+    "1k",
 ];
 
 const SCHEDULERS: [&str; 18] = [
@@ -170,7 +190,9 @@ impl Lines {
 
     fn virtual_service(&mut self) -> Vec<String> {
         if self.entropy.one_in(5) {
-            let mark = self.entropy.pick(&["1", "5", "7", "7", "4294967295", "0", "x", "-1"]);
+            let mark = self
+                .entropy
+                .pick(&["1", "5", "7", "7", "4294967295", "0", "x", "-1"]);
             let mut words = self.option("-f", "--fwmark-service", mark);
             if self.entropy.one_in(3) {
                 words.push("-6".to_owned());
@@ -275,8 +297,16 @@ impl Lines {
         }
         if self.entropy.one_in(6) {
             let mask = self.entropy.pick(&[
-                "255.255.255.0", "255.255.255.255", "0.0.0.0", "255.0.255.0", "24", "64", "128", "129",
-                "0", "x",
+                "255.255.255.0",
+                "255.255.255.255",
+                "0.0.0.0",
+                "255.0.255.0",
+                "24",
+                "64",
+                "128",
+                "129",
+                "0",
+                "x",
             ]);
             groups.push(self.option("-M", "--netmask", mask));
         }
@@ -356,7 +386,9 @@ impl Lines {
     }
 
     fn listing(&mut self) -> Vec<String> {
-        let command = self.entropy.pick(&["-L", "-Ln", "-L", "-l", "--list", "-ln"]);
+        let command = self
+            .entropy
+            .pick(&["-L", "-Ln", "-L", "-l", "--list", "-ln"]);
         let mut groups = Vec::new();
         if self.entropy.one_in(4) {
             groups.push(self.virtual_service());
@@ -421,9 +453,9 @@ impl Lines {
             }
         }
         if self.entropy.one_in(5) {
-            let group = self
-                .entropy
-                .pick(&["224.0.0.82", "239.1.2.3", "ff02::81", "10.0.0.1", "x"]);
+            let group =
+                self.entropy
+                    .pick(&["224.0.0.82", "239.1.2.3", "ff02::81", "10.0.0.1", "x"]);
             words.extend(self.option("", "--mcast-group", group));
         }
         words

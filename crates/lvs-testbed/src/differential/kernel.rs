@@ -177,11 +177,7 @@ fn place(value: &Value) -> anyhow::Result<SocketAddr> {
 
 /// A server of `service` as `ipvsadm -R` reads it.
 fn server_line(command: &str, service: &Value, server: &Value) -> anyhow::Result<String> {
-    let mut line = format!(
-        "{command} {} -r {}",
-        service_name(service)?,
-        place(server)?
-    );
+    let mut line = format!("{command} {} -r {}", service_name(service)?, place(server)?);
     if command == "-d" {
         return Ok(line);
     }
@@ -294,9 +290,8 @@ impl Kernel {
                 };
                 let frame = &mut frame[..len];
                 if header[0] & NEEDS_CHECKSUM != 0 {
-                    let word = |at: usize| {
-                        usize::from(u16::from_le_bytes([header[at], header[at + 1]]))
-                    };
+                    let word =
+                        |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
                     let (start, offset) = (word(6), word(8));
                     let rest = frame.get(start..).context("a checksum beyond its frame")?;
                     let sum = Sum::ZERO.bytes(rest).finish();
@@ -353,7 +348,19 @@ fn in_net6(addr: Ipv6Addr) -> bool {
 /// A line of `/proc/net/ip_vs_conn`.
 fn entry(line: &str) -> anyhow::Result<Value> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [proto, client, cport, virt, vport, dest, dport, state, expires, ..] = words[..] else {
+    let [
+        proto,
+        client,
+        cport,
+        virt,
+        vport,
+        dest,
+        dport,
+        state,
+        expires,
+        ..,
+    ] = words[..]
+    else {
         bail!("too few columns");
     };
     let end = |addr: &str, port: &str| -> anyhow::Result<String> {
@@ -396,7 +403,10 @@ mod tests {
     #[test]
     fn lines_for_ipvsadm() {
         let service = json!({"proto": "udp", "addr": "10.0.9.1", "port": 53, "scheduler": "rr", "flags": ["ops"]});
-        assert_eq!(service_line(&service).unwrap(), "-A -u 10.0.9.1:53 -s rr -o");
+        assert_eq!(
+            service_line(&service).unwrap(),
+            "-A -u 10.0.9.1:53 -s rr -o"
+        );
         let server = json!({"addr": "10.1.9.1", "port": 53, "forward": "tunnel", "weight": 2,
                             "tun_type": "gue", "tun_port": 6080, "tun_csum": "remcsum"});
         let line = server_line("-a", &service, &server).unwrap();

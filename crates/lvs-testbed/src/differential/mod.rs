@@ -68,8 +68,8 @@ const DEVIATION: &str = "deviation ";
 /// # Errors
 /// Without root, IPVS, `ip` or `ipvsadm`.
 pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
-    let file = File::open(&options.file)
-        .with_context(|| format!("reading {}", options.file.display()))?;
+    let file =
+        File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
     let mut stdout = std::io::stdout().lock();
     for line in BufReader::new(file).lines() {
         let case: Value = serde_json::from_str(&line?).context("a case is JSON")?;

@@ -92,11 +92,7 @@ fn fields(frame: &[u8], tunnels: &[u16]) -> Vec<(Field, bool)> {
                 fields.push(((at, 4, "ip.timestamp"), false));
             }
             let first = be16(ip, 6) & ipv4::OFFSET == 0;
-            (
-                first.then_some(header),
-                ip[9],
-                IpAddr::from(ipv4::src(ip)),
-            )
+            (first.then_some(header), ip[9], IpAddr::from(ipv4::src(ip)))
         }
         Some(6) if ip.len() >= ipv6::HEADER_LEN => {
             fields.push(((IP + 1, 3, "ip6.flowlabel"), false));

@@ -157,7 +157,10 @@ impl Pipeline {
         let hop = cx.env.net.route(job.packet.dst)?;
         job.hop = Some(hop);
         // To a router, an ICMP error is a packet like any other.
-        let plain = Job { inner: None, ..*job };
+        let plain = Job {
+            inner: None,
+            ..*job
+        };
         if job.packet.len <= hop.mtu as usize || Self::fits(frame, &plain, hop.mtu as usize) {
             return None;
         }

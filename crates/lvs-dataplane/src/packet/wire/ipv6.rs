@@ -234,7 +234,9 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     let mut at = HEADER_LEN;
     while let (Some(&next), Some(&len)) = (ip.get(named_at), ip.get(at + 1)) {
         // Options for every hop come first or not at all.
-        if !matches!(next, ROUTING | DESTINATION) && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER) {
+        if !matches!(next, ROUTING | DESTINATION)
+            && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER)
+        {
             break;
         }
         named_at = at;

@@ -154,8 +154,18 @@ impl Traffic {
                 let flags = if opening {
                     SYN
                 } else {
-                    self.entropy
-                        .pick(&[ACK, ACK, ACK, ACK | 8, SYN, SYN | ACK, ACK | 1, 4, ACK | 4, 0])
+                    self.entropy.pick(&[
+                        ACK,
+                        ACK,
+                        ACK,
+                        ACK | 8,
+                        SYN,
+                        SYN | ACK,
+                        ACK | 1,
+                        4,
+                        ACK | 4,
+                        0,
+                    ])
                 };
                 let sequence = self.entropy.u32();
                 packet::tcp(src, dst, flags, sequence, payload)
@@ -427,13 +437,8 @@ impl Traffic {
         } else {
             IpAddr::from([0xfd00, 1, 0, 0, 0, 0, 0, 0xffff])
         };
-        let mut tunnelled = packet::ip(
-            director,
-            server.ip(),
-            outer,
-            63,
-            &[between, inner].concat(),
-        );
+        let mut tunnelled =
+            packet::ip(director, server.ip(), outer, 63, &[between, inner].concat());
         if server.is_ipv4() {
             tunnelled[6] = 0x40;
             packet::repair(&mut tunnelled);
