@@ -6,10 +6,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use alloc::sync::Arc;
 
 use crate::conn::table::flag;
-use crate::conn::{Key, Slot, Template};
+use crate::conn::{Key, Slot, Template, server_flags};
 use crate::control::{Control, FTP, FTP_DATA, ServiceKeyOrd};
+use crate::packet::{SCTP_ABORT, SCTP_INIT};
 use crate::sched::Request;
-use crate::shard::{Pending, SCTP_ABORT, SCTP_INIT, Shard};
+use crate::shard::{Pending, Shard};
 use crate::stats::Counters;
 use crate::{
     AcceptReason, DropReason, Family, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol,
@@ -583,19 +584,6 @@ impl Ask<'_> {
 /// Whether a template may lead to a server (`ip_vs_check_template`).
 fn may_lead_to(server: &Server, quiescent: bool) -> bool {
     server.is_available() && !(quiescent && server.weight() == 0)
-}
-
-/// The flags that connections to a server begin with.
-pub(crate) fn server_flags(server: &Server, conntrack: bool) -> u32 {
-    let method = server.forwarding();
-    let mut flags = method as u32 | flag::INACTIVE;
-    if !method.translates() {
-        flags |= flag::NO_OUTPUT;
-    }
-    if conntrack {
-        flags |= flag::NFCT;
-    }
-    flags
 }
 
 /// The identity of the template for a packet, and whether the template keeps the server's port.

@@ -6,6 +6,12 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Verd
 
 /// A [`Control`] and its only [`Shard`].
 ///
+/// Packets go to [`handle_packet`](Self::handle_packet) and [`handle_icmp_error`](Self::handle_icmp_error), in the order in
+/// which they come; each first does what is due by then. Without packets, call [`advance`](Self::advance) at
+/// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and [`take_sync_message`](Self::take_sync_message)
+/// until they have nothing left. [`control`](Self::control) is configured and asked directly, between any two of these
+/// calls: the next one makes the packets follow.
+///
 /// ```
 /// use core::net::SocketAddr;
 /// use lvs_core::*;

@@ -14,7 +14,8 @@ use core::time::Duration;
 
 use crate::conn::table::flag;
 use crate::conn::{NO_SLOT, Slot, State};
-use crate::shard::{Pending, Shard, is_ipsec, opens};
+use crate::packet::{is_ipsec, opens};
+use crate::shard::{Pending, Shard};
 use crate::{
     AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
     Transport, Tuple, Verdict,

@@ -193,3 +193,22 @@ pub struct IcmpError {
     /// Length of the IP datagram that carries the error, in bytes.
     pub len: u32,
 }
+
+/// SCTP's chunk that opens an association (RFC 9260 section 3.3.2).
+pub(crate) const SCTP_INIT: u8 = 1;
+/// The one that aborts it (RFC 9260 section 3.3.7).
+pub(crate) const SCTP_ABORT: u8 = 6;
+
+/// Whether a packet begins a connection anew: a SYN or an INIT.
+pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
+    match meta.transport {
+        Transport::Tcp(flags) => flags.has(TcpFlags::SYN),
+        Transport::Sctp(chunk) => chunk.first == SCTP_INIT,
+        _ => false,
+    }
+}
+
+/// Whether packets of this protocol are IPsec's, which have no ports.
+pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::AH | Protocol::ESP)
+}

@@ -14,6 +14,7 @@ use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::down::Down;
 use crate::ftp;
 use crate::local_ports::LocalPorts;
+use crate::packet::{SCTP_ABORT, is_ipsec, opens};
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
@@ -170,7 +171,19 @@ impl Links {
 /// The connections of one worker.
 ///
 /// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs a decision comes
-/// back as [`Pending`] and goes to [`Control::admit`](crate::Control::admit).
+/// back as [`Pending`] and goes to [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and
+/// all packets of a connection, of both directions, go to the same shard; how they get there is the embedder's business.
+///
+/// | | methods | called |
+/// |---|---|---|
+/// | packets | [`handle_packet`](Self::handle_packet), [`handle_icmp_error`](Self::handle_icmp_error) | for each; then, on [`Pending`], [`Control`](crate::Control)'s method, with the same time |
+/// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
+/// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
+/// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
+/// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
+/// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
+///
+/// [`Control`](crate::Control) has an example with two shards.
 #[derive(Debug)]
 pub struct Shard {
     pub(crate) number: usize,
@@ -1003,8 +1016,6 @@ impl Shard {
     }
 }
 
-pub(crate) const SCTP_INIT: u8 = 1;
-pub(crate) const SCTP_ABORT: u8 = 6;
 /// ISAKMP, which IPsec packets follow (RFC 2408).
 const ISAKMP: u16 = 500;
 
@@ -1014,19 +1025,6 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
         protocol,
         Protocol::TCP | Protocol::UDP | Protocol::SCTP | Protocol::AH | Protocol::ESP
     )
-}
-
-/// Whether a packet begins a connection anew: a SYN or an INIT.
-pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
-    match meta.transport {
-        Transport::Tcp(flags) => flags.has(TcpFlags::SYN),
-        Transport::Sctp(chunk) => chunk.first == SCTP_INIT,
-        _ => false,
-    }
-}
-
-pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
-    matches!(protocol, Protocol::AH | Protocol::ESP)
 }
 
 /// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two hosts.

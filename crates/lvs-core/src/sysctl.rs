@@ -2,261 +2,209 @@
 
 use alloc::format;
 use alloc::string::{String, ToString};
+use core::ops::RangeInclusive;
 
 use crate::Error;
 
-/// The values in force. Fields have the kernel's names and defaults; a boolean is on for every number but 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Sysctls {
-    /// Drop rate of `drop_packet` mode 3: one of so many connections. Default 10.
-    pub am_droprate: i32,
-    /// Pages of free memory below which the automatic defences act. Default 1024.
-    pub amemthresh: i32,
-    /// Forward nothing while a backup daemon runs. Default off.
-    pub backup_only: bool,
-    /// Send packets of a mark without servers on to their own destination. Default off.
-    pub cache_bypass: bool,
-    /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in TIME_WAIT and
-    /// CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
-    pub conn_reuse_mode: i32,
-    /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol carries. Default off.
-    pub conntrack: bool,
-    /// How much the kernel's debug builds log; kept and without effect. Default 0.
-    pub debug_level: i32,
-    /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    pub drop_entry: i32,
-    /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    pub drop_packet: i32,
-    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no effect here; an empty list
-    /// stops the estimation, as `run_estimation` does. Default 0.
-    pub est_cpulist: String,
-    /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
-    pub est_nice: i32,
-    /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
-    pub expire_nodest_conn: bool,
-    /// Let clients leave a persistent server whose weight is 0. Default off.
-    pub expire_quiescent_template: bool,
-    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off. Which packets
-    /// that are is known to whoever embeds the director: to Ethernet over GRE it comes by a device of its own.
-    pub ignore_tunneled: bool,
-    /// Seconds after which `lblc` forgets an unused destination. Default 86400.
-    pub lblc_expiration: u32,
-    /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default 86400.
-    pub lblcr_expiration: u32,
-    /// Tell a server that speaks without a connection: port unreachable. Default off.
-    pub nat_icmp_send: bool,
-    /// Check the MTU of tunnels, and copy DF to the outer header. Default on.
-    pub pmtu_disc: bool,
-    /// Take snapshots of counters and compute rates. Default on.
-    pub run_estimation: bool,
-    /// Let ICMP errors of unknown connections open connections. Default off.
-    pub schedule_icmp: bool,
-    /// State tables that trust only the server: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    pub secure_tcp: i32,
-    /// Let any SCTP packet but ABORT open a connection. Default off.
-    pub sloppy_sctp: bool,
-    /// Let any TCP segment but RST open a connection. Default off.
-    pub sloppy_tcp: bool,
-    /// Route replies as if the host had made them. Default on; without effect where routes are looked up by destination
-    /// alone.
-    pub snat_reroute: bool,
-    /// Do not synchronise connections that a template controls. Default off.
-    pub sync_persist_mode: bool,
-    /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default 1.
-    pub sync_ports: u32,
-    /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
-    pub sync_qlen_max: i32,
-    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`. Default 0.
-    pub sync_refresh_period: u32,
-    /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
-    pub sync_retries: u32,
-    /// Buffer of the synchronisation sockets in bytes; 0 is the system's. Default 0.
-    pub sync_sock_size: i32,
-    /// A connection is synchronised at packet `.0` and then at every `.1`th. Default 3 50.
-    pub sync_threshold: (u32, u32),
-    /// Version of the synchronisation messages that a master sends, 0 or 1. Default 1.
-    pub sync_version: u32,
+/// Makes everything from one table: the kernel's name, the type, the default, and what takes a value from its text.
+macro_rules! sysctls {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
+        /// The values in force. Fields have the kernel's names and defaults; a boolean is on for every number but 0.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Sysctls {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Default for Sysctls {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
+        }
+
+        impl Sysctls {
+            /// The names that can be read and written, sorted.
+            pub const NAMES: &[&str] = &[$(stringify!($name),)*];
+
+            /// The value as the kernel writes it.
+            ///
+            /// # Errors
+            /// [`Error::UnknownSysctl`].
+            pub fn get(&self, name: &str) -> Result<String, Error> {
+                match name {
+                    $(stringify!($name) => Ok(self.$name.show()),)*
+                    _ => Err(Error::UnknownSysctl),
+                }
+            }
+
+            /// Sets a value from its text.
+            ///
+            /// # Errors
+            /// [`Error::SysctlValue`] if the text is no number or out of range, and as [`get`](Self::get).
+            pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
+                match name {
+                    $(stringify!($name) => self.$name = $take(value)?,)*
+                    _ => return Err(Error::UnknownSysctl),
+                }
+                Ok(())
+            }
+        }
+    };
 }
 
-impl Default for Sysctls {
-    fn default() -> Self {
-        Self {
-            am_droprate: 10,
-            amemthresh: 1024,
-            backup_only: false,
-            cache_bypass: false,
-            conn_reuse_mode: 1,
-            conntrack: false,
-            debug_level: 0,
-            drop_entry: 0,
-            drop_packet: 0,
-            est_cpulist: "0".into(),
-            est_nice: 0,
-            expire_nodest_conn: false,
-            expire_quiescent_template: false,
-            ignore_tunneled: false,
-            lblc_expiration: 86_400,
-            lblcr_expiration: 86_400,
-            nat_icmp_send: false,
-            pmtu_disc: true,
-            run_estimation: true,
-            schedule_icmp: false,
-            secure_tcp: 0,
-            sloppy_sctp: false,
-            sloppy_tcp: false,
-            snat_reroute: true,
-            sync_persist_mode: false,
-            sync_ports: 1,
-            sync_qlen_max: 16_384,
-            sync_refresh_period: 0,
-            sync_retries: 0,
-            sync_sock_size: 0,
-            sync_threshold: (3, 50),
-            sync_version: 1,
+sysctls! {
+    /// Drop rate of `drop_packet` mode 3: one of so many connections. Default 10.
+    am_droprate: i32 = 10, number;
+    /// Pages of free memory below which the automatic defences act. Default 1024.
+    amemthresh: i32 = 1024, number;
+    /// Forward nothing while a backup daemon runs. Default off.
+    backup_only: bool = false, switch;
+    /// Send packets of a mark without servers on to their own destination. Default off.
+    cache_bypass: bool = false, switch;
+    /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in TIME_WAIT and
+    /// CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
+    conn_reuse_mode: i32 = 1, number;
+    /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol carries. Default off.
+    conntrack: bool = false, switch;
+    /// How much the kernel's debug builds log; kept and without effect. Default 0.
+    debug_level: i32 = 0, number;
+    /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    drop_entry: i32 = 0, within(0..=3);
+    /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    drop_packet: i32 = 0, within(0..=3);
+    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no effect here; an empty list
+    /// stops the estimation, as `run_estimation` does. Default 0.
+    est_cpulist: String = "0".into(), cpu_list;
+    /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
+    est_nice: i32 = 0, within(-20..=19);
+    /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
+    expire_nodest_conn: bool = false, switch;
+    /// Let clients leave a persistent server whose weight is 0. Default off.
+    expire_quiescent_template: bool = false, switch;
+    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off. Which packets
+    /// that are is known to whoever embeds the director: to Ethernet over GRE it comes by a device of its own.
+    ignore_tunneled: bool = false, switch;
+    /// Seconds after which `lblc` forgets an unused destination. Default 86400.
+    lblc_expiration: u32 = 86_400, positive;
+    /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default 86400.
+    lblcr_expiration: u32 = 86_400, positive;
+    /// Tell a server that speaks without a connection: port unreachable. Default off.
+    nat_icmp_send: bool = false, switch;
+    /// Check the MTU of tunnels, and copy DF to the outer header. Default on.
+    pmtu_disc: bool = true, switch;
+    /// Take snapshots of counters and compute rates. Default on.
+    run_estimation: bool = true, switch;
+    /// Let ICMP errors of unknown connections open connections. Default off.
+    schedule_icmp: bool = false, switch;
+    /// State tables that trust only the server: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    secure_tcp: i32 = 0, within(0..=3);
+    /// Let any SCTP packet but ABORT open a connection. Default off.
+    sloppy_sctp: bool = false, switch;
+    /// Let any TCP segment but RST open a connection. Default off.
+    sloppy_tcp: bool = false, switch;
+    /// Route replies as if the host had made them. Default on; without effect where routes are looked up by destination
+    /// alone.
+    snat_reroute: bool = true, switch;
+    /// Do not synchronise connections that a template controls. Default off.
+    sync_persist_mode: bool = false, switch;
+    /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default 1.
+    sync_ports: u32 = 1, power_of_two;
+    /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
+    sync_qlen_max: i32 = 16_384, number;
+    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`. Default 0.
+    sync_refresh_period: u32 = 0, positive;
+    /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
+    sync_retries: u32 = 0, within(0..=3);
+    /// Buffer of the synchronisation sockets in bytes; 0 is the system's. Default 0.
+    sync_sock_size: i32 = 0, number;
+    /// A connection is synchronised at packet `.0` and then at every `.1`th. Default 3 50.
+    sync_threshold: (u32, u32) = (3, 50), threshold;
+    /// Version of the synchronisation messages that a master sends, 0 or 1. Default 1.
+    sync_version: u32 = 1, within(0..=1);
+}
+
+/// A value as the kernel writes it.
+trait Show {
+    fn show(&self) -> String;
+}
+
+impl Show for i32 {
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Show for u32 {
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Show for bool {
+    fn show(&self) -> String {
+        i32::from(*self).to_string()
+    }
+}
+
+impl Show for String {
+    fn show(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Show for (u32, u32) {
+    fn show(&self) -> String {
+        format!("{}\t{}", self.0, self.1)
+    }
+}
+
+/// A whole number.
+fn number(value: &str) -> Result<i32, Error> {
+    value.trim().parse().map_err(|_| Error::SysctlValue)
+}
+
+/// A whole number that is not negative.
+fn positive(value: &str) -> Result<u32, Error> {
+    u32::try_from(number(value)?).map_err(|_| Error::SysctlValue)
+}
+
+/// Off for 0, on for every other number.
+fn switch(value: &str) -> Result<bool, Error> {
+    Ok(number(value)? != 0)
+}
+
+/// A whole number in a range.
+fn within<T: TryFrom<i32> + PartialOrd>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, Error> {
+    move |value| {
+        let number = T::try_from(number(value)?).map_err(|_| Error::SysctlValue)?;
+        match range.contains(&number) {
+            true => Ok(number),
+            false => Err(Error::SysctlValue),
         }
+    }
+}
+
+/// 1, 2, 4 and so on.
+fn power_of_two(value: &str) -> Result<u32, Error> {
+    let number = positive(value)?;
+    match number.is_power_of_two() {
+        true => Ok(number),
+        false => Err(Error::SysctlValue),
+    }
+}
+
+/// Numbers and ranges with commas between them, or nothing.
+fn cpu_list(value: &str) -> Result<String, Error> {
+    let list = value.trim();
+    match is_cpu_list(list) {
+        true => Ok(list.into()),
+        false => Err(Error::SysctlValue),
     }
 }
 
 impl Sysctls {
-    /// The names that can be read and written, sorted.
-    pub const NAMES: &[&str] = &[
-        "am_droprate",
-        "amemthresh",
-        "backup_only",
-        "cache_bypass",
-        "conn_reuse_mode",
-        "conntrack",
-        "debug_level",
-        "drop_entry",
-        "drop_packet",
-        "est_cpulist",
-        "est_nice",
-        "expire_nodest_conn",
-        "expire_quiescent_template",
-        "ignore_tunneled",
-        "lblc_expiration",
-        "lblcr_expiration",
-        "nat_icmp_send",
-        "pmtu_disc",
-        "run_estimation",
-        "schedule_icmp",
-        "secure_tcp",
-        "sloppy_sctp",
-        "sloppy_tcp",
-        "snat_reroute",
-        "sync_persist_mode",
-        "sync_ports",
-        "sync_qlen_max",
-        "sync_refresh_period",
-        "sync_retries",
-        "sync_sock_size",
-        "sync_threshold",
-        "sync_version",
-    ];
-
-    /// The value as the kernel writes it.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSysctl`].
-    pub fn get(&self, name: &str) -> Result<String, Error> {
-        Ok(match name {
-            "am_droprate" => self.am_droprate.to_string(),
-            "amemthresh" => self.amemthresh.to_string(),
-            "backup_only" => i32::from(self.backup_only).to_string(),
-            "cache_bypass" => i32::from(self.cache_bypass).to_string(),
-            "conn_reuse_mode" => self.conn_reuse_mode.to_string(),
-            "conntrack" => i32::from(self.conntrack).to_string(),
-            "debug_level" => self.debug_level.to_string(),
-            "drop_entry" => self.drop_entry.to_string(),
-            "drop_packet" => self.drop_packet.to_string(),
-            "est_cpulist" => self.est_cpulist.clone(),
-            "est_nice" => self.est_nice.to_string(),
-            "expire_nodest_conn" => i32::from(self.expire_nodest_conn).to_string(),
-            "expire_quiescent_template" => i32::from(self.expire_quiescent_template).to_string(),
-            "ignore_tunneled" => i32::from(self.ignore_tunneled).to_string(),
-            "lblc_expiration" => self.lblc_expiration.to_string(),
-            "lblcr_expiration" => self.lblcr_expiration.to_string(),
-            "nat_icmp_send" => i32::from(self.nat_icmp_send).to_string(),
-            "pmtu_disc" => i32::from(self.pmtu_disc).to_string(),
-            "run_estimation" => i32::from(self.run_estimation).to_string(),
-            "schedule_icmp" => i32::from(self.schedule_icmp).to_string(),
-            "secure_tcp" => self.secure_tcp.to_string(),
-            "sloppy_sctp" => i32::from(self.sloppy_sctp).to_string(),
-            "sloppy_tcp" => i32::from(self.sloppy_tcp).to_string(),
-            "snat_reroute" => i32::from(self.snat_reroute).to_string(),
-            "sync_persist_mode" => i32::from(self.sync_persist_mode).to_string(),
-            "sync_ports" => self.sync_ports.to_string(),
-            "sync_qlen_max" => self.sync_qlen_max.to_string(),
-            "sync_refresh_period" => self.sync_refresh_period.to_string(),
-            "sync_retries" => self.sync_retries.to_string(),
-            "sync_sock_size" => self.sync_sock_size.to_string(),
-            "sync_threshold" => {
-                let (threshold, period) = self.sync_threshold;
-                format!("{threshold}\t{period}")
-            }
-            "sync_version" => self.sync_version.to_string(),
-            _ => return Err(Error::UnknownSysctl),
-        })
-    }
-
-    /// Sets a value from its text.
-    ///
-    /// # Errors
-    /// [`Error::SysctlValue`] if the text is no number or out of range, and as [`get`](Self::get).
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
-        let number = || value.trim().parse::<i32>().map_err(|_| Error::SysctlValue);
-        let positive = || u32::try_from(number()?).map_err(|_| Error::SysctlValue);
-        match name {
-            "am_droprate" => self.am_droprate = number()?,
-            "amemthresh" => self.amemthresh = number()?,
-            "backup_only" => self.backup_only = number()? != 0,
-            "cache_bypass" => self.cache_bypass = number()? != 0,
-            "conn_reuse_mode" => self.conn_reuse_mode = number()?,
-            "conntrack" => self.conntrack = number()? != 0,
-            "debug_level" => self.debug_level = number()?,
-            "drop_entry" => self.drop_entry = within(number()?, 0..=3)?,
-            "drop_packet" => self.drop_packet = within(number()?, 0..=3)?,
-            "est_cpulist" => {
-                let list = value.trim();
-                if !is_cpu_list(list) {
-                    return Err(Error::SysctlValue);
-                }
-                self.est_cpulist = list.into();
-            }
-            "est_nice" => self.est_nice = within(number()?, -20..=19)?,
-            "expire_nodest_conn" => self.expire_nodest_conn = number()? != 0,
-            "expire_quiescent_template" => self.expire_quiescent_template = number()? != 0,
-            "ignore_tunneled" => self.ignore_tunneled = number()? != 0,
-            "lblc_expiration" => self.lblc_expiration = positive()?,
-            "lblcr_expiration" => self.lblcr_expiration = positive()?,
-            "nat_icmp_send" => self.nat_icmp_send = number()? != 0,
-            "pmtu_disc" => self.pmtu_disc = number()? != 0,
-            "run_estimation" => self.run_estimation = number()? != 0,
-            "schedule_icmp" => self.schedule_icmp = number()? != 0,
-            "secure_tcp" => self.secure_tcp = within(number()?, 0..=3)?,
-            "sloppy_sctp" => self.sloppy_sctp = number()? != 0,
-            "sloppy_tcp" => self.sloppy_tcp = number()? != 0,
-            "snat_reroute" => self.snat_reroute = number()? != 0,
-            "sync_persist_mode" => self.sync_persist_mode = number()? != 0,
-            "sync_ports" => {
-                let ports = positive()?;
-                if !ports.is_power_of_two() {
-                    return Err(Error::SysctlValue);
-                }
-                self.sync_ports = ports;
-            }
-            "sync_qlen_max" => self.sync_qlen_max = number()?,
-            "sync_refresh_period" => self.sync_refresh_period = positive()?,
-            "sync_retries" => self.sync_retries = within(positive()?, 0..=3)?,
-            "sync_sock_size" => self.sync_sock_size = number()?,
-            "sync_threshold" => self.sync_threshold = threshold(value)?,
-            "sync_version" => self.sync_version = within(positive()?, 0..=1)?,
-            _ => return Err(Error::UnknownSysctl),
-        }
-        Ok(())
-    }
-
     /// Whether snapshots are taken and rates computed.
     pub(crate) fn estimates(&self) -> bool {
         self.run_estimation && !self.est_cpulist.is_empty()
@@ -273,14 +221,6 @@ fn is_cpu_list(list: &str) -> bool {
                 matches!((number(first), number(last)), (Some(a), Some(b)) if a <= b)
             }
         })
-}
-
-fn within<T: PartialOrd>(value: T, range: core::ops::RangeInclusive<T>) -> Result<T, Error> {
-    if range.contains(&value) {
-        Ok(value)
-    } else {
-        Err(Error::SysctlValue)
-    }
 }
 
 /// Two numbers; the first is smaller unless the second is 0 (`proc_do_sync_threshold`).

@@ -1,10 +1,11 @@
-//! What `lvsadm` has beyond ipvsadm, apart from its commands: options, schedulers, environment.
+//! What `lvsadm` has beyond ipvsadm, apart from its commands: options, environment, exit status.
 //!
 //! Help, completions and manual page are built from these tables, ipvsadm's own
 //! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
 
 use lvs_core::ipvsadm::HELP_TEXT;
 use lvs_core::ipvsadm::table::{Argument, OWN_OPTIONS};
+use lvs_core::sched::BUILT_IN;
 
 use crate::operator;
 
@@ -77,44 +78,9 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("255", "the engine refused a change, as with ipvsadm"),
 ];
 
-/// The schedulers, ipvsadm's first.
-pub(crate) const SCHEDULERS: [(&str, &str); 16] = [
-    ("rr", "round robin"),
-    ("wrr", "round robin by weight"),
-    ("lc", "fewest connections"),
-    (
-        "wlc",
-        "fewest connections in proportion to the weight; the default",
-    ),
-    (
-        "lblc",
-        "a server for each destination, by fewest connections",
-    ),
-    (
-        "lblcr",
-        "a set of servers for each destination, by fewest connections",
-    ),
-    ("dh", "hash of the destination address"),
-    ("sh", "hash of the source address"),
-    ("sed", "shortest expected delay"),
-    ("nq", "an idle server, else the shortest expected delay"),
-    ("fo", "the available server with the highest weight"),
-    (
-        "ovf",
-        "the highest weight, until it has as many connections; then the next",
-    ),
-    ("mh", "Maglev hash of the source address"),
-    (
-        "twos",
-        "the less loaded of two servers drawn at random by weight",
-    ),
-    ("ewma", "the shortest measured response time (NAT only)"),
-    ("none", "no new connections"),
-];
-
 /// The names of all schedulers.
 pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
-    SCHEDULERS.iter().map(|(name, _)| *name)
+    BUILT_IN.iter().map(|about| about.name)
 }
 
 /// What `lvsadm --help` prints.
@@ -134,9 +100,9 @@ pub(crate) fn help() -> String {
     let known: Vec<&str> = HELP_TEXT
         .split(|c: char| !c.is_ascii_alphanumeric())
         .collect();
-    for (name, help) in SCHEDULERS {
-        if !known.contains(&name) {
-            entry(&mut text, name, help);
+    for about in BUILT_IN {
+        if !known.contains(&about.name) {
+            entry(&mut text, about.name, about.summary);
         }
     }
     for (title, place) in [
@@ -168,15 +134,6 @@ fn entry(text: &mut String, name: &str, help: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_scheduler_of_the_core_is_here() {
-        let mut own: Vec<&str> = schedulers().collect();
-        own.sort_unstable();
-        let registry = lvs_core::Registry::new();
-        let all: Vec<&str> = registry.names().collect();
-        assert_eq!(own, all);
-    }
 
     #[test]
     fn the_page_has_everything() {

@@ -131,7 +131,69 @@ impl Default for Options {
 /// Services, real servers, scheduler state, settings.
 ///
 /// With several workers, put it behind a lock; a worker takes it for a packet that opens a connection
-/// ([`admit`](Self::admit)), never for a packet of a known one.
+/// ([`admit`](Self::admit)), never for a packet of a known one. No call waits for anything.
+///
+/// | | methods | called |
+/// |---|---|---|
+/// | configuration | [`add_service`](Self::add_service), [`add_server`](Self::add_server), [`set_sysctl`](Self::set_sysctl) and others; with the feature `api`, `apply` for a list of changes, all or none | from any thread, then [`sweep`](Self::sweep) for each shard, so that its packets follow |
+/// | the host | [`set_local_addresses`](Self::set_local_addresses), [`set_networks`](Self::set_networks), [`set_memory`](Self::set_memory) | when it changes |
+/// | packets | [`admit`](Self::admit), [`admit_icmp_error`](Self::admit_icmp_error) | with a shard that returned [`Pending`](crate::Pending), at once and with the same time |
+/// | time | [`advance`](Self::advance), at [`next_wakeup`](Self::next_wakeup) or every two seconds | once for all shards, after their own [`advance`](Shard::advance); then [`sweep`](Self::sweep) for each |
+/// | questions | [`services`](Self::services), [`total_stats`](Self::total_stats), [`explain`](Self::explain) and others | from any thread |
+///
+/// With one shard, [`advance_with`](Self::advance_with) is `advance` of both and `sweep`, everything in the order of its
+/// deadline. Two workers, each with a shard, on one control half:
+///
+/// ```
+/// use std::sync::Mutex;
+/// use lvs_core::*;
+///
+/// let vip = "198.51.100.1:80".parse().unwrap();
+/// let service = ServiceKey::tcp(vip);
+/// let now = Instant::ZERO;
+/// let mut control = Control::new(Options { shards: 2, ..Options::default() });
+/// control.add_service(service, ServiceConfig::new(Family::V4, "rr"), None)?;
+/// for server in ["10.0.0.11:80", "10.0.0.12:80"] {
+///     let config = ServerConfig::new(1, Forwarding::Nat);
+///     control.add_server(&service, server.parse().unwrap(), &config, now)?;
+/// }
+/// let mut shards = [control.shard(0).unwrap(), control.shard(1).unwrap()];
+/// let control = Mutex::new(control);
+///
+/// // What a worker does with a packet: the lock is taken only if the shard cannot decide alone.
+/// let decide = |shard: &mut Shard, packet: &PacketMeta<'_>| match shard.handle_packet(packet, now) {
+///     Ok(verdict) => verdict,
+///     Err(pending) => control.lock().unwrap().admit(shard, packet, pending, now),
+/// };
+/// let packet = |hook, src, dst, flags| PacketMeta {
+///     hook,
+///     tuple: Tuple { protocol: Protocol::TCP, src, dst },
+///     transport: Transport::Tcp(TcpFlags(flags)),
+///     segment: Segment::NONE,
+///     mark: 0,
+///     len: 60,
+/// };
+/// for (shard, client) in shards.iter_mut().zip(["192.0.2.7:40000", "192.0.2.8:40001"]) {
+///     let client = client.parse().unwrap();
+///     let syn = packet(Hook::Local, client, vip, TcpFlags::SYN);
+///     let Verdict::Forward(forward) = decide(shard, &syn) else { panic!() };
+///     let reply = packet(Hook::Transit, forward.target, client, TcpFlags::SYN | TcpFlags::ACK);
+///     assert!(matches!(decide(shard, &reply), Verdict::Reply(_)));
+/// }
+///
+/// // Two minutes later: each worker ends what is due in its shard, 1024 connections at a time.
+/// let now = Instant::from_secs(120);
+/// for shard in &mut shards {
+///     while shard.advance(now, 1024) {}
+///     assert!(shard.is_empty());
+/// }
+/// // One of them does the rest, and each takes what that left for its shard.
+/// control.lock().unwrap().advance(now);
+/// for shard in &mut shards {
+///     control.lock().unwrap().sweep(shard);
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Control {
     options: Options,

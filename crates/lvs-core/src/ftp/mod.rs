@@ -19,9 +19,8 @@ use core::ops::Range;
 use self::announce::Command;
 pub use self::sequence::Shift;
 use self::sequence::is_after;
-use crate::admit::server_flags;
 use crate::conn::table::flag;
-use crate::conn::{Key, Slot, State};
+use crate::conn::{Key, Slot, State, server_flags};
 use crate::shard::{Settings, Shard};
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,

@@ -14,7 +14,7 @@ const BITS: u32 = 8;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "dh",
-    summary: "by a hash of the destination's address",
+    summary: "hash of the destination address",
     weights: Weights::Ignored,
     needs_replies: false,
     in_kernel: true,

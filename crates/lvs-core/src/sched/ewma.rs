@@ -15,7 +15,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "ewma",
-    summary: "the server that answers soonest",
+    summary: "the shortest measured response time (NAT only)",
     weights: Weights::Share,
     needs_replies: true,
     in_kernel: false,

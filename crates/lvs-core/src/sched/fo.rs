@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "fo",
-    summary: "the heaviest server, until it is gone",
+    summary: "the available server with the highest weight",
     weights: Weights::Priority,
     needs_replies: false,
     in_kernel: true,

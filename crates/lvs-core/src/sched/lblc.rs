@@ -13,7 +13,7 @@ use crate::{Instant, Server, Sysctls};
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "lblc",
-    summary: "the same server for a destination, unless it is overloaded",
+    summary: "a server for each destination, by fewest connections",
     weights: Weights::Both,
     needs_replies: false,
     in_kernel: true,

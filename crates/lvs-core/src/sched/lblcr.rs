@@ -16,7 +16,7 @@ use crate::{Instant, Server, Sysctls};
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "lblcr",
-    summary: "a few servers for a destination, more under load",
+    summary: "a set of servers for each destination, by fewest connections",
     weights: Weights::Both,
     needs_replies: false,
     in_kernel: true,

@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "lc",
-    summary: "the fewest connections",
+    summary: "fewest connections",
     weights: Weights::Ignored,
     needs_replies: false,
     in_kernel: true,

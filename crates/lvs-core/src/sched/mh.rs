@@ -22,7 +22,7 @@ const EMPTY: u32 = u32::MAX;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "mh",
-    summary: "by a consistent hash of the client's address",
+    summary: "Maglev hash of the source address",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

@@ -10,7 +10,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "ovf",
-    summary: "the heaviest server that has fewer connections than its weight",
+    summary: "the highest weight, until it has as many connections; then the next",
     weights: Weights::Capacity,
     needs_replies: false,
     in_kernel: true,

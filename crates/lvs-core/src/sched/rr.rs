@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "rr",
-    summary: "one after the other",
+    summary: "round robin",
     weights: Weights::Ignored,
     needs_replies: false,
     in_kernel: true,

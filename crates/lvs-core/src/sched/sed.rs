@@ -10,7 +10,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "sed",
-    summary: "the shortest expected delay",
+    summary: "shortest expected delay",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

@@ -15,7 +15,7 @@ const SLOTS: u32 = 1 << BITS;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "sh",
-    summary: "by a hash of the client's address",
+    summary: "hash of the source address",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "twos",
-    summary: "the less loaded of two drawn by weight",
+    summary: "the less loaded of two servers drawn at random by weight",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "wlc",
-    summary: "the fewest connections for its weight",
+    summary: "fewest connections in proportion to the weight; the default",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

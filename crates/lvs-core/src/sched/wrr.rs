@@ -9,7 +9,7 @@ use crate::Server;
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
     name: "wrr",
-    summary: "one after the other, by weight",
+    summary: "round robin by weight",
     weights: Weights::Share,
     needs_replies: false,
     in_kernel: true,

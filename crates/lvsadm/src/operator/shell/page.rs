@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use lvs_core::ipvsadm::table::{Argument, Meaning, OPTIONS, OWN_OPTIONS, OptionSpec};
+use lvs_core::sched::BUILT_IN;
 
 use crate::operator::{OPERATORS, Operator, capital};
 use crate::own::{self, Place};
@@ -97,8 +98,8 @@ pub(super) fn page() -> String {
         option(&mut text, spec);
     }
     section(&mut text, "SCHEDULERS");
-    for (name, help) in own::SCHEDULERS {
-        item(&mut text, name, help);
+    for about in BUILT_IN {
+        item(&mut text, about.name, about.summary);
     }
     section(&mut text, "ADDITIONAL COMMANDS");
     for command in OPERATORS {

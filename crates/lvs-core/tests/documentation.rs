@@ -1,0 +1,155 @@
+//! The documentation has everything that can be named: a scheduler, a sysctl, a call or a tunnel type that is added
+//! without a line there fails here.
+
+use std::fs;
+use std::path::Path;
+
+use lvs_core::sched::BUILT_IN;
+use lvs_core::{Sysctls, Tunnel, TunnelChecksum};
+
+/// The text of a file, by its path from the root of the project.
+fn text(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The part of a page from a heading to the next one of the same or a higher rank.
+fn section(path: &str, heading: &str) -> String {
+    let page = text(path);
+    let rank = heading.bytes().take_while(|&byte| byte == b'#').count();
+    let mut lines = page.lines().skip_while(|line| *line != heading);
+    assert!(lines.next().is_some(), "{path} has no section `{heading}`");
+    let ends = |line: &&str| {
+        let hashes = line.bytes().take_while(|&byte| byte == b'#').count();
+        !(1..=rank).contains(&hashes)
+    };
+    lines.take_while(ends).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_scheduler_is_documented() {
+    let config = section("docs/configuration.md", "## [[service]]");
+    let row = config
+        .lines()
+        .find(|line| line.starts_with("| `scheduler` |"))
+        .expect("docs/configuration.md has no key `scheduler`");
+    let table = section("docs/lvsadm.md", "## Schedulers");
+    for about in BUILT_IN {
+        let name = about.name;
+        assert!(
+            row.contains(&format!("`\"{name}\"`")),
+            "docs/configuration.md: the key `scheduler` does not list {name}"
+        );
+        assert!(
+            table.contains(&format!("\n| `{name}` | ")),
+            "docs/lvsadm.md: no line for {name}"
+        );
+        if !about.in_kernel {
+            assert!(
+                text("docs/beyond-the-kernel.md").contains(&format!("`{name}`")) || name == "none",
+                "docs/beyond-the-kernel.md does not mention {name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_sysctl_is_documented_with_its_default() {
+    let section = section("docs/configuration.md", "## [sysctl]");
+    let defaults = Sysctls::default();
+    for name in Sysctls::NAMES {
+        let value = defaults.get(name).unwrap().replace('\t', " ");
+        let cells: Vec<Vec<&str>> = section
+            .lines()
+            .filter(|line| line.starts_with(&format!("| `{name}` |")))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert!(
+            cells.iter().any(|cells| cells.get(3) == Some(&&*value)),
+            "docs/configuration.md: no line for {name} with the default {value}: {cells:?}"
+        );
+    }
+}
+
+/// What tunnel types are called in TOML, the control protocol and ipvsadm's grammar. A type that is added has to be named here.
+fn word(tunnel: Tunnel) -> &'static str {
+    match tunnel {
+        Tunnel::Ipip => "ipip",
+        Tunnel::Gue { .. } => "gue",
+        Tunnel::Gre { .. } => "gre",
+    }
+}
+
+#[test]
+fn every_tunnel_type_is_documented() {
+    let checksum = TunnelChecksum::None;
+    let pages = [
+        ("docs/tunnelling.md", "tun-type "),
+        ("docs/configuration.md", "\""),
+        ("docs/control-protocol.md", "\"type\":\""),
+    ];
+    for tunnel in [
+        Tunnel::Ipip,
+        Tunnel::Gue { port: 1, checksum },
+        Tunnel::Gre { checksum },
+    ] {
+        let word = word(tunnel);
+        for (page, before) in pages {
+            assert!(
+                text(page).contains(&format!("{before}{word}")),
+                "{page} does not have `{before}{word}`"
+            );
+        }
+    }
+}
+
+/// The names of the calls stand beside their variants, for serde alone: they are read from there.
+#[test]
+fn every_call_is_documented() {
+    let source = text("crates/lvs-core/src/api/call.rs");
+    let names: Vec<&str> = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("#[serde(rename = \""))
+        .filter_map(|line| line.strip_suffix("\")]"))
+        .filter(|name| *name != "virtual")
+        .collect();
+    assert!(names.len() >= 29, "{names:?}");
+    let methods = section("docs/control-protocol.md", "## Methods");
+    for name in names {
+        assert!(
+            methods
+                .lines()
+                .filter_map(|line| line.strip_prefix("| ")?.split_once(" |"))
+                .any(|(cell, _)| cell.contains(&format!("`{name}`"))),
+            "docs/control-protocol.md: no line for {name}"
+        );
+    }
+}
+
+/// The places that ARCHITECTURE sends a reader to are there.
+#[test]
+fn the_code_map_names_files_that_exist() {
+    let map = section("ARCHITECTURE.md", "## Code map");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut seen = 0;
+    for word in map.split('`').skip(1).step_by(2) {
+        let is_path = [
+            "lvs-core/",
+            "lvs-dataplane/",
+            "lvsd/",
+            "lvsadm/",
+            "lvs-testbed/",
+        ]
+        .iter()
+        .any(|start| word.starts_with(start));
+        if !is_path || word.contains("NAME") || word.contains('{') {
+            continue;
+        }
+        seen += 1;
+        assert!(
+            crates.join(word).exists(),
+            "ARCHITECTURE.md: {word} does not exist"
+        );
+    }
+    assert!(seen > 20, "paths in the code map: {seen}");
+}
