@@ -431,7 +431,7 @@ impl Shard {
         }
         if matches!(
             meta.transport,
-            Transport::Short { ports: false } | Transport::Other
+            Transport::Short { ports: false, .. } | Transport::Other
         ) && !is_ipsec(protocol)
         {
             return Ok(if meta.hook == Hook::Transit {
@@ -580,10 +580,8 @@ impl Shard {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
             }
+            // Whoever translates finds out that a header is too short, but not before its packet has hops left.
             Forwarding::Nat | Forwarding::FullNat => {
-                if matches!(meta.transport, Transport::Short { .. }) {
-                    return Verdict::Drop(DropReason::ShortHeader);
-                }
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
                 }
@@ -611,10 +609,6 @@ impl Shard {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
-        let nat = slot.method().translates();
-        if nat && matches!(meta.transport, Transport::Short { .. }) {
-            return Verdict::Drop(DropReason::ShortHeader);
-        }
         Verdict::Forward(Forward {
             conn: None,
             ..self.forward_of_slot(slot, 0, true)
@@ -624,7 +618,7 @@ impl Shard {
     /// A packet from the server of connection `index` (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
-        if nat && matches!(meta.transport, Transport::Short { .. }) {
+        if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
         if self.table.get(index).has(flag::WATCHED)

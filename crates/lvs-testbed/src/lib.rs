@@ -21,6 +21,7 @@ pub mod conformance;
 pub mod content;
 pub mod decap;
 pub mod demo;
+pub mod differential;
 pub mod fuzz;
 pub mod hostile;
 pub mod listing;

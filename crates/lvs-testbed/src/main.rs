@@ -3,7 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use lvs_testbed::{
-    LoadOptions, attack, conformance, decap, demo, hostile, load, ping, transcripts, vlan,
+    LoadOptions, attack, conformance, decap, demo, differential, hostile, load, ping, transcripts,
+    vlan,
 };
 
 #[derive(Parser)]
@@ -51,6 +52,11 @@ enum Command {
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
     Transcripts(transcripts::TranscriptOptions),
+    /// Judge made-up packets and command lines by a kernel with IPVS and by the real ipvsadm, and compare
+    Differential(differential::DifferentialOptions),
+    /// Record cases on this machine's kernel (for `differential`, where that kernel is)
+    #[command(hide = true)]
+    Record(differential::RecordOptions),
     /// Play one session (for `transcripts`, in a process of its own)
     #[command(hide = true)]
     PlayTranscript,
@@ -71,6 +77,8 @@ fn main() -> anyhow::Result<()> {
         Command::Echo { port } => attack::echo(port),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),
+        Command::Differential(options) => differential::run(&options),
+        Command::Record(options) => differential::record(&options),
         Command::PlayTranscript => transcripts::play(),
     }
 }

@@ -6,6 +6,7 @@
 //! packet path as frames.
 
 mod compare;
+pub(crate) mod etc;
 mod play;
 
 use std::io::{BufRead, BufReader, Read, Write};

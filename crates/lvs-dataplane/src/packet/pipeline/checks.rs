@@ -43,6 +43,25 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
     }
 }
 
+/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of its segments.
+fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
+    let packet = &job.packet;
+    // What came in fragments of IPv6 fits as it fitted before.
+    let longest = match job.history {
+        Some(history) if packet.is_ipv6() => history.longest,
+        _ => packet.len,
+    };
+    // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+    if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+        return Ok(None);
+    }
+    let longest = match Cut::new(frame, packet)? {
+        Some(cut) => cut.longest(packet.len),
+        None => longest,
+    };
+    Ok((longest > mtu).then_some(longest))
+}
+
 impl Pipeline {
     /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`). `way`: to
     /// which server it was, and whether by tunnel.
@@ -54,30 +73,22 @@ impl Pipeline {
         way: Option<(IpAddr, bool)>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        let packet = &job.packet;
-        // What came in fragments of IPv6 fits as it fitted before.
-        let longest = match job.history {
-            Some(history) if packet.is_ipv6() => history.longest,
-            _ => packet.len,
-        };
-        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
-        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
-            return None;
-        }
-        let longest = match Cut::new(frame, packet) {
-            Ok(Some(cut)) => cut.longest(packet.len),
-            Ok(None) => longest,
+        let longest = match longest(frame, job, mtu) {
+            Ok(Some(longest)) => longest,
+            Ok(None) => return None,
             Err(reason) => return Some(Fate::Dropped(reason)),
         };
-        if longest <= mtu {
-            return None;
-        }
         if let Some((server, tunnel)) = way {
             self.common.oversize.note(server, tunnel, mtu, longest);
         }
         let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
         self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
         Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
+    /// Whether a packet fits `mtu`, or may be fragmented.
+    pub(super) fn fits(frame: &Frame, job: &Job<'_>, mtu: usize) -> bool {
+        matches!(longest(frame, job, mtu), Ok(None))
     }
 
     /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.
