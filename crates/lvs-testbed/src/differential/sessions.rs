@@ -31,7 +31,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
     unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
     etc::private_mounts()?;
     let dir = tempfile::tempdir()?;
-    etc::replace(dir.path(), session.text("hosts")?)?;
+    etc::replace(dir.path(), session.text("hosts")?, &[])?;
     let _restored = Replaced;
     let _links = kernel::links([1500; 2])?;
     let mut recorded = session.clone();

@@ -55,17 +55,28 @@ pub(super) fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
     .with_context(|| format!("mounting {} on {}", source.display(), target.display()))
 }
 
-/// Replaces `/etc` by a directory in `dir` with this text of `/etc/hosts`.
+/// Replaces `/etc` by a directory in `dir` with this text of `/etc/hosts`, and a list of services without those named in
+/// `unknown`.
 ///
 /// # Errors
 /// Without the right to mount, or to write there.
-pub(crate) fn replace(dir: &Path, hosts: &str) -> anyhow::Result<()> {
+pub(crate) fn replace(dir: &Path, hosts: &str, unknown: &[String]) -> anyhow::Result<()> {
+    let known = |line: &&str| {
+        !unknown
+            .iter()
+            .any(|name| line.split(' ').next() == Some(name))
+    };
+    let services: String = SERVICES
+        .lines()
+        .filter(known)
+        .map(|line| format!("{line}\n"))
+        .collect();
     let etc = dir.join("etc");
     fs::create_dir(&etc)?;
     open_to_all(&etc, 0o755)?;
     for (name, text) in [
         ("hosts", hosts),
-        ("services", SERVICES),
+        ("services", services.as_str()),
         ("nsswitch.conf", "hosts: files\nservices: files\n"),
     ] {
         fs::write(etc.join(name), text)?;

@@ -52,6 +52,9 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
+    /// What the recording's list of services did not have.
+    #[serde(default)]
+    unknown_services: Vec<String>,
     steps: Vec<Step>,
 }
 

@@ -73,7 +73,7 @@ impl Stage {
         fs::write(&lvsadm, "")?;
         etc::bind(&programs::find("lvsadm")?, &lvsadm)?;
         let program = programs::find("lvs-dataplane")?;
-        etc::replace(dir.path(), &session.hosts)?;
+        etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
         let mut command = Command::new(program);
         command.args(["--no-interfaces", "--virtual-time"]);
         if session.kernel.starts_with("6.1.") {
