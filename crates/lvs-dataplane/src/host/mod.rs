@@ -1,4 +1,4 @@
-//! Everything that concerns the host, done by one thread of its own: the [keeper](keeper).
+//! Everything that concerns the host, done by one thread of its own: the keeper.
 
 pub(crate) mod interception;
 pub(crate) mod keeper;

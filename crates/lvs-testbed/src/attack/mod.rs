@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Everything happens in network namespaces of its own. The honest client runs by itself first, then beside the attack; the
-//! engine's memory and counters are looked at before and after. An attack is a line of [`ATTACKS`].
+//! engine's memory and counters are looked at before and after. An attack is a line of `ATTACKS`.
 
 mod aggregates;
 mod bed;
