@@ -17,7 +17,9 @@ FUZZ_SECONDS ?= 20
 HOLD ?=
 METHODS ?= nat,dr,tun
 
-.PHONY: help demo test check lint docs unit no-std e2e fuzz fuzz-if-possible build setup clean
+DENY ?= $(CARGO) deny
+
+.PHONY: help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -31,6 +33,7 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@tools/setup
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory docs
+	@$(MAKE) --no-print-directory deny
 	@$(MAKE) --no-print-directory no-std
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory e2e
@@ -45,6 +48,17 @@ lint:
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+# It takes four minutes to build, once. Licences, duplicates and sources are in the lock file; known holes are in a database on
+# the Internet, and where that is not to be had they were not looked for.
+deny: ## licences, duplicates, sources and known holes of what the programs are made of
+	@$(DENY) --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
+	$(DENY) --locked check licenses bans sources
+	@if $(DENY) --locked fetch db >/dev/null 2>&1; then \
+		set -x; $(DENY) --locked check --disable-fetch advisories; \
+	else \
+		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
+	fi
 
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features

@@ -4,6 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use crate::conn::table::flag;
 use crate::conn::{Key, Slot, Template, server_flags};
@@ -30,6 +31,9 @@ struct Ask<'a> {
     payload: Option<&'a [u8]>,
     embedded: bool,
 }
+
+/// Servers that are tried for a connection where full NAT has no local port left towards the one that was chosen.
+const OTHERS: usize = 8;
 
 /// What came of it.
 enum Opened {
@@ -71,9 +75,13 @@ impl Control {
                 Err(again) => pending = again,
             }
         }
+        self.note_occupancy(shard);
+        shard.hand.last = None;
         let verdict = self.schedule(shard, meta, now);
-        // The table may have changed since, if the caller has taken its time.
-        let replaced = pending.replaced;
+        // The table may have changed since, if the caller has taken its time; or the connection has given way already,
+        // and what is in its slot is the new one.
+        let made_room = shard.hand.last;
+        let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
             shard.end(replaced);
             // Only what is left to the host is answered by it.
@@ -220,6 +228,15 @@ impl Control {
             .services
             .get_mut(&number)
             .expect("the index leads to services only");
+        let limits = service.config.extras.limits;
+        if !limits.is_off() {
+            let servers = service.pool.servers().iter().map(|server| &**server);
+            let client = ask.client.ip();
+            let limiter = &mut service.limiter;
+            if let Err(reason) = limiter.check(&limits, client, servers, self.options.seed, now) {
+                return Opened::Refused(Verdict::Drop(reason));
+            }
+        }
         let by_mark = matches!(service.key, ServiceKey::Mark { .. });
         let flags = service.config.flags;
         let once = flags.has(ServiceFlags::ONE_PACKET) && ask.protocol == Protocol::UDP;
@@ -237,7 +254,44 @@ impl Control {
             0 => ask.virt.port(),
             port => port,
         };
-        self.bind(shard, &server, port, ask, once, None, now)
+        let opened = self.bind(shard, &server, port, ask, once, None, now);
+        match opened {
+            Opened::Refused(Verdict::Drop(DropReason::NoLocalPort)) => {
+                self.open_elsewhere(shard, number, &server, ask, now)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Full NAT has no local port left towards the server that was chosen: the next ones in the list are tried.
+    fn open_elsewhere(
+        &mut self,
+        shard: &mut Shard,
+        number: u32,
+        but: &Arc<Server>,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Opened {
+        let servers = self
+            .services
+            .get(&number)
+            .map_or(&[][..], |service| service.servers());
+        let after = servers.iter().position(|server| Arc::ptr_eq(server, but));
+        let (before, after) = servers.split_at(after.map_or(0, |after| after + 1));
+        let others = after.iter().chain(before);
+        let others = others.filter(|server| server.is_usable() && !Arc::ptr_eq(server, but));
+        let others: Vec<Arc<Server>> = others.take(OTHERS).cloned().collect();
+        for server in others {
+            let port = match server.addr().port() {
+                0 => ask.virt.port(),
+                port => port,
+            };
+            match self.bind(shard, &server, port, ask, false, None, now) {
+                Opened::Refused(Verdict::Drop(DropReason::NoLocalPort)) => {}
+                opened => return opened,
+            }
+        }
+        Opened::Refused(Verdict::Drop(DropReason::NoLocalPort))
     }
 
     /// `ip_vs_sched_persist`.
@@ -289,6 +343,7 @@ impl Control {
                 template.server = server.id().0.into();
                 template.mark = ask.mark;
                 template.engine = data.map(|data| (engine::SIP, data.into()));
+                self.make_template_room();
                 let Some(made) = self.templates.insert(template, now) else {
                     return FULL;
                 };

@@ -12,11 +12,17 @@ use crate::{Protocol, Sysctls};
 /// Time between two looks at the memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
+/// The part of the tables' slots below which few are left.
+const RESERVE: usize = 8;
+
 /// The state of the defences.
 #[derive(Debug)]
 pub(crate) struct Defense {
     /// Free memory in pages.
     available: u64,
+    /// Slots without a connection, and all of them.
+    free: usize,
+    slots: usize,
     /// One in so many packets that open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
@@ -32,6 +38,8 @@ impl Defense {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             available: u64::MAX,
+            free: 0,
+            slots: 0,
             rate: 0,
             counter: 0,
             drops_entries: false,
@@ -46,15 +54,26 @@ impl Defense {
         self.available = available;
     }
 
+    /// Tells how many of the tables' slots have no connection.
+    pub(crate) fn set_occupancy(&mut self, free: usize, slots: usize) {
+        (self.free, self.slots) = (free, slots);
+    }
+
     /// Whether any defence has anything to do with the memory or the clock.
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Looks at the memory and decides what is on. The automatic modes 1 and 2 change into each other.
+    /// Looks at the memory and at the tables, and decides what is on. The automatic modes 1 and 2 change into each other.
+    ///
+    /// The kernel's table grows until the memory is short; one of a given size is short of slots first. The last eighth
+    /// of them counts as `amemthresh` pages do.
     pub(crate) fn update(&mut self, sysctls: &mut Sysctls) {
         let threshold = u64::try_from(sysctls.amemthresh).unwrap_or(0);
-        let low = self.available < threshold;
+        let short_of_memory = self.available < threshold;
+        let reserve = self.slots / RESERVE;
+        let short_of_slots = self.free < reserve;
+        let low = short_of_memory || short_of_slots;
         let decide = |mode: &mut i32| match *mode {
             1 | 2 => {
                 *mode = if low { 2 } else { 1 };
@@ -70,7 +89,10 @@ impl Defense {
         } else if sysctls.drop_packet == 3 {
             self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
         } else {
-            self.rate = threshold / (threshold - self.available);
+            let memory = short_of_memory.then(|| threshold / (threshold - self.available));
+            // At a full table one in two: with none at all, nobody would ever get in.
+            let slots = short_of_slots.then(|| (reserve / (reserve - self.free)).max(2) as u64);
+            self.rate = memory.into_iter().chain(slots).min().unwrap_or(0);
             self.counter = self.rate;
         }
     }
@@ -173,6 +195,29 @@ mod tests {
         defense.update(&mut sysctls);
         assert!(!defense.drops_entries && !defense.drops_packet());
         assert_eq!(sysctls.drop_packet, 1);
+    }
+
+    #[test]
+    fn automatic_modes_follow_the_tables() {
+        let mut sysctls = Sysctls::default();
+        for name in ["drop_packet", "drop_entry", "secure_tcp"] {
+            sysctls.set(name, "1").unwrap();
+        }
+        let mut defense = Defense::new(1);
+        // Of the last eighth, 96 of 128 slots are left: one packet in four.
+        for (free, rate) in [(1024, 0), (128, 0), (96, 4), (32, 2), (0, 2), (128, 0)] {
+            defense.set_occupancy(free, 1024);
+            defense.update(&mut sysctls);
+            assert_eq!(
+                (defense.rate, defense.drops_entries),
+                (rate, rate > 0),
+                "{free}"
+            );
+            assert_eq!(
+                (defense.secure, sysctls.secure_tcp),
+                (rate > 0, 1 + i32::from(rate > 0))
+            );
+        }
     }
 
     #[test]

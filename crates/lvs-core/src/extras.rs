@@ -1,5 +1,7 @@
 //! What a service can be asked for beyond the kernel's IPVS. All of it is off unless asked for.
 
+use crate::Limits;
+
 /// What becomes of the connections of a server that goes down, that is, leaves its service: it is removed, or the
 /// service is deleted. A weight of 0 is no such thing: it drains a server, and its connections go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +48,9 @@ pub struct Extras {
     pub on_server_down: OnServerDown,
     /// Seconds in which a server that comes (back) into a running service gets its full share; 0 is at once.
     pub slow_start: u32,
+    /// What it takes at most.
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "Limits::is_off"))]
+    pub limits: Limits,
 }
 
 impl Extras {

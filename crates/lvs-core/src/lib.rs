@@ -38,6 +38,7 @@ mod director;
 mod down;
 mod engine;
 mod error;
+mod evict;
 mod explain;
 mod extras;
 mod ftp;
@@ -45,6 +46,7 @@ mod full_nat;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod latency;
+mod limits;
 mod local_ports;
 pub mod mark;
 mod packet;
@@ -67,10 +69,12 @@ pub use control::{Control, Options, Profile, Service};
 pub use director::Director;
 pub use down::Reset;
 pub use error::Error;
+pub use evict::{Evictions, WhenFull};
 pub use explain::{Candidate, Explanation};
 pub use extras::{Extras, OnServerDown};
 pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use latency::Latency;
+pub use limits::Limits;
 pub use local_ports::{LocalAddress, worker_of};
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,

@@ -105,10 +105,12 @@ pub enum Transport<'a> {
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),
-    /// The header of TCP, UDP or SCTP is cut short: `ports` tells whether its first four bytes were there.
+    /// What TCP, UDP or SCTP has in front is cut short.
     Short {
-        /// The ports in [`Tuple`] were read.
+        /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
+        /// All that translation needs is there: the header of SCTP, without that of a chunk.
+        header: bool,
     },
     /// A protocol without ports.
     Other,

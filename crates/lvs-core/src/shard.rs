@@ -12,6 +12,7 @@ use crate::conn::state::{Direction, Timeouts, sctp_next, tcp_next};
 use crate::conn::table::flag;
 use crate::conn::{ConnTable, Key, NO_SLOT, Slot, State, TEMPLATE_BIT, Template};
 use crate::down::Down;
+use crate::evict::Hand;
 use crate::ftp;
 use crate::local_ports::LocalPorts;
 use crate::packet::{SCTP_ABORT, is_ipsec, opens};
@@ -46,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) backup_only: bool,
     /// The synchronisation master that runs.
     pub(crate) master: Option<crate::sync::Master>,
+    /// A full table ends connections for new ones.
+    pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
     /// Virtual ports whose connections the helper for FTP looks at.
@@ -207,6 +210,8 @@ pub struct Shard {
     pub(crate) down: Down,
     /// What the helper knows of FTP's control connections, by the connections' indices.
     pub(crate) sessions: BTreeMap<u32, ftp::Session>,
+    /// Which connections give way when the table is full.
+    pub(crate) hand: Hand,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -426,7 +431,7 @@ impl Shard {
         }
         if matches!(
             meta.transport,
-            Transport::Short { ports: false } | Transport::Other
+            Transport::Short { ports: false, .. } | Transport::Other
         ) && !is_ipsec(protocol)
         {
             return Ok(if meta.hook == Hook::Transit {
@@ -575,10 +580,8 @@ impl Shard {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
             }
+            // Whoever translates finds out that a header is too short, but not before its packet has hops left.
             Forwarding::Nat | Forwarding::FullNat => {
-                if matches!(meta.transport, Transport::Short { .. }) {
-                    return Verdict::Drop(DropReason::ShortHeader);
-                }
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
                 }
@@ -606,10 +609,6 @@ impl Shard {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
-        let nat = slot.method().translates();
-        if nat && matches!(meta.transport, Transport::Short { .. }) {
-            return Verdict::Drop(DropReason::ShortHeader);
-        }
         Verdict::Forward(Forward {
             conn: None,
             ..self.forward_of_slot(slot, 0, true)
@@ -619,7 +618,7 @@ impl Shard {
     /// A packet from the server of connection `index` (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
-        if nat && matches!(meta.transport, Transport::Short { .. }) {
+        if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
             return Verdict::Drop(DropReason::ShortHeader);
         }
         if self.table.get(index).has(flag::WATCHED)
@@ -764,6 +763,7 @@ impl Shard {
             slot.control = TEMPLATE_BIT | number;
         }
         let tracked = slot.has(flag::TRACKED);
+        self.make_room(now);
         let index = self.table.insert(slot, now)?;
         if tracked {
             self.down.track(index);
@@ -992,7 +992,7 @@ impl Shard {
     }
 
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
-    fn destroy(&mut self, index: u32) -> bool {
+    pub(crate) fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
         let full_nat = slot.method() == Forwarding::FullNat;
         let helped = slot.has(flag::HELPED);

@@ -142,6 +142,12 @@ reasons! {
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",
+        /// The service has as many connections as its limit allows.
+        ServiceFull => "service_full",
+        /// The service has had as many new connections in a second as its limit allows.
+        ServiceRate => "service_rate",
+        /// Its source has opened as many connections of the service in a second as the limit for one source allows.
+        SourceRate => "source_rate",
         /// The program around the director has handed in the shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is cut short.

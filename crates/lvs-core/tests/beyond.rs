@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::{
-    Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant,
+    Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant, Limits,
     OnServerDown, Options, PacketMeta, Profile, Protocol, Registry, Request, Reset, Scheduler,
     Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
     Tuple, Verdict,
@@ -63,6 +63,13 @@ const fn down(on_server_down: OnServerDown) -> Extras {
     Extras {
         on_server_down,
         slow_start: 0,
+        limits: Limits {
+            connections: 0,
+            rate: 0,
+            source_rate: 0,
+            source_bits_v4: 0,
+            source_bits_v6: 0,
+        },
     }
 }
 

@@ -600,7 +600,7 @@ fn transport() -> impl Strategy<Value = Transport<'static>> {
             first,
             abort_follows
         })),
-        any::<bool>().prop_map(|ports| Transport::Short { ports }),
+        any::<(bool, bool)>().prop_map(|(ports, header)| Transport::Short { ports, header }),
         Just(Transport::Other),
     ]
 }

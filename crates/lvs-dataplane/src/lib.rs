@@ -1,5 +1,7 @@
 //! Packet engine of a Linux Virtual Server in userspace.
 #![deny(unsafe_code)]
+// They wait for whoever reads, and panic where nobody can: `log` does neither.
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod control;
 #[cfg(feature = "engine")]
@@ -8,13 +10,19 @@ pub mod engine;
 pub mod host;
 #[cfg(feature = "engine")]
 pub mod io;
+#[cfg(feature = "log")]
+pub mod log;
 #[cfg(feature = "engine")]
 mod mailbox;
 #[cfg(feature = "names")]
 pub mod names;
 #[cfg(feature = "engine")]
 pub mod netlink;
+#[cfg(feature = "log")]
+pub mod notify;
 #[cfg(feature = "engine")]
 pub mod packet;
 #[cfg(feature = "engine")]
 pub mod sys;
+#[cfg(feature = "engine")]
+pub mod watchdog;

@@ -1,5 +1,6 @@
 //! `lvs-dataplane`: the engine as a program. It stays in the foreground and logs to stderr.
 
+use std::env;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -12,10 +13,15 @@ use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{self, Config, Engine};
+use lvs_dataplane::log;
+use lvs_dataplane::notify::Notify;
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Settings};
+use lvs_dataplane::sys::group_id;
+use lvs_dataplane::watchdog::{self, Feeder};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
 /// The engine of a Linux Virtual Server in userspace.
@@ -39,9 +45,19 @@ struct Args {
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: @lvs-dataplane; each network namespace has its own.
+    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network namespace, or
+    /// @lvs-dataplane where that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
+
+    /// Let members of this group change things over the control socket, besides root with CAP_NET_ADMIN and the engine's
+    /// own user.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    group: Option<u32>,
+
+    /// Let only members of this group, and those who may change things, look. Default: everybody.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    readers: Option<u32>,
 
     /// Services and servers to start with, in the format of `ipvsadm-save -n`.
     #[arg(long, value_name = "FILE")]
@@ -160,6 +176,8 @@ enum Profile {
 enum WhenFull {
     /// Drop their packets
     Drop,
+    /// End another connection: a half-open or ended one, else an unused or idle one, never one that moves data
+    Evict,
 }
 
 /// The ports of a helper.
@@ -179,23 +197,34 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// The number of a group.
+fn group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match group_id(text) {
+        Ok(Some(number)) => Ok(number),
+        Ok(None) => Err("there is no such group: `getent group` lists them".to_owned()),
+        Err(error) => Err(format!("the groups cannot be read: {error}")),
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_env_filter(
-            EnvFilter::builder()
-                .with_env_var("LVS_LOG")
-                .with_default_directive(tracing::Level::INFO.into())
-                .from_env_lossy(),
-        )
-        .with_target(false)
-        .init();
+    let filter = EnvFilter::builder()
+        .with_env_var("LVS_LOG")
+        .with_default_directive(Level::INFO.into())
+        .from_env_lossy();
+    // Both write to the same standard error then.
+    let mark = env::var_os("LVS_STARTED_BY").map(|_| "engine");
+    // Without a log it forwards all the same.
+    let _log = log::start(filter, mark).inspect_err(|error| {
+        log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+    });
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lvs-dataplane: {error:#}");
+            log::say(Level::ERROR, format_args!("lvs-dataplane: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -233,7 +262,12 @@ fn run(args: Args) -> anyhow::Result<()> {
             Backend::AfPacket => engine::Backend::AfPacket,
         },
         interfaces: args.interface,
-        address: args.socket.as_ref().map(Address::new),
+        address: args
+            .socket
+            .filter(|text| !text.is_empty())
+            .map(Address::new),
+        group: args.group,
+        readers: args.readers,
         own_vips: args.own_vips,
         local_addresses: args.local_address,
         hairpin: args.hairpin,
@@ -254,6 +288,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        when_full: match args.when_full {
+            WhenFull::Drop => lvs_core::WhenFull::Drop,
+            WhenFull::Evict => lvs_core::WhenFull::Evict,
+        },
         ftp_ports: args
             .helper
             .into_iter()
@@ -268,6 +306,15 @@ fn run(args: Args) -> anyhow::Result<()> {
         },
         ..Config::default()
     })?;
+    let notify = Notify::from_env();
+    notify.send("READY=1");
+    let _fed = match (watchdog::interval(), engine.address()) {
+        (Some(interval), Some(address)) => {
+            let feeder = Feeder::start(address.clone(), notify, interval);
+            Some(feeder.context("cannot feed the watchdog")?)
+        }
+        _ => None,
+    };
     let shared = engine.shared();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {

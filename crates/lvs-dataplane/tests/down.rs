@@ -93,7 +93,7 @@ impl Bench {
         let config = ServiceConfig {
             extras: Extras {
                 on_server_down,
-                slow_start: 0,
+                ..Extras::default()
             },
             ..ServiceConfig::new(Family::of(&virt.ip()), "rr")
         };

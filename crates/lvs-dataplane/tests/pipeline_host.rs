@@ -460,6 +460,7 @@ fn a_query_for_listeners_is_passed_on_once() {
     let wanted = mld::Query {
         group: Some(group),
         v1: true,
+        within_ms: 0,
     };
     assert_eq!(lab.requests, [Request::ListenerQuery(CLIENTS, wanted)]);
     let change = mld::Change::Listening;

@@ -16,10 +16,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attack;
 pub mod conformance;
 pub mod content;
 pub mod decap;
 pub mod demo;
+pub mod differential;
 pub mod fuzz;
 pub mod hostile;
 pub mod listing;

@@ -1,6 +1,7 @@
 //! An HTTP client that checks every byte; the subcommand `load`, run on a client host by [`Host::load`].
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -302,6 +303,24 @@ fn client(
     }
 }
 
+/// An answer has another byte than it should have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrongByte(usize);
+
+impl fmt::Display for WrongByte {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "byte {} is wrong", self.0)
+    }
+}
+
+impl std::error::Error for WrongByte {}
+
+/// Asks for one file over a connection of its own, and checks every byte.
+pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
+    let mut buffer = vec![0; 64 << 10];
+    request(options, 0, &mut None, expected, &mut buffer)
+}
+
 fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStream> {
     let stream = if port == 0 {
         TcpStream::connect_timeout(&options.target, timeout)?
@@ -395,7 +414,7 @@ fn request(
                 .zip(&expected[done..])
                 .take_while(|(a, b)| a == b)
                 .count();
-            bail!("byte {} is wrong", done + at);
+            bail!(WrongByte(done + at));
         }
         done += read;
     }

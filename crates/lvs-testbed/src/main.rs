@@ -2,7 +2,10 @@
 
 use clap::{Parser, Subcommand};
 
-use lvs_testbed::{LoadOptions, conformance, decap, demo, hostile, load, ping, transcripts, vlan};
+use lvs_testbed::{
+    LoadOptions, attack, conformance, decap, demo, differential, hostile, load, ping, transcripts,
+    vlan,
+};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -28,10 +31,32 @@ enum Command {
     Ping(ping::PingOptions),
     /// Send frames that nobody should send (runs on any host of a site, or on a director into its TUN device)
     Shoot(hostile::ShootOptions),
+    /// Attack a director and see how honest clients fare beside it
+    Attack(attack::AttackOptions),
+    /// Send an attack's frames (for `attack`, on the attacker's host)
+    #[command(hide = true)]
+    Strike(attack::StrikeOptions),
+    /// Be an honest client (for `attack`, on the client's host)
+    #[command(hide = true)]
+    Honest(attack::HonestOptions),
+    /// Be a user without rights at the control socket (for `attack`, on the director)
+    #[command(hide = true)]
+    HostileUser(attack::UserOptions),
+    /// Send every datagram back (for `attack`, on a real server)
+    #[command(hide = true)]
+    Echo {
+        /// The port
+        port: u16,
+    },
     /// Replay recordings of the kernel through the packet path, and compare
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
     Transcripts(transcripts::TranscriptOptions),
+    /// Judge made-up packets and command lines by a kernel with IPVS and by the real ipvsadm, and compare
+    Differential(differential::DifferentialOptions),
+    /// Record cases on this machine's kernel (for `differential`, where that kernel is)
+    #[command(hide = true)]
+    Record(differential::RecordOptions),
     /// Play one session (for `transcripts`, in a process of its own)
     #[command(hide = true)]
     PlayTranscript,
@@ -45,8 +70,15 @@ fn main() -> anyhow::Result<()> {
         Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),
         Command::Shoot(options) => hostile::shoot(&options),
+        Command::Attack(options) => attack::main(&options),
+        Command::Strike(options) => attack::strike(&options),
+        Command::Honest(options) => attack::honest(&options),
+        Command::HostileUser(options) => attack::user(&options),
+        Command::Echo { port } => attack::echo(port),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),
+        Command::Differential(options) => differential::run(&options),
+        Command::Record(options) => differential::record(&options),
         Command::PlayTranscript => transcripts::play(),
     }
 }

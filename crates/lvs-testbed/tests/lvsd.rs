@@ -160,12 +160,12 @@ fn the_engine_is_left_on_request_and_started_again_when_it_dies() -> Result<()> 
     // The engine dies: the daemon starts another and fills it.
     let engine = site
         .director
-        .sh("ss -Hlxp | sed -n 's/.*@lvs-dataplane.*pid=\\([0-9]*\\).*/\\1/p'")?;
+        .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
     site.director.sh(&format!("kill -9 {engine}"))?;
     wait_until("a new engine", Duration::from_secs(15), || {
         let now = site
             .director
-            .sh("ss -Hlxp | sed -n 's/.*@lvs-dataplane.*pid=\\([0-9]*\\).*/\\1/p'")
+            .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
             .unwrap_or_default();
         now != engine && usable(&site) == 3
     })

@@ -327,10 +327,8 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
             ],
         )?;
         let director = site.director.clone();
-        wait_until("the engine", PATIENCE, || {
-            director.has_abstract_socket("lvs-dataplane")
-        })
-        .with_context(|| engine.log())?;
+        wait_until("the engine", PATIENCE, || director.has_engine())
+            .with_context(|| engine.log())?;
         site.relays.push(engine);
         let lvsadm = |arguments: &str| {
             let words: Vec<&str> = arguments.split_ascii_whitespace().collect();

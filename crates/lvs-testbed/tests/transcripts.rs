@@ -7,8 +7,13 @@ use lvs_testbed::transcripts::transcripts;
 #[test]
 fn every_recorded_session_of_ipvsadm() {
     let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lvs-core/tests/golden/ipvsadm");
-    let files =
-        ["sessions.jsonl.gz", "random.jsonl.gz", "more.jsonl.gz"].map(|name| recordings.join(name));
+    let files = [
+        "sessions.jsonl.gz",
+        "random.jsonl.gz",
+        "more.jsonl.gz",
+        "rules.jsonl.gz",
+    ]
+    .map(|name| recordings.join(name));
     let report = transcripts(&files, None).expect("the recordings and the programs are there");
     println!("{} passed, {} failed", report.passed, report.failed);
     assert!(

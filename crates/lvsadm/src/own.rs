@@ -59,7 +59,10 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
 
 /// Environment variables.
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
-    ("LVS_SOCKET", "as --socket (default: @lvs-dataplane)"),
+    (
+        "LVS_SOCKET",
+        "as --socket (default: one in /run/lvs, by network namespace)",
+    ),
     (
         "LVS_AUTOSTART=1",
         "start lvs-dataplane if no engine answers",

@@ -1,15 +1,19 @@
 //! The command line and the exit codes.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use lvs_dataplane::control::Address;
+use lvs_dataplane::log;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tracing::Level;
 
 use crate::config::{Config, LoadError};
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{Machine, default_socket, lock};
+use crate::engine::process::{Machine, lock};
 use crate::health::Network;
 use crate::notify::Notify;
 use crate::words::counted;
@@ -39,7 +43,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     check_config: Option<Option<PathBuf>>,
 
-    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file.
+    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one in /run/lvs, of which
+    /// every network namespace has its own.
     #[arg(long, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
@@ -58,10 +63,13 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Err(error) => return refuse(&error),
     };
     warnings.print();
-    if let Err(why) = start_log(config.daemon.log.as_deref()) {
-        eprintln!("lvsd: {why}");
-        return ExitCode::from(EXIT_CONFIG);
-    }
+    let _log = match start_log(config.daemon.log.as_deref()) {
+        Ok(guard) => guard,
+        Err(why) => {
+            log::say(Level::ERROR, format_args!("lvsd: {why}"));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
     match run(arguments, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -76,7 +84,9 @@ fn check(file: &std::path::Path) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let servers = config.services.iter().map(|s| s.servers.len()).sum();
-            println!(
+            // The exit code says it where nobody reads.
+            let _ = writeln!(
+                std::io::stdout(),
                 "{}: valid, {} with {}",
                 file.display(),
                 counted(config.services.len(), "service"),
@@ -93,41 +103,35 @@ fn refuse(error: &LoadError) -> ExitCode {
         LoadError::Refused(report) => {
             report.print();
             let errors = counted(report.errors(), "error");
-            eprintln!("lvsd: {} has {errors}", report.path);
+            log::say(
+                Level::ERROR,
+                format_args!("lvsd: {} has {errors}", report.path),
+            );
         }
-        LoadError::Read { .. } | LoadError::NotText { .. } => eprintln!("lvsd: {error}"),
+        LoadError::Read { .. } | LoadError::NotText { .. } => {
+            log::say(Level::ERROR, format_args!("lvsd: {error}"));
+        }
     }
     ExitCode::from(EXIT_CONFIG)
 }
 
 /// Logs to standard error. `LVSD_LOG` wins over the file.
-fn start_log(from_file: Option<&str>) -> Result<(), String> {
+fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG").ok();
     let words = from_env.as_deref().or(from_file).unwrap_or("info");
     let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
         format!("`log` in [lvsd] is not a filter: {e}; write \"info\" or \"lvsd=debug\"")
     })?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    // The journal has its own clock.
-    if std::env::var_os("JOURNAL_STREAM").is_some() {
-        builder.without_time().init();
-    } else {
-        builder.init();
-    }
-    Ok(())
+    log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 
 fn run(arguments: Arguments, config: Config) -> Result<(), String> {
-    let socket = arguments
+    let address = arguments
         .socket
         .filter(|s| !s.is_empty())
         .or_else(|| config.dataplane.socket.clone())
-        .unwrap_or_else(default_socket);
-    let _lock = lock(&socket)?;
+        .map_or_else(Address::default, Address::new);
+    let _lock = lock(&address)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -139,7 +143,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
             leave: arguments.leave,
             notify: Notify::from_env(),
         };
-        daemon::run(options, config, Machine::new(&socket), Network, signals).await
+        daemon::run(options, config, Machine::new(&address), Network, signals).await
     });
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();

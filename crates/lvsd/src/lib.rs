@@ -13,6 +13,8 @@
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
 //! attaches to it and finds nothing to change.
 #![forbid(unsafe_code)]
+// They wait for whoever reads, and panic where nobody can: `lvs_dataplane::log` does neither.
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod cli;
 pub mod config;
@@ -20,6 +22,7 @@ pub mod daemon;
 pub mod engine;
 pub mod health;
 pub mod host_addresses;
-pub mod notify;
 pub mod reconcile;
 mod words;
+
+pub use lvs_dataplane::notify;

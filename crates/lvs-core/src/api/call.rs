@@ -196,6 +196,18 @@ pub enum Access {
     Write,
 }
 
+impl Access {
+    /// What a client must be allowed for the method of this name, before its parameters are read; [`Access::Write`] for
+    /// one that there is not.
+    pub fn of_method(name: &str) -> Self {
+        match name {
+            "hello" | "info" | "service.list" | "conn.list" | "timeouts.get" | "sysctl.get"
+            | "daemon.list" | "drops" | "explain" | "mark.list" | "local.get" => Self::Read,
+            _ => Self::Write,
+        }
+    }
+}
+
 impl Call {
     /// What a client must be allowed for it.
     ///

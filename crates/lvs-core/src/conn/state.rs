@@ -15,11 +15,15 @@ impl State {
     /// Before the first transition; of UDP, the only state.
     pub(crate) const NONE: Self = Self(0);
     pub(crate) const TCP_ESTABLISHED: Self = Self(1);
+    pub(crate) const TCP_SYN_SENT: Self = Self(2);
     pub(crate) const TCP_SYN_RECV: Self = Self(3);
     pub(crate) const TCP_FIN_WAIT: Self = Self(4);
     pub(crate) const TCP_TIME_WAIT: Self = Self(5);
     pub(crate) const TCP_CLOSE: Self = Self(6);
     pub(crate) const TCP_LISTEN: Self = Self(9);
+    pub(crate) const TCP_SYNACK: Self = Self(10);
+    pub(crate) const SCTP_INIT1: Self = Self(1);
+    pub(crate) const SCTP_INIT: Self = Self(2);
     pub(crate) const SCTP_ESTABLISHED: Self = Self(8);
     pub(crate) const SCTP_CLOSED: Self = Self(13);
 

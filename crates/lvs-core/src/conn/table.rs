@@ -1,6 +1,5 @@
-//! The connection table: plain slots of fixed size, addressed by index, found by the client's side of the tuple.
+//! The connection table: plain slots of fixed size, addressed by index, found by the tuples of their packets.
 
-use alloc::vec;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,6 +8,7 @@ use core::time::Duration;
 
 use siphasher::sip::SipHasher13;
 
+use super::index::Index;
 pub(crate) use super::wheel::tick_of;
 use super::wheel::{Link, Wheel};
 use crate::{Family, Forwarding, Instant, Protocol, State};
@@ -80,7 +80,7 @@ pub(crate) struct Slot {
     server_port: u16,
     protocol: Protocol,
     family: Family,
-    /// Next in the hash chain, or in the list of free slots.
+    /// Next in the list of free slots.
     next: u32,
     pub(crate) flags: u32,
 
@@ -177,15 +177,39 @@ impl Slot {
         }
     }
 
-    /// Gives a template ports that no lookup asks for (`ip_vs_check_template`).
-    pub(crate) fn hide_template(&mut self) {
-        self.virt_port = u16::MAX;
-        self.server_port = u16::MAX;
-        self.flags |= flag::DYING;
-    }
-
     pub(crate) const fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Bits of [`flags`](Self::flags) that a lookup tells entries apart by. A template that is hidden is not found; a
+    /// connection that is about to end is, as in the kernel.
+    const fn kinds(flags: u32) -> u32 {
+        let hidden = if flags & flag::TEMPLATE != 0 {
+            flag::DYING
+        } else {
+            0
+        };
+        flag::TEMPLATE | flag::NO_CPORT | hidden
+    }
+
+    /// Whether the packets of that side find either entry.
+    fn is_found_like(&self, other: &Self, side: Side) -> bool {
+        let same_peer = match side {
+            Side::In => {
+                self.virt_addr == other.virt_addr
+                    && self.virt_port == other.virt_port
+                    && self.flags & Self::kinds(self.flags)
+                        == other.flags & Self::kinds(other.flags)
+            }
+            Side::Out => {
+                self.server_addr == other.server_addr && self.server_port == other.server_port
+            }
+        };
+        same_peer
+            && self.client_addr == other.client_addr
+            && self.client_port == other.client_port
+            && self.protocol == other.protocol
+            && self.family == other.family
     }
 
     pub(crate) const fn method(&self) -> Forwarding {
@@ -193,14 +217,58 @@ impl Slot {
     }
 }
 
-/// Slots, their hash chains and their timers. Holds at most `capacity` entries; memory is taken as it fills.
+/// Whose packets an entry is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// The client's: from the client to the virtual address. Where nothing is translated, replies have the same
+    /// addresses and are found by them, too.
+    In,
+    /// Those of a server behind NAT, to the client. Replies of full NAT go to a local address, never to a client.
+    Out,
+}
+
+impl Side {
+    /// What the index refers to an entry's side by.
+    const fn reference(self, index: u32) -> u32 {
+        index << 1 | self as u32
+    }
+
+    const fn of(reference: u32) -> (u32, Self) {
+        let side = if reference & 1 == 0 {
+            Self::In
+        } else {
+            Self::Out
+        };
+        (reference >> 1, side)
+    }
+}
+
+/// An entry's place among those that the same packets would find: the index refers to the newest alone, so that equal
+/// ones, which a client can make by the thousand (one port of his to the same server by way of many virtual
+/// addresses), cost no lookup a step.
+#[derive(Clone, Copy, Debug)]
+struct Tie {
+    older: u32,
+    newer: u32,
+}
+
+impl Tie {
+    const NONE: Self = Self {
+        older: NO_SLOT,
+        newer: NO_SLOT,
+    };
+}
+
+/// Slots, what they are found by, and their timers. Holds at most `capacity` entries; memory is taken as it fills.
 #[derive(Debug)]
 pub(crate) struct ConnTable {
     slots: Vec<Slot>,
+    /// By slot, for each [`Side`].
+    ties: Vec<[Tie; 2]>,
     capacity: usize,
     free: u32,
     len: usize,
-    buckets: Vec<u32>,
+    index: Index,
     hash_keys: (u64, u64),
     wheel: Wheel,
     due: Vec<u32>,
@@ -215,11 +283,11 @@ impl ConnTable {
         let capacity = capacity.clamp(1, TEMPLATE_BIT as usize - 1);
         Self {
             slots: Vec::with_capacity(capacity),
+            ties: Vec::with_capacity(capacity),
             capacity,
             free: NO_SLOT,
             len: 0,
-            // 0 is "none", so that fresh zero pages need not be written.
-            buckets: vec![0; capacity.next_power_of_two()],
+            index: Index::new(2 * capacity),
             hash_keys: (seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15),
             wheel: Wheel::new(),
             due: Vec::new(),
@@ -272,39 +340,50 @@ impl ConnTable {
     fn find_client(&self, key: &Key, port: u16, flags: u32) -> Option<u32> {
         let (client_addr, family) = pack(key.client.ip());
         let (virt_addr, _) = pack(key.virt.ip());
-        let mask = flag::TEMPLATE | flag::NO_CPORT;
-        // A template that is hidden is not found; a connection that is about to end is, as in the kernel.
-        let mask = mask
-            | if flags & flag::TEMPLATE != 0 {
-                flag::DYING
-            } else {
-                0
-            };
-        self.chain(key.protocol, client_addr, port).find(|&index| {
+        let mask = Slot::kinds(flags);
+        let hash = self.hash(
+            key.protocol,
+            (client_addr, port),
+            (virt_addr, key.virt.port()),
+        );
+        let found = self.index.find(hash, |reference| {
+            let (index, side) = Side::of(reference);
             let slot = &self.slots[index as usize];
-            slot.client_addr == client_addr
+            side == Side::In
+                && slot.client_addr == client_addr
                 && slot.client_port == port
                 && slot.virt_addr == virt_addr
                 && slot.virt_port == key.virt.port()
                 && slot.protocol == key.protocol
                 && slot.family == family
                 && slot.flags & mask == flags
-        })
+        });
+        found.map(|reference| Side::of(reference).0)
     }
 
     /// Gives an entry of unknown client port the port of its first packet (`ip_vs_conn_fill_cport`).
     pub(crate) fn set_client_port(&mut self, index: u32, port: u16) {
-        self.unchain(index);
-        let slot = &mut self.slots[index as usize];
-        slot.client_port = port;
-        slot.flags &= !flag::NO_CPORT;
+        self.change(index, |slot| {
+            slot.client_port = port;
+            slot.flags &= !flag::NO_CPORT;
+        });
         self.portless -= 1;
-        let bucket = {
-            let slot = &self.slots[index as usize];
-            self.bucket(slot.protocol, slot.client_addr, slot.client_port)
-        };
-        self.slots[index as usize].next = self.buckets[bucket].wrapping_sub(1);
-        self.buckets[bucket] = index + 1;
+    }
+
+    /// Gives a template ports that no lookup asks for (`ip_vs_check_template`).
+    pub(crate) fn hide_template(&mut self, index: u32) {
+        self.change(index, |slot| {
+            slot.virt_port = u16::MAX;
+            slot.server_port = u16::MAX;
+            slot.flags |= flag::DYING;
+        });
+    }
+
+    /// Changes what an entry is found by. Among equals, it is the newest from now on.
+    pub(crate) fn change(&mut self, index: u32, change: impl FnOnce(&mut Slot)) {
+        self.leave_index(index);
+        change(&mut self.slots[index as usize]);
+        self.enter_index(index);
     }
 
     /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the real server where
@@ -318,42 +397,50 @@ impl ConnTable {
     ) -> Option<u32> {
         let (client_addr, family) = pack(client.ip());
         let (source_addr, _) = pack(source.ip());
-        self.chain(protocol, client_addr, client.port())
-            .find(|&index| {
-                let slot = &self.slots[index as usize];
-                // Replies of full NAT go to a local address, never to a client.
-                let (addr, port) = if slot.method().translates() {
-                    (slot.server_addr, slot.server_port)
-                } else {
-                    (slot.virt_addr, slot.virt_port)
-                };
-                slot.client_addr == client_addr
-                    && slot.client_port == client.port()
-                    && addr == source_addr
-                    && port == source.port()
-                    && slot.protocol == protocol
-                    && slot.family == family
-                    && !slot.has(flag::TEMPLATE)
-                    && slot.method() != Forwarding::FullNat
-            })
+        let hash = self.hash(
+            protocol,
+            (client_addr, client.port()),
+            (source_addr, source.port()),
+        );
+        let found = self.index.find(hash, |reference| {
+            let (index, side) = Side::of(reference);
+            let slot = &self.slots[index as usize];
+            let (addr, port) = match side {
+                Side::Out => (slot.server_addr, slot.server_port),
+                Side::In => (slot.virt_addr, slot.virt_port),
+            };
+            slot.client_addr == client_addr
+                && slot.client_port == client.port()
+                && addr == source_addr
+                && port == source.port()
+                && slot.protocol == protocol
+                && slot.family == family
+                && !slot.has(flag::TEMPLATE)
+                && (side == Side::Out || !slot.method().translates())
+        });
+        found.map(|reference| Side::of(reference).0)
     }
 
-    /// Puts an entry in front of its chain and starts its timer; `None`, and nothing changed, if the table is full.
-    pub(crate) fn insert(&mut self, mut slot: Slot, now: Instant) -> Option<u32> {
-        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
-        slot.next = self.buckets[bucket].wrapping_sub(1);
-        let index = if self.free != NO_SLOT {
-            let index = self.free;
-            self.free = self.slots[index as usize].next;
-            self.slots[index as usize] = slot;
-            index
+    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing changed, if the table
+    /// is full.
+    pub(crate) fn insert(&mut self, slot: Slot, now: Instant) -> Option<u32> {
+        let next_free = self.slots.get(self.free as usize).map(|slot| slot.next);
+        let index = if next_free.is_some() {
+            self.slots[self.free as usize] = slot;
+            self.free
         } else if self.slots.len() < self.capacity {
             self.slots.push(slot);
+            self.ties.push([Tie::NONE; 2]);
             u32::try_from(self.slots.len() - 1).ok()?
         } else {
             return None;
         };
-        self.buckets[bucket] = index + 1;
+        self.free = next_free.unwrap_or(self.free);
+        if !self.enter_index(index) {
+            self.leave_index(index);
+            self.release(index);
+            return None;
+        }
         self.len += 1;
         self.portless += usize::from(self.slots[index as usize].has(flag::NO_CPORT));
         self.restart(index, now);
@@ -363,33 +450,75 @@ impl ConnTable {
     /// Takes an entry out and frees its slot.
     pub(crate) fn remove(&mut self, index: u32) {
         self.wheel.disarm(&mut self.slots, index);
-        self.unchain(index);
+        self.leave_index(index);
         self.portless -= usize::from(self.slots[index as usize].has(flag::NO_CPORT));
+        self.release(index);
+        self.len -= 1;
+    }
+
+    /// Puts a slot in front of the free ones.
+    fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.next = self.free;
         // A free slot answers no lookup and no listing.
         slot.protocol = Protocol(0);
         slot.flags = FREE;
         self.free = index;
-        self.len -= 1;
     }
 
-    /// Takes an entry out of its hash chain.
-    fn unchain(&mut self, index: u32) {
+    /// Makes an entry the one that its packets find; `false` if the index has no room where it belongs.
+    fn enter_index(&mut self, index: u32) -> bool {
+        let sides = self.hashes(index);
+        sides.into_iter().all(|(side, hash)| {
+            let Some(hash) = hash else { return true };
+            let new = &self.slots[index as usize];
+            let equal = self.index.find(hash, |reference| {
+                let (known, of) = Side::of(reference);
+                of == side && new.is_found_like(&self.slots[known as usize], side)
+            });
+            let Some(equal) = equal else {
+                return self.index.insert(hash, side.reference(index));
+            };
+            self.index.replace(hash, equal, side.reference(index));
+            let (older, _) = Side::of(equal);
+            self.ties[older as usize][side as usize].newer = index;
+            self.ties[index as usize][side as usize].older = older;
+            true
+        })
+    }
+
+    /// Lets an entry be found no more, and in its place the one that it stood before.
+    fn leave_index(&mut self, index: u32) {
+        for (side, hash) in self.hashes(index) {
+            let Some(hash) = hash else { continue };
+            let place = &mut self.ties[index as usize][side as usize];
+            let Tie { older, newer } = core::mem::replace(place, Tie::NONE);
+            if let Some(tie) = self.ties.get_mut(older as usize) {
+                tie[side as usize].newer = newer;
+            }
+            if let Some(tie) = self.ties.get_mut(newer as usize) {
+                tie[side as usize].older = older;
+            } else if older == NO_SLOT {
+                self.index.remove(hash, side.reference(index));
+            } else {
+                let (old, new) = (side.reference(index), side.reference(older));
+                self.index.replace(hash, old, new);
+            }
+        }
+    }
+
+    /// The hashes that an entry is found by, for each side that it has.
+    fn hashes(&self, index: u32) -> [(Side, Option<u64>); 2] {
         let slot = &self.slots[index as usize];
-        let bucket = self.bucket(slot.protocol, slot.client_addr, slot.client_port);
-        let next = slot.next;
-        let mut at = self.buckets[bucket].wrapping_sub(1);
-        if at == index {
-            self.buckets[bucket] = next.wrapping_add(1);
-            return;
-        }
-        while at != NO_SLOT && self.slots[at as usize].next != index {
-            at = self.slots[at as usize].next;
-        }
-        if at != NO_SLOT {
-            self.slots[at as usize].next = next;
-        }
+        let client = (slot.client_addr, slot.client_port);
+        let virt = (slot.virt_addr, slot.virt_port);
+        let replies = slot.method() == Forwarding::Nat && !slot.has(flag::TEMPLATE);
+        let out = replies.then(|| {
+            let server = (slot.server_addr, slot.server_port);
+            self.hash(slot.protocol, client, server)
+        });
+        let into = self.hash(slot.protocol, client, virt);
+        [(Side::In, Some(into)), (Side::Out, out)]
     }
 
     /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
@@ -462,51 +591,26 @@ impl ConnTable {
             .filter(|&index| self.slots[index as usize].flags != FREE)
     }
 
-    fn chain(&self, protocol: Protocol, client_addr: u128, client_port: u16) -> Chain<'_> {
-        let bucket = self.bucket(protocol, client_addr, client_port);
-        Chain {
-            slots: &self.slots,
-            next: self.buckets[bucket].wrapping_sub(1),
-        }
-    }
-
+    /// Hash of a client's address and port and those that he speaks to, or hears from.
     #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "masked to the number of buckets"
-    )]
-    fn bucket(&self, protocol: Protocol, client_addr: u128, client_port: u16) -> usize {
+    fn hash(&self, protocol: Protocol, client: (u128, u16), peer: (u128, u16)) -> u64 {
         let (k0, k1) = self.hash_keys;
         let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        let tail = u64::from(client_port) << 8 | u64::from(protocol.0);
-        if let Ok(v4) = u32::try_from(client_addr) {
-            hasher.write_u64(u64::from(v4) << 24 | tail);
+        let tail = u64::from(client.1) << 8 | u64::from(protocol.0);
+        if let (Ok(from), Ok(to)) = (u32::try_from(client.0), u32::try_from(peer.0)) {
+            hasher.write_u64(u64::from(from) << 24 | tail);
+            hasher.write_u64(u64::from(to) << 16 | u64::from(peer.1));
         } else {
-            hasher.write_u128(client_addr);
-            hasher.write_u64(tail);
+            hasher.write_u128(client.0);
+            hasher.write_u128(peer.0);
+            hasher.write_u64(u64::from(peer.1) << 32 | tail);
         }
-        hasher.finish() as usize & (self.buckets.len() - 1)
+        hasher.finish()
     }
 }
 
 /// Flags of a free slot; no entry can have all bits.
 const FREE: u32 = u32::MAX;
-
-struct Chain<'a> {
-    slots: &'a [Slot],
-    next: u32,
-}
-
-impl Iterator for Chain<'_> {
-    type Item = u32;
-
-    #[inline]
-    fn next(&mut self) -> Option<u32> {
-        let index = self.next;
-        self.next = self.slots.get(index as usize)?.next;
-        Some(index)
-    }
-}
 
 #[inline]
 fn pack(addr: IpAddr) -> (u128, Family) {
@@ -575,6 +679,68 @@ mod tests {
         assert_eq!(table.find_in(&key(1)), Some(old));
         table.remove(old);
         assert_eq!((table.find_in(&key(1)), table.len()), (None, 0));
+    }
+
+    fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Slot {
+        let key = Key {
+            virt,
+            ..key(client)
+        };
+        let mut slot = Slot::new(&key, server, Forwarding::Nat as u32);
+        slot.timeout = 100;
+        slot
+    }
+
+    /// One client's port to every port of an address, and to one port of as many addresses with one server: chains
+    /// keyed by the client alone would have all of them.
+    #[test]
+    fn one_clients_port_to_all_ports_or_addresses_makes_no_chain() {
+        let mut table = ConnTable::new(1 << 17, 1);
+        let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
+        let virt = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            SocketAddr::from(([10, 2, high, low], 80))
+        };
+        let port = |n: u16| SocketAddr::from(([10, 0, 0, 1], n));
+        let behind = |n: u16| SocketAddr::from(([10, 1, 0, 2], n));
+        for n in 1..=u16::MAX {
+            table
+                .insert(nat(7, virt(n), server), Instant::ZERO)
+                .unwrap();
+            table
+                .insert(nat(7, port(n), behind(n)), Instant::ZERO)
+                .unwrap();
+        }
+        for n in 1..=u16::MAX {
+            for virt in [virt(n), port(n)] {
+                let found = table.find_in(&Key { virt, ..key(7) }).unwrap();
+                assert_eq!(table.get(found).virt(), virt);
+            }
+            let found = table.find_out(Protocol::TCP, behind(n), key(7).client);
+            assert_eq!(table.get(found.unwrap()).virt(), port(n));
+        }
+        // Of equals, the newest that is left; removed from the middle, from the end and from the front.
+        let newest = |table: &ConnTable| {
+            let found = table.find_out(Protocol::TCP, server, key(7).client);
+            found.map(|index| table.get(index).virt())
+        };
+        assert_eq!(newest(&table), Some(virt(u16::MAX)));
+        for n in (2..u16::MAX).chain([1]) {
+            let index = table
+                .find_in(&Key {
+                    virt: virt(n),
+                    ..key(7)
+                })
+                .unwrap();
+            table.remove(index);
+            assert_eq!(newest(&table), Some(virt(u16::MAX)));
+        }
+        let index = table.find_in(&Key {
+            virt: virt(u16::MAX),
+            ..key(7)
+        });
+        table.remove(index.unwrap());
+        assert_eq!(newest(&table), None);
     }
 
     #[test]

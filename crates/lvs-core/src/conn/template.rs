@@ -104,6 +104,8 @@ pub(crate) struct Templates {
     pub(crate) table: ConnTable,
     records: Vec<Option<Arc<Template>>>,
     by_engine: BTreeMap<EngineKey, u32>,
+    /// Where to look next for one that can go.
+    pub(crate) hand: usize,
 }
 
 impl Templates {
@@ -112,6 +114,7 @@ impl Templates {
             table: ConnTable::new(capacity, seed),
             records: Vec::new(),
             by_engine: BTreeMap::new(),
+            hand: 0,
         }
     }
 
@@ -195,7 +198,7 @@ impl Templates {
             {
                 self.by_engine.remove(&key);
             }
-            self.table.get_mut(index).hide_template();
+            self.table.hide_template(index);
         }
     }
 

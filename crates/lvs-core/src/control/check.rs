@@ -162,11 +162,7 @@ pub(crate) fn add_server(
 ) -> Result<(), Error> {
     let facts = view.service(key).ok_or(Error::NoService)?;
     family(key, addr, config)?;
-    // A message about a connection has room for one family only.
-    let synchronised = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
-    if synchronised && is_mixed(key, addr) {
-        return Err(Error::FamilyMismatch);
-    }
+    synchronised(view, key, addr)?;
     full_nat(view, key, facts.one_packet, config.forwarding)?;
     Server::check(config)?;
     if view.server(key, &facts, addr).is_some() {
@@ -175,6 +171,15 @@ pub(crate) fn add_server(
     replies(&facts, config)?;
     // A removed server that comes back has passed this when it first came.
     unicast(addr.ip())
+}
+
+/// Where connections are synchronised, a server is of its service's family: a message about one has room for no other.
+fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
+    let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
+    if runs && is_mixed(key, addr) {
+        return Err(Error::FamilyMismatch);
+    }
+    Ok(())
 }
 
 /// The settings of a server can be replaced by these; gives its forwarding method.
@@ -186,6 +191,7 @@ pub(crate) fn edit_server(
 ) -> Result<Forwarding, Error> {
     let facts = view.service(key).ok_or(Error::NoService)?;
     family(key, addr, config)?;
+    synchronised(view, key, addr)?;
     full_nat(view, key, facts.one_packet, config.forwarding)?;
     Server::check(config)?;
     let before = view.server(key, &facts, addr).ok_or(Error::NoServer)?;

@@ -23,7 +23,9 @@ use crate::conn::table::{flag, tick_of};
 use crate::conn::{ConnTable, Key, Slot, Templates};
 use crate::defense::{self, Defense};
 use crate::down::Down;
+use crate::evict::{Hand, WhenFull};
 use crate::full_nat::{self, FullNat};
+use crate::limits::Limiter;
 use crate::local_ports::LocalPorts;
 use crate::mark::MarkRule;
 use crate::sched::Registry;
@@ -39,6 +41,9 @@ use crate::{
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
+/// Templates whose time has come that are looked at in one call: a flooded persistent service has a million, and the
+/// lock is held meanwhile. The others come with the next call, which is due at once.
+const TEMPLATES_AT_ONCE: usize = 4096;
 /// The port of FTP's control connections.
 pub(crate) const FTP: u16 = 21;
 /// That of its data connections, where the server opens them.
@@ -58,6 +63,8 @@ pub struct Service {
     next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,
+    /// What it has taken of its limits.
+    pub(crate) limiter: Limiter,
     /// Its servers, counted by what checks ask for.
     pub(crate) census: Census,
 }
@@ -103,8 +110,11 @@ pub enum Profile {
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connections that each shard holds at most, and persistence templates that all of them share.
+    /// Connections that each shard holds at most. Persistence templates, which all of them share, are an eighth (and
+    /// 128) more, so that when every connection has one of its own, some are free to give way.
     pub max_connections: usize,
+    /// What a full shard does with a new connection.
+    pub when_full: WhenFull,
     /// How many shards there will be.
     pub shards: usize,
     /// Keys the hash of the connection table; take it from the system's random numbers.
@@ -120,6 +130,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             max_connections: 1 << 20,
+            when_full: WhenFull::Drop,
             shards: 1,
             seed: 0,
             schedulers: Registry::new(),
@@ -196,7 +207,7 @@ impl Default for Options {
 /// ```
 #[derive(Debug)]
 pub struct Control {
-    options: Options,
+    pub(crate) options: Options,
     pub(crate) services: BTreeMap<u32, Box<Service>>,
     pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
     next_service: u32,
@@ -224,7 +235,10 @@ pub struct Control {
     /// What each shard is to do when it is swept next.
     wishes: Vec<Wish>,
     pub(crate) templates: Templates,
+    pub(crate) evicted_templates: u64,
     pub(crate) defense: Defense,
+    /// Connections of each shard when it was here last.
+    occupancy: Vec<usize>,
     /// The synchronisation backup that runs.
     pub(crate) backup: Option<Backup>,
     pub(crate) sync: Queue,
@@ -284,13 +298,17 @@ impl Control {
     /// A director without services.
     pub fn new(options: Options) -> Self {
         let shards = options.shards.max(1);
-        let templates = Templates::new(options.max_connections, options.seed.rotate_left(17));
+        let templates = Templates::new(
+            options.max_connections + options.max_connections / 8 + 128,
+            options.seed.rotate_left(17),
+        );
         let defense = Defense::new(options.seed);
         let settings = Settings {
             timeouts: match options.profile {
                 Profile::Kernel => Timeouts::default(),
                 Profile::Modern => Timeouts::modern(),
             },
+            evicts: options.when_full == WhenFull::Evict,
             ..Settings::default()
         };
         Self {
@@ -314,7 +332,9 @@ impl Control {
             next_defense: None,
             wishes: vec![Wish::default(); shards],
             templates,
+            evicted_templates: 0,
             defense,
+            occupancy: vec![0; shards],
             backup: None,
             sync: Queue::default(),
             local: Vec::new(),
@@ -347,6 +367,7 @@ impl Control {
             sequences: BTreeMap::new(),
             down: Down::default(),
             sessions: BTreeMap::new(),
+            hand: Hand::default(),
         };
         self.refresh(&mut shard);
         Some(shard)
@@ -391,6 +412,7 @@ impl Control {
             pool: Pool::new(scheduler),
             stats: ObjectStats::new(self.options.shards),
             slow: SlowStart::default(),
+            limiter: Limiter::default(),
             census: Census::default(),
         };
         self.ftp_services += usize::from(key.port() == FTP);
@@ -424,6 +446,9 @@ impl Control {
         }
         if service.config.extras.slow_start == 0 && config.extras.slow_start != 0 {
             service.slow.take_as_established(service.pool.servers());
+        }
+        if service.config.extras.limits != config.extras.limits {
+            service.limiter = Limiter::default();
         }
         let before = core::mem::replace(&mut service.config, config);
         service.owner = owner;
@@ -656,11 +681,12 @@ impl Control {
     /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
+        let mut budget = TEMPLATES_AT_ONCE;
         while let Some(at) = self.next_event.filter(|&at| at <= now) {
-            self.expire_templates(at);
+            self.expire_templates(at, &mut budget);
             self.run_events(at);
         }
-        self.expire_templates(now);
+        self.expire_templates(now, &mut budget);
     }
 
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
@@ -733,10 +759,9 @@ impl Control {
         }
     }
 
-    fn expire_templates(&mut self, now: Instant) {
-        let mut unlimited = usize::MAX;
-        loop {
-            let due = self.templates.table.take_due_by(now, &mut unlimited);
+    fn expire_templates(&mut self, now: Instant, budget: &mut usize) {
+        while *budget > 0 {
+            let due = self.templates.table.take_due_by(now, budget);
             let done = due.is_empty();
             for &index in &due {
                 self.expire_template(index, None);
@@ -767,7 +792,7 @@ impl Control {
         self.templates.restart(index, fired);
     }
 
-    fn remove_template(&mut self, index: u32) {
+    pub(crate) fn remove_template(&mut self, index: u32) {
         let template = self.templates.remove(index);
         let server = template.server.load(Ordering::Relaxed) as usize;
         if let Some(entry) = self.records.get(server) {
@@ -980,6 +1005,13 @@ impl Control {
         Some(self.clock? + scheduler.period()?)
     }
 
+    /// Notes how many connections a shard has, for the defences.
+    pub(crate) fn note_occupancy(&mut self, shard: &Shard) {
+        if let Some(connections) = self.occupancy.get_mut(shard.number) {
+            *connections = shard.len();
+        }
+    }
+
     /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes. A shard of another
     /// director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
@@ -987,6 +1019,7 @@ impl Control {
             return;
         }
         self.refresh(shard);
+        self.note_occupancy(shard);
         let Some(wish) = self.wishes.get_mut(shard.number) else {
             return;
         };
@@ -1027,6 +1060,10 @@ impl Control {
 
     /// Re-evaluates the defences (`update_defense_level`).
     fn update_defense(&mut self) {
+        let slots = self.options.max_connections * self.options.shards;
+        let used: usize = self.occupancy.iter().sum();
+        self.defense
+            .set_occupancy(slots.saturating_sub(used), slots);
         let before = self.settings.sysctls.clone();
         self.defense.update(&mut self.settings.sysctls);
         if self.settings.secure != self.defense.secure || self.settings.sysctls != before {

@@ -299,7 +299,7 @@ pub(crate) mod tests {
         pool.edit(server(server_number + 1), &config).unwrap();
     }
 
-    fn server(n: u8) -> SocketAddr {
+    pub(crate) fn server(n: u8) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, n], 80))
     }
 

@@ -52,6 +52,18 @@ impl WeightedRoundRobin {
         self.last = None;
     }
 
+    /// Leaves out the passes in which nobody can be chosen and the round does not end: with weights of a million and
+    /// every server at its upper threshold there are a million of them. `heaviest`: the greatest weight that a pass may
+    /// find.
+    fn skip_passes(&mut self, heaviest: i32) {
+        let floor = heaviest.max(self.step);
+        if self.current > floor {
+            // Rounded up: down to the first threshold that is not above the floor.
+            let passes = (self.current - floor - 1) / self.step + 1;
+            self.current -= passes * self.step;
+        }
+    }
+
     fn changed(&mut self, servers: &[Arc<Server>]) {
         self.measure(servers);
         if self.current > self.max || self.current == 0 {
@@ -76,6 +88,7 @@ impl Scheduler for WeightedRoundRobin {
         let mut stop = None;
         let (mut last_pass, mut restarted) = (false, false);
         let mut start = came_from.map_or(0, |last| last + 1);
+        let mut floor = None;
         loop {
             for (index, server) in servers.iter().enumerate().skip(start) {
                 if !server.is_overloaded() && server.weight() >= self.current {
@@ -96,6 +109,9 @@ impl Scheduler for WeightedRoundRobin {
                     return None;
                 }
                 restarted = true;
+            }
+            if stop.is_none() {
+                self.skip_passes(*floor.get_or_insert_with(|| heaviest(servers)));
             }
             last_pass = self.current <= self.step;
             if last_pass && restarted {
@@ -122,9 +138,114 @@ impl Scheduler for WeightedRoundRobin {
     }
 }
 
+/// The greatest weight of a server that may be chosen.
+fn heaviest(servers: &[Arc<Server>]) -> i32 {
+    let free = servers.iter().filter(|server| !server.is_overloaded());
+    free.map(|server| server.weight()).fold(0, i32::max)
+}
+
 pub(super) fn gcd(mut a: i32, mut b: i32) -> i32 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::sched::tests::{clients, server};
+    use crate::{Forwarding, ServerConfig, ServerId};
+
+    /// `ip_vs_wrr_schedule` pass by pass.
+    fn pass_by_pass(wrr: &mut WeightedRoundRobin, servers: &[Arc<Server>]) -> Option<usize> {
+        if wrr.max == 0 {
+            return None;
+        }
+        let came_from = wrr.last;
+        let (mut stop, mut last_pass, mut restarted) = (None, false, false);
+        let mut start = came_from.map_or(0, |last| last + 1);
+        loop {
+            for (index, server) in servers.iter().enumerate().skip(start) {
+                if !server.is_overloaded() && server.weight() >= wrr.current {
+                    wrr.last = Some(index);
+                    return Some(index);
+                }
+                if stop == Some(index) {
+                    wrr.last = Some(index);
+                    return None;
+                }
+            }
+            start = 0;
+            wrr.current -= wrr.step;
+            if wrr.current <= 0 {
+                wrr.current = wrr.max;
+                if last_pass || came_from.is_none() {
+                    wrr.last = None;
+                    return None;
+                }
+                restarted = true;
+            }
+            last_pass = wrr.current <= wrr.step;
+            if last_pass && restarted {
+                stop = came_from;
+            }
+        }
+    }
+
+    fn servers(of: &[(i32, bool)]) -> Vec<Arc<Server>> {
+        let servers = (1..).zip(of).map(|(n, &(weight, full))| {
+            let config = ServerConfig::new(weight, Forwarding::Nat);
+            let server = Server::new(ServerId(n.into()), server(n), &config).unwrap();
+            if full {
+                server.overload_for_test();
+            }
+            Arc::new(server)
+        });
+        servers.collect()
+    }
+
+    #[test]
+    fn a_million_passes_without_a_server_cost_a_few() {
+        let servers = servers(&[(1_000_000, true), (999_999, true), (1, false)]);
+        let mut wrr = WeightedRoundRobin::default();
+        wrr.start(&servers);
+        let request = clients(crate::ServiceFlags::default())[0];
+        // Pass by pass, that would be 10^10 of them.
+        for _ in 0..10_000 {
+            assert_eq!(wrr.pick(&servers, &request), Some(2));
+        }
+        servers[2].overload_for_test();
+        for _ in 0..10_000 {
+            assert_eq!(wrr.pick(&servers, &request), None);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn passes_that_are_left_out_change_nothing(
+            steps in proptest::collection::vec(
+                (proptest::collection::vec((0i32..40, proptest::prelude::any::<bool>()), 1..6), 1i32..5, 1usize..8),
+                1..8,
+            )
+        ) {
+            let mut wrr = WeightedRoundRobin::default();
+            let request = clients(crate::ServiceFlags::default())[0];
+            for (servers_of, scale, picks) in steps {
+                let scaled: Vec<_> = servers_of.iter().map(|&(weight, full)| (weight * scale, full)).collect();
+                let servers = servers(&scaled);
+                wrr.changed(&servers);
+                let mut twin = wrr;
+                for _ in 0..picks {
+                    let chosen = wrr.pick(&servers, &request);
+                    proptest::prop_assert_eq!(chosen, pass_by_pass(&mut twin, &servers));
+                    proptest::prop_assert_eq!(
+                        (wrr.last, wrr.current), (twin.last, twin.current)
+                    );
+                }
+            }
+        }
+    }
 }

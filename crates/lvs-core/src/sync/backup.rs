@@ -233,10 +233,11 @@ impl Control {
             data: None,
         };
         if let Some(server) = self.find_server(&entry, entry.flags) {
-            let slot = shard.table.get_mut(index);
-            slot.server = server.id().0;
-            slot.flags = inherit(slot.flags, &server);
-            server.bind(!slot.has(flag::INACTIVE));
+            shard.table.change(index, |slot| {
+                slot.server = server.id().0;
+                slot.flags = inherit(slot.flags, &server);
+            });
+            server.bind(!shard.table.get(index).has(flag::INACTIVE));
         }
     }
 

@@ -30,7 +30,10 @@ impl Header {
             Self::Tcp(segment) => Transport::Tcp(TcpFlags(segment[13])),
             Self::Udp(payload) => Transport::Udp(payload),
             Self::Sctp(chunk) => Transport::Sctp(*chunk),
-            Self::Short => Transport::Short { ports: false },
+            Self::Short => Transport::Short {
+                ports: false,
+                header: false,
+            },
             Self::Other => Transport::Other,
         }
     }

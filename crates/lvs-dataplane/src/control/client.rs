@@ -11,6 +11,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use super::Address;
+use super::address::impostor;
 
 /// The longest line of an answer: a service with very many servers is one line.
 const LINE_MAX: u64 = 1 << 30;
@@ -49,8 +50,8 @@ pub enum Error {
     },
     /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and this user are believed.
     #[error(
-        "{address} is served by user {uid}, who is neither root nor this user: it may not be an engine. If it is yours, \
-         have it listen on a path (--socket /run/...) and name that"
+        "{address} is served by a process of user {uid}, which is neither this user nor root with \
+         CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
     )]
     Impostor {
         /// Where.
@@ -141,6 +142,39 @@ fn refused(address: Address) -> Error {
     }
 }
 
+/// Connects to exactly this address.
+fn open(address: &Address) -> Result<UnixStream, Error> {
+    let stream = address.connect().map_err(|source| {
+        let address = address.clone();
+        match source.kind() {
+            io::ErrorKind::NotFound => Error::Absent { address },
+            io::ErrorKind::ConnectionRefused => refused(address),
+            io::ErrorKind::PermissionDenied => Error::Denied { address },
+            io::ErrorKind::WouldBlock => Error::Silent { address, pid: None },
+            _ => Error::Connect { address, source },
+        }
+    })?;
+    // A path that somebody has named is believed: nobody listens there but who may write to its directory.
+    if !matches!(address, Address::Path(_))
+        && let Some((uid, _)) = impostor(&stream)
+    {
+        let address = address.clone();
+        return Err(Error::Impostor { address, uid });
+    }
+    Ok(stream)
+}
+
+/// Connects to the usual path, or else to an engine that has nothing but the abstract name. Whoever else holds that is as if he
+/// were not there: no user keeps an engine from being started.
+fn open_usual(address: &Address) -> Result<UnixStream, Error> {
+    match open(address) {
+        Err(absent @ (Error::Absent { .. } | Error::Stale { .. })) => {
+            open(&Address::by_name()).map_err(|_| absent)
+        }
+        other => other,
+    }
+}
+
 /// One line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
@@ -156,26 +190,30 @@ impl Client {
     /// # Errors
     /// Everything in [`Error`].
     pub fn connect(address: &Address) -> Result<Self, Error> {
-        let stream = address.connect().map_err(|source| {
-            let address = address.clone();
-            match source.kind() {
-                io::ErrorKind::NotFound => Error::Absent { address },
-                io::ErrorKind::ConnectionRefused => refused(address),
-                io::ErrorKind::PermissionDenied => Error::Denied { address },
-                _ => Error::Connect { address, source },
-            }
-        })?;
-        if address.path().is_none()
-            && let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream)
-            && !peer.uid.is_root()
-            && peer.uid != rustix::process::geteuid()
-        {
-            let (address, uid) = (address.clone(), peer.uid.as_raw());
-            return Err(Error::Impostor { address, uid });
-        }
+        Self::connect_within(address, GREETING, SILENCE)
+    }
+
+    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when it has said nothing for
+    /// this long.
+    ///
+    /// # Errors
+    /// Everything in [`Error`].
+    pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
+        Self::connect_within(address, patience, patience)
+    }
+
+    fn connect_within(
+        address: &Address,
+        greeting: Duration,
+        silence: Duration,
+    ) -> Result<Self, Error> {
+        let stream = match address {
+            Address::Usual(_) => open_usual(address)?,
+            _ => open(address)?,
+        };
         // A socket that takes no timeout is none of this system's.
-        let _ = stream.set_read_timeout(Some(GREETING));
-        let _ = stream.set_write_timeout(Some(SILENCE));
+        let _ = stream.set_read_timeout(Some(greeting));
+        let _ = stream.set_write_timeout(Some(silence));
         let mut client = Self {
             address: address.clone(),
             stream: BufReader::with_capacity(64 << 10, stream),
@@ -204,8 +242,15 @@ impl Client {
             });
         }
         client.hello = hello;
-        let _ = client.stream.get_ref().set_read_timeout(Some(SILENCE));
+        client.set_patience(silence);
         Ok(client)
+    }
+
+    /// From now on the engine counts as stopped when it has said nothing for this long.
+    pub fn set_patience(&self, patience: Duration) {
+        let stream = self.stream.get_ref();
+        let _ = stream.set_read_timeout(Some(patience));
+        let _ = stream.set_write_timeout(Some(patience));
     }
 
     /// What the engine said of itself.

@@ -3,9 +3,20 @@
 //! The messages are the types of [`lvs_core::api`].
 
 mod address;
+#[cfg(feature = "engine")]
+mod admission;
 mod client;
 #[cfg(feature = "engine")]
+mod connection;
+#[cfg(feature = "engine")]
+mod listen;
+mod peer;
+mod place;
+#[cfg(feature = "engine")]
 pub mod server;
+#[cfg(all(test, feature = "engine"))]
+mod tests;
 
 pub use address::{Address, SOCKET_VARIABLE};
 pub use client::{Client, Error};
+pub use place::{LockError, Steering, steer};

@@ -1,6 +1,8 @@
 //! Packets shown to whoever asks, each with what was decided about it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{CaptureFilter, CapturedPacket};
@@ -8,29 +10,89 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 
 use super::virtual_::hex;
 
+/// Readers at a time: each packet is shown to one after the other.
+pub(super) const READERS_MAX: usize = 8;
+/// Bytes of packets that may wait for a reader; the next ones are lost to it.
+const BYTES_MAX: usize = 4 << 20;
 /// Packets that may wait for a reader; the next ones are lost to it.
 pub(super) const QUEUE: usize = 4096;
+
+/// The places of readers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readers(Arc<AtomicUsize>);
+
+impl Readers {
+    /// A place for one more; `None` if there are [`READERS_MAX`]. It is given back when it is
+    /// dropped.
+    pub(super) fn take(&self) -> Option<ReaderPlace> {
+        self.0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                (count < READERS_MAX).then_some(count + 1)
+            })
+            .is_ok()
+            .then(|| ReaderPlace(self.clone()))
+    }
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct ReaderPlace(Readers);
+
+impl Drop for ReaderPlace {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// One reader.
 #[derive(Debug)]
 pub(super) struct Capture {
     filter: CaptureFilter,
     out: SyncSender<CapturedPacket>,
+    reader: Weak<Reader>,
     lost: u64,
 }
 
+/// The reading end. A capture ends with it, even if no packet ever comes that its filter takes.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// Bytes of packets that wait.
+    waiting: AtomicUsize,
+}
+
+impl Reader {
+    /// Notes that a packet waits no more.
+    pub(super) fn took(&self, packet: &CapturedPacket) {
+        self.waiting.fetch_sub(packet.frame.len(), Ordering::AcqRel);
+    }
+}
+
 impl Capture {
-    pub(super) fn new(filter: CaptureFilter, out: SyncSender<CapturedPacket>) -> Self {
+    pub(super) const fn new(
+        filter: CaptureFilter,
+        out: SyncSender<CapturedPacket>,
+        reader: Weak<Reader>,
+    ) -> Self {
         Self {
             filter,
             out,
+            reader,
             lost: 0,
         }
     }
 
     /// Shows a packet if the filter takes it. `false`: the reader is gone.
     pub(super) fn show(&mut self, tuple: Option<Tuple>, packet: &Shown<'_>) -> bool {
+        let Some(reader) = self.reader.upgrade() else {
+            return false;
+        };
         if !takes(&self.filter, tuple, packet.dropped) {
+            return true;
+        }
+        // Hexadecimal.
+        let length = packet.frame.len() * 2;
+        if reader.waiting.load(Ordering::Acquire) + length > BYTES_MAX {
+            self.lost += 1;
             return true;
         }
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -42,9 +104,11 @@ impl Capture {
             verdict: packet.verdict.to_owned(),
             lost: self.lost,
         };
+        reader.waiting.fetch_add(length, Ordering::AcqRel);
         match self.out.try_send(packet) {
             Ok(()) => true,
-            Err(TrySendError::Full(_)) => {
+            Err(TrySendError::Full(packet)) => {
+                reader.took(&packet);
                 self.lost += 1;
                 true
             }
@@ -169,7 +233,8 @@ mod tests {
         }
         assert!(!takes(&filter(r#"{"ports": [80]}"#), None, false));
         let (out, packets) = sync_channel(1);
-        let mut capture = Capture::new(CaptureFilter::default(), out);
+        let reader = Arc::<Reader>::default();
+        let mut capture = Capture::new(CaptureFilter::default(), out, Arc::downgrade(&reader));
         let packet = Shown {
             interface: "eth0",
             ethernet: true,
@@ -184,5 +249,41 @@ mod tests {
         assert_eq!(packets.recv().expect("the third").lost, 1);
         drop(packets);
         assert!(!capture.show(None, &packet));
+    }
+
+    #[test]
+    fn a_capture_ends_with_its_reader_and_what_waits_for_that_is_bounded() {
+        let (out, packets) = sync_channel(QUEUE);
+        let reader = Arc::<Reader>::default();
+        let filter = CaptureFilter {
+            ports: vec![9],
+            ..CaptureFilter::default()
+        };
+        let mut picky = Capture::new(filter, out.clone(), Arc::downgrade(&reader));
+        let mut greedy = Capture::new(CaptureFilter::default(), out, Arc::downgrade(&reader));
+        let packet = Shown {
+            interface: "eth0",
+            ethernet: true,
+            frame: &[0; 65_000],
+            verdict: "left to this host",
+            dropped: false,
+        };
+        for _ in 0..1000 {
+            assert!(picky.show(None, &packet) && greedy.show(None, &packet));
+        }
+        let waiting: Vec<_> = packets.try_iter().inspect(|one| reader.took(one)).collect();
+        let bytes: usize = waiting.iter().map(|one| one.frame.len()).sum();
+        assert!((1..=BYTES_MAX).contains(&bytes), "{bytes}");
+        assert!(greedy.show(None, &packet));
+        let next = packets.recv().expect("there is room again");
+        assert_eq!(next.lost, 1000 - waiting.len() as u64);
+        // Nothing has matched one of them, and the other's channel still has its end.
+        drop(reader);
+        let readers = Readers::default();
+        let all: Vec<_> = std::iter::from_fn(|| readers.take()).collect();
+        assert_eq!(all.len(), READERS_MAX);
+        drop(all);
+        assert!(readers.take().is_some());
+        assert!(!picky.show(None, &packet) && !greedy.show(None, &packet));
     }
 }

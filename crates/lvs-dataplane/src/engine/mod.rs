@@ -30,7 +30,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry};
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::info;
 
@@ -80,6 +80,8 @@ pub struct Config {
     pub address: Option<Address>,
     /// Group whose members may change things, besides root and the engine's own user.
     pub group: Option<u32>,
+    /// Group whose members, and nobody else without the right to change things, may look; `None` for everybody.
+    pub readers: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
     pub own_vips: bool,
     /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
@@ -90,6 +92,8 @@ pub struct Config {
     pub settings: Settings,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
+    /// What a full table does with a new connection.
+    pub when_full: WhenFull,
     /// Sysctls to set before anything else, as name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
@@ -214,9 +218,11 @@ impl Engine {
         let address = config.address.clone().unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let permissions = Permissions {
-            group: config.group,
+            writers: config.group,
+            readers: config.readers,
         };
         let server = Server::bind(&address, permissions)?;
+        let address = server.address().clone();
         let (control, options) = new_control(&config)?;
         let mut engine = if config.no_interfaces {
             Self::start_virtual(control, options, config.virtual_time)?
@@ -339,6 +345,11 @@ impl Engine {
         server::Handler::call(&*self.shared, call, &mut Sink::new(0, &mut nowhere))
     }
 
+    /// Where its control socket is.
+    pub fn address(&self) -> Option<&Address> {
+        self.server.as_ref().map(Handle::address)
+    }
+
     /// A handle to stop the engine from another thread.
     pub fn shared(&self) -> Arc<Shared> {
         self.shared.clone()
@@ -371,6 +382,7 @@ fn new_control(config: &Config) -> Result<(Control, Options), StartError> {
     let mut options = Options {
         seed: random_seed()?,
         profile: config.profile,
+        when_full: config.when_full,
         schedulers: config.schedulers.clone(),
         shards: WORKERS.get(),
         ..Options::default()

@@ -131,7 +131,7 @@ impl Net for Network {
     }
 
     fn is_forged(&self, src: IpAddr) -> bool {
-        self.view.tables.may_be_forged(src) && self.is_local(src)
+        self.view.tables.may_be_forged(src) && (self.is_local(src) || self.is_own_vip(src))
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {

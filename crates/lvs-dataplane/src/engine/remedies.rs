@@ -20,7 +20,16 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
              raise weight or threshold (-e ... -w, -x)."
         }
         DropReason::TableFull => {
-            "Start lvs-dataplane with a larger --max-connections, or shorten the timeouts (lvsadm --set)."
+            "Start lvs-dataplane with a larger --max-connections, or shorten the timeouts (lvsadm --set); under a flood, start \
+             it with --when-full evict, and limit the service (lvsadm limit)."
+        }
+        DropReason::ServiceFull | DropReason::ServiceRate => {
+            "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see where so many connections come from \
+             (lvsadm -Lnc)."
+        }
+        DropReason::SourceRate => {
+            "One source opens more connections than the service's limit for one allows (limits in its TOML, lvsadm limit). \
+             Behind an address translator many clients are one source: raise it if honest ones are meant."
         }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {
@@ -103,6 +112,10 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         | FrameDrop::TinyFragment
         | FrameDrop::ShortHeader
         | FrameDrop::BadAggregate => MALFORMED,
+        FrameDrop::TinySegments => {
+            "A guest on a virtual link sends aggregates that no TCP makes: find it (lvsadm capture dropped -w FILE), and switch \
+             the segmentation offload of its device off (ethtool -K IF tso off gso off)."
+        }
         FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,
         FrameDrop::FragmentMemory => {
             "Somebody floods with fragments, or packets are lost on the way in. Have clients send smaller datagrams."
@@ -174,6 +187,28 @@ pub(super) const VLAN: [&str; 3] = [
     "vlan",
     "Of a VLAN that has no device here.",
     "If services are in it: --interface NAME.VLAN makes one.",
+];
+const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
+                       and limit the service that is flooded (lvsadm limit).";
+pub(super) const EVICTED_HALF_OPEN: [&str; 3] = [
+    "evicted_half_open",
+    "A half-open connection, or a single datagram's, that gave way to a new one when the table was full.",
+    EVICTED,
+];
+pub(super) const EVICTED_ENDED: [&str; 3] = [
+    "evicted_ended",
+    "A connection in TIME_WAIT or CLOSE that gave way to a new one when the table was full.",
+    EVICTED,
+];
+pub(super) const EVICTED_UNUSED: [&str; 3] = [
+    "evicted_unused",
+    "A connection that gave way to a new one when the table was full, because nothing had passed but its handshake.",
+    EVICTED,
+];
+pub(super) const EVICTED_IDLE: [&str; 3] = [
+    "evicted_idle",
+    "A connection that gave way to a new one when the table was full, because it had been idle for a minute.",
+    EVICTED,
 ];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     "no_neighbour",

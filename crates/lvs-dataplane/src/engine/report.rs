@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lvs_core::api::ReasonCount;
-use lvs_core::{AcceptReason, DropReason};
+use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
 use super::remedies;
@@ -21,6 +21,7 @@ pub(super) struct Report {
     frames: Counters,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
+    evicted: Evictions,
     /// Packets that waited for a neighbour in vain.
     unresolved: u64,
     /// Frames that could not be sent.
@@ -42,6 +43,7 @@ impl Report {
             frames: pipeline.counters.clone(),
             drops: decider.drops,
             accepts: decider.accepts,
+            evicted: decider.shard.evictions(),
             unresolved: pipeline.held.dropped,
             unsent: 0,
             unasked: 0,
@@ -61,6 +63,7 @@ impl Report {
         add(&mut self.marked, &other.marked);
         add(&mut self.drops, &other.drops);
         add(&mut self.accepts, &other.accepts);
+        self.evicted += other.evicted;
         self.unresolved += other.unresolved;
         self.unsent += other.unsent;
         self.unasked += other.unasked;
@@ -84,7 +87,14 @@ impl Report {
             let remedy = remedies::of_accept(*accept);
             reason("host", count, [accept.name(), accept.describe(), remedy])
         });
-        drops.chain(accepts)
+        let evicted = [
+            (self.evicted.half_open, remedies::EVICTED_HALF_OPEN),
+            (self.evicted.ended, remedies::EVICTED_ENDED),
+            (self.evicted.unused, remedies::EVICTED_UNUSED),
+            (self.evicted.idle, remedies::EVICTED_IDLE),
+        ];
+        let evicted = evicted.map(|(count, told)| reason("drop", count, told));
+        drops.chain(evicted).chain(accepts)
     }
 
     /// All reasons. `trunks`: frames that VLAN trunks refused, and those of VLANs that there are none of here.

@@ -11,6 +11,7 @@ use lvs_core::api::{Failure, FailureCode};
 use lvs_core::{Control, Instant};
 
 use super::Packets;
+use super::capture::Readers;
 use super::door::{Door, Pauses};
 use super::ports::Ports;
 use super::virtual_::Offline;
@@ -37,6 +38,7 @@ pub struct Shared {
     wanted: AtomicUsize,
     /// Held by whoever makes changes: they are followed in the order in which they are made.
     changing: Mutex<()>,
+    captures: Readers,
     started: SystemInstant,
     /// The time in nanoseconds, where only a caller moves it.
     virtual_time: Option<AtomicU64>,
@@ -89,6 +91,7 @@ impl Shared {
             control: Mutex::new(control),
             wanted: AtomicUsize::new(0),
             changing: Mutex::default(),
+            captures: Readers::default(),
             started: SystemInstant::now(),
             virtual_time: virtual_time.then(AtomicU64::default),
             side,
@@ -128,6 +131,11 @@ impl Shared {
     /// Lets nobody else make changes.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The places of captures.
+    pub(super) const fn captures(&self) -> &Readers {
+        &self.captures
     }
 
     /// Time since the engine started, as the core counts it.

@@ -194,15 +194,18 @@ impl Worker {
                 self.decider.ignores = view.ignore_tunneled && known.decapsulates;
             }
             if self.captures.is_empty() {
-                self.pipeline.process(
-                    port,
-                    self.batch.frames(),
-                    &env(&self.network),
-                    &mut self.decider,
-                    now,
-                    &mut self.output,
-                );
-                self.flush();
+                let mut done = 0;
+                while done < count {
+                    done += self.pipeline.process_some(
+                        port,
+                        &mut self.batch.frames()[done..],
+                        &env(&self.network),
+                        &mut self.decider,
+                        now,
+                        &mut self.output,
+                    );
+                    self.flush();
+                }
             } else {
                 self.process_shown(port, now);
             }

@@ -227,7 +227,9 @@ impl Keeper {
             let netlink = poller.add(self.netlink.fd());
             let now = self.engine.now();
             // Rounded up: a wake-up a moment too early would find nothing due.
-            let wait = self.next_housekeeping.saturating_since(now) + Duration::from_millis(1);
+            let next = self.vips.next_answer().into_iter();
+            let next = next.fold(self.next_housekeeping, Ord::min);
+            let wait = next.saturating_since(now) + Duration::from_millis(1);
             if let Err(error) = poller.wait(Some(wait)) {
                 error!("cannot wait for the kernel's events: {error}");
                 break;
@@ -323,7 +325,7 @@ impl Keeper {
                     self.neighbours.confirm(port, addr, tables, netlink, now);
                 }
                 Request::ListenerQuery(port, query) => {
-                    self.vips.answer_query(port, query, &self.tables);
+                    self.vips.hear_query(port, query, now);
                 }
                 Request::AddressConflict { port, addr, mac } => {
                     self.vips
@@ -395,6 +397,7 @@ impl Keeper {
 
     fn timers(&mut self) {
         let now = self.engine.now();
+        self.vips.answer_queries(&self.tables, now);
         if now < self.next_housekeeping {
             return;
         }

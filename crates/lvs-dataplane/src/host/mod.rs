@@ -1,8 +1,9 @@
-//! Everything that concerns the host, done by one thread of its own: the [keeper](keeper).
+//! Everything that concerns the host, done by one thread of its own: the keeper.
 
 pub(crate) mod interception;
 pub(crate) mod keeper;
 mod links;
+mod listener;
 pub(crate) mod local_nodes;
 mod neighbours;
 pub mod shield;

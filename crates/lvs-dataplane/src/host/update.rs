@@ -125,12 +125,13 @@ impl Keeper {
         }
     }
 
-    /// Settings of the packet path. Says whether connections may come from a master.
+    /// Settings of the packet path. Says whether they change what is intercepted: connections may come from a master, or
+    /// ICMP is looked at in another way than before.
     fn take_settings(&mut self) -> bool {
         let control = self.engine.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
         self.next.ignore_tunneled = control.sysctls().ignore_tunneled;
-        control.backup().is_some()
+        control.backup().is_some() || control.sysctls().schedule_icmp != self.intercept.every_icmp
     }
 
     fn update_settings(&mut self) -> Result<(), String> {
@@ -173,6 +174,7 @@ impl Keeper {
             spec.nat_servers.clone_from(&before.nat_servers);
             spec.own_vips.clone_from(&before.own_vips);
             spec.local_addresses.clone_from(&before.local_addresses);
+            spec.every_icmp = before.every_icmp;
             self.changed = Some(self.updated);
         }
         self.intercept = Arc::new(spec);
@@ -221,7 +223,11 @@ impl Keeper {
                 seen += 1 + self.read_service(&control, key, &helped, &mut wanted);
             }
         }
-        let has_backup = self.engine.control().backup().is_some();
+        let (has_backup, every_icmp) = {
+            let control = self.engine.control();
+            (control.backup().is_some(), control.sysctls().schedule_icmp)
+        };
+        wanted.spec.every_icmp = every_icmp;
         if has_backup {
             wanted.spec.add_every_port();
         }
@@ -335,6 +341,7 @@ impl Keeper {
         if tables.vips != reached || tables.own != answered {
             tables.vips = reached;
             tables.own = answered;
+            tables.follow_own();
             self.next.tables_differ = true;
         }
     }
@@ -443,6 +450,7 @@ impl Keeper {
             self.tables.vips.insert(addr);
             if own || routed {
                 self.tables.own.insert(addr);
+                self.tables.follow_own();
             }
             if own {
                 more.own_vips.insert(addr);

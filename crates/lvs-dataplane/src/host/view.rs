@@ -103,7 +103,10 @@ pub(crate) struct Tables {
     pub(crate) vips: SharedSet<IpAddr>,
     /// Those that the engine answers for.
     pub(crate) own: SharedSet<IpAddr>,
+    /// Of the host.
     own_addresses: LastBytes,
+    /// Of the engine.
+    answered: LastBytes,
 }
 
 impl Tables {
@@ -121,6 +124,11 @@ impl Tables {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
+    }
+
+    /// To be called when [`own`](Self::own) has changed.
+    pub(crate) fn follow_own(&mut self) {
+        self.answered = self.own.iter().copied().collect();
     }
 
     pub(crate) fn set_port(&mut self, port: PortId, properties: Port) {
@@ -184,7 +192,7 @@ impl Tables {
     /// Whether a packet from another host cannot have this source; most others are told from them at no cost. Where the host
     /// routes the packets, it has looked already, and its own come the same way.
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
-        self.hop.is_none() && self.own_addresses.may_have(src)
+        self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
     }
 
     pub(crate) fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {

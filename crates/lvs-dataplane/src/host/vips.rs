@@ -4,6 +4,7 @@
 //! take nothing from a packet worker. Questions who has an address are answered on the packet path, from the view.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use lvs_core::Instant;
 use tracing::{debug, error, info, warn};
 
+use super::listener::Answers;
 use super::view::{Port, Tables};
 use crate::packet::mld::{self, Change};
 use crate::packet::net::PortId;
@@ -38,6 +40,8 @@ pub(super) struct Vips {
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
     /// Addresses of services that were said to be nobody's.
     unclaimed: HashSet<IpAddr>,
+    /// What listeners are asked for.
+    answers: Answers,
 }
 
 impl Vips {
@@ -49,6 +53,7 @@ impl Vips {
             probing: HashMap::new(),
             conflicts: HashMap::new(),
             unclaimed: HashSet::new(),
+            answers: Answers::default(),
         })
     }
 
@@ -220,8 +225,33 @@ impl Vips {
         }
     }
 
+    /// Notes the query of a router, or of a switch, which groups are listened to, if it is about any of own addresses.
+    pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
+        let groups = groups_of(self.own.keys());
+        let ours = match query.group {
+            Some(group) => groups.contains(&group),
+            None => !groups.is_empty(),
+        };
+        if ours {
+            let random = RandomState::new().hash_one(now.as_nanos());
+            self.answers.ask(port, query, now, random);
+        }
+    }
+
+    /// Answers the queries whose time has come.
+    pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
+        for (port, query) in self.answers.take(now) {
+            self.answer_query(port, query, tables);
+        }
+    }
+
+    /// When the next query is to be answered.
+    pub(super) fn next_answer(&self) -> Option<Instant> {
+        self.answers.next()
+    }
+
     /// Tells a router, or a switch, that the groups of own addresses are listened to.
-    pub(super) fn answer_query(&self, id: PortId, query: mld::Query, tables: &Tables) {
+    fn answer_query(&self, id: PortId, query: mld::Query, tables: &Tables) {
         let mut groups = groups_of(self.own.keys());
         if let Some(group) = query.group {
             groups.retain(|&own| own == group);

@@ -49,6 +49,8 @@ reasons! {
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",
+        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts into one.
+        TinySegments => "tiny_segments",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
         /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or

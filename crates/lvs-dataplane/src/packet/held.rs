@@ -1,5 +1,6 @@
 //! Packets that wait: for the link-layer address of their next hop, or until the host does not see their answers.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
@@ -95,9 +96,10 @@ impl Held {
 
     fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
-            // All queues are bounded together: the newcomer loses, whoever has waited is served first.
+            // All queues are bounded together: the newcomer loses, whoever has waited is served first. Its next hop is asked
+            // for all the same, or nobody would get there as long as others fill the queues.
             self.dropped += 1;
-            return false;
+            return self.asks(cause, now);
         }
         let mut ask = false;
         let queue = self.queues.entry(cause).or_insert_with(|| {
@@ -123,6 +125,27 @@ impl Held {
         self.bytes += frame.len();
         queue.frames.push_back((now, frame));
         ask
+    }
+
+    /// Whether what no packet may wait for should be asked for.
+    fn asks(&mut self, cause: Cause, now: Instant) -> bool {
+        let room = self.queues.len() < 2 * self.limits.total;
+        match self.queues.entry(cause) {
+            Entry::Occupied(queue) if now.saturating_since(queue.get().asked) < ASK_AGAIN => false,
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().asked = now;
+                true
+            }
+            Entry::Vacant(place) if room => {
+                self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
+                place.insert(Queue {
+                    frames: VecDeque::new(),
+                    asked: now,
+                });
+                true
+            }
+            Entry::Vacant(_) => false,
+        }
     }
 
     /// Takes out what waits for a neighbour, in order.
@@ -190,7 +213,8 @@ impl Held {
                 *bytes -= frame.len();
                 *dropped += 1;
             }
-            let empty = queue.frames.is_empty();
+            let asked = now.saturating_since(queue.asked) < ASK_AGAIN;
+            let empty = queue.frames.is_empty() && !asked;
             *clients -= usize::from(empty && matches!(cause, Cause::LocalClient(_)));
             !empty
         });
@@ -204,5 +228,30 @@ impl Held {
     /// Whether none waits.
     pub const fn is_empty(&self) -> bool {
         self.frames == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_next_hop_is_asked_for_though_others_fill_the_queues() {
+        let mut held = Held::default();
+        let (port, now) = (PortId(1), Instant::from_secs(1));
+        let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+        let frame = || Frame::from_bytes(&[0; 60]);
+        for n in 0..4096 {
+            assert!(held.hold(port, hop(n), frame(), now));
+        }
+        // Full: the packet is lost, the question is asked; once a second, and not for everybody.
+        assert!(held.hold(port, hop(9000), frame(), now));
+        assert!(!held.hold(port, hop(9000), frame(), now));
+        assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));
+        let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
+        assert_eq!(asked.count(), TOTAL - 1);
+        assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
+        held.expire(now + TIMEOUT);
+        assert!(held.is_empty() && held.queues.is_empty());
     }
 }

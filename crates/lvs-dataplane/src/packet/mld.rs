@@ -42,6 +42,19 @@ pub struct Query {
     pub group: Option<Ipv6Addr>,
     /// It is of version 1, and wants to be answered in this.
     pub v1: bool,
+    /// Milliseconds in which it wants to be answered, at a moment that the listener chooses.
+    pub within_ms: u32,
+}
+
+impl Query {
+    /// What is asked, however urgently.
+    #[must_use]
+    pub const fn without_time(self) -> Self {
+        Self {
+            within_ms: 0,
+            ..self
+        }
+    }
 }
 
 /// What a listener has to say about its groups.
@@ -86,6 +99,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     Some(Query {
         group: (!group.is_unspecified()).then_some(group),
         v1,
+        within_ms: within_ms(be16(message, 4), v1),
     })
 }
 
@@ -104,6 +118,15 @@ pub fn reports(
         let report = |groups: &[Ipv6Addr]| report(mac, src, groups, change);
         groups.chunks(RECORDS_MAX).map(report).collect()
     }
+}
+
+/// What a maximum response code stands for, in milliseconds (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
+fn within_ms(code: u16, v1: bool) -> u32 {
+    if v1 || code < 0x8000 {
+        return code.into();
+    }
+    let (exponent, mantissa) = ((code >> 12) & 7, u32::from(code & 0x0fff));
+    (mantissa | 0x1000) << (exponent + 3)
 }
 
 /// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a link-local address, or
@@ -196,11 +219,25 @@ mod tests {
             for group in [None, Some(GROUP)] {
                 let asked = query(len, group.unwrap_or(Ipv6Addr::UNSPECIFIED));
                 check(&asked);
-                assert_eq!(parse(&asked), Some(Query { group, v1 }));
+                let wanted = Query {
+                    group,
+                    v1,
+                    within_ms: 0,
+                };
+                assert_eq!(parse(&asked), Some(wanted));
                 for cut in 0..asked.len() {
                     assert_eq!(parse(&asked[..cut]), None, "{cut}");
                 }
             }
+        }
+        for (code, v1, ms) in [
+            (10_000, true, 10_000),
+            (u16::MAX, true, 65_535),
+            (0x7fff, false, 32_767),
+            (0x8000, false, 32_768),
+            (u16::MAX, false, 8_387_584),
+        ] {
+            assert_eq!(within_ms(code, v1), ms, "{code:#x}");
         }
         let mut far = query(V1_LEN, GROUP);
         far[ETHERNET_LEN + 7] = 2;

@@ -62,10 +62,10 @@ pub trait Net {
     /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones not).
     fn is_local(&self, addr: IpAddr) -> bool;
 
-    /// Whether a packet from another host cannot have this source, because it is the host's own (`fib_validate_source`).
-    /// Called for each packet.
+    /// Whether a packet from another host cannot have this source, because it is the host's own (`fib_validate_source`) or
+    /// the engine's. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
-        self.is_local(src)
+        self.is_local(src) || self.is_own_vip(src)
     }
 
     /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers of direct routing do not

@@ -237,6 +237,7 @@ impl Packet {
         let l4 = ip.get(self.l4..self.len).unwrap_or_default();
         let short = Transport::Short {
             ports: self.ports.is_some(),
+            header: self.protocol == Protocol::SCTP && l4.len() >= 12,
         };
         match self.protocol {
             Protocol::TCP if l4.len() >= tcp::HEADER_LEN => {

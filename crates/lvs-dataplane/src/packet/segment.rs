@@ -6,6 +6,18 @@ use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Sum;
 use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
 
+/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4 link carries less than
+/// 68 bytes, RFC 791 section 3.2).
+const TCP_LEAST: usize = 48;
+/// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
+const TCP_MOST: usize = 65_535 / TCP_LEAST;
+/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's becomes so many at most.
+/// 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones repeats them one by one, and they pass.
+const CUT_MOST: usize = 512;
+/// The same for smaller ones: a few of them harm nobody.
+const TINY_MOST: usize = 64;
+/// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
+const UDP_MOST: usize = 128;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
@@ -64,7 +76,8 @@ impl Cut {
     /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be fragmented (UFO).
     ///
     /// # Errors
-    /// [`FrameDrop::BadAggregate`] if it contradicts its headers.
+    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it would become more
+    /// packets than any host means by it.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -80,19 +93,22 @@ impl Cut {
             _ => return Err(FrameDrop::BadAggregate),
         };
         let headers = packet.l4 + header;
-        let least = if segments.kind == SegmentKind::Udp {
-            8
-        } else {
-            20
-        };
+        let udp = segments.kind == SegmentKind::Udp;
+        let least = if udp { 8 } else { 20 };
         if header < least || ip.len() < headers || segments.size == 0 {
             return Err(FrameDrop::BadAggregate);
         }
-        Ok(Some(Self {
+        let cut = Self {
             kind: segments.kind,
             headers,
             size: usize::from(segments.size),
-        }))
+        };
+        let tiny = !udp && header - least + cut.size < TCP_LEAST;
+        let most = if udp { UDP_MOST } else { TCP_MOST };
+        if cut.count(ip.len()) > if tiny { TINY_MOST } else { most } {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok(Some(cut))
     }
 
     /// Length of the longest segment, IP header included.
@@ -114,15 +130,21 @@ impl Cut {
     }
 
     /// The segments of the aggregate in `frame`, in order. They are not made before they are asked for.
+    ///
+    /// # Errors
+    /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,
         packet: &'a Packet,
-    ) -> impl Iterator<Item = Segment<'a>> + use<'a> {
+    ) -> Result<impl Iterator<Item = Segment<'a>> + use<'a>, FrameDrop> {
         let ip = frame.bytes();
         let (headers, data) = ip.split_at(self.headers.min(ip.len()));
         let (cut, count) = (*self, self.count(ip.len()));
-        (0..count).map(move |index| {
+        if count > CUT_MOST {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok((0..count).map(move |index| {
             let from = (index * cut.size).min(data.len());
             Segment {
                 kind: cut.kind,
@@ -133,7 +155,7 @@ impl Cut {
                 index,
                 last: index + 1 == count,
             }
-        })
+        }))
     }
 }
 
@@ -225,9 +247,65 @@ mod tests {
     use etherparse::PacketBuilder;
     use proptest::prelude::*;
 
+    fn aggregate(
+        kind: SegmentKind,
+        size: u16,
+        options: usize,
+        len: usize,
+    ) -> Result<usize, FrameDrop> {
+        let mut ip = Vec::new();
+        let data = vec![0; len];
+        let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        if kind == SegmentKind::Udp {
+            builder
+                .udp(1, 2)
+                .write(&mut ip, &data)
+                .expect("a vector takes all");
+        } else {
+            let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
+            let builder = builder.expect("options of a header");
+            builder.write(&mut ip, &data).expect("a vector takes all");
+        }
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.segments = Some(Segments {
+            kind,
+            size,
+            header_len: 0,
+            ecn: false,
+        });
+        let packet = parse::ip(frame.bytes(), true).expect("valid");
+        Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
+    }
+
+    #[test]
+    fn segments_that_no_host_makes_are_refused() {
+        let tiny = Err(FrameDrop::TinySegments);
+        for (kind, size, options, len, expected) in [
+            (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
+            // Time stamps take their room of the smallest segment; with all options, 8 bytes are left.
+            (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
+            (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365 + 1, tiny),
+            (SegmentKind::Tcp4, 1, 0, 64, Ok(64)),
+            (SegmentKind::Tcp4, 1, 0, 65, tiny),
+            (SegmentKind::Udp, 1, 0, 128, Ok(128)),
+            (SegmentKind::Udp, 1, 0, 129, tiny),
+            (SegmentKind::Udp, 500, 0, 64_000, Ok(128)),
+        ] {
+            let got = aggregate(kind, size, options, len);
+            assert_eq!(
+                got, expected,
+                "{kind:?} of {size}, {options} bytes of options, {len}"
+            );
+        }
+    }
+
     proptest! {
         #[test]
-        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 1u16..1500, udp: bool, six: bool) {
+        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -251,6 +329,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             let parts: Vec<Frame> = cut
                 .segments(&frame, &packet)
+                .expect("not too many")
                 .map(|segment| {
                     let mut part = Frame::with_capacity(segment.len());
                     assert!(segment.write(&mut part));

@@ -139,7 +139,7 @@ impl Net for Table {
     }
 
     fn is_forged(&self, src: IpAddr) -> bool {
-        !self.accept_local && self.is_local(src)
+        !self.accept_local && (self.is_local(src) || self.is_own_vip(src))
     }
 
     fn forges_vips(&self) -> bool {

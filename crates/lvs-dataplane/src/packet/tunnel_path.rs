@@ -85,10 +85,19 @@ impl Path {
         }
     }
 
+    /// Whether a packet has been sent since something was learned.
+    fn is_used(&self) -> bool {
+        self.learned().is_some_and(|learned| learned.used)
+    }
+
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // What is not below the route's MTU says nothing new.
+        // It does not grow before it has expired; and what is not below the route's MTU says nothing new.
+        let grows = self
+            .learned()
+            .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
         if let Ok(mtu) = u16::try_from(new)
             && new < route
+            && !grows
         {
             let until_ms = millis(now + MTU_EXPIRES).max(1);
             let used = if used { Self::USED } else { 0 };
@@ -165,7 +174,7 @@ impl TunnelPaths {
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
-        mtu: impl FnOnce(IpAddr) -> Option<usize>,
+        mtu: impl Fn(IpAddr) -> Option<usize>,
         now: Instant,
     ) -> Option<Complaint<'a>> {
         let (kind, code) = (
@@ -178,7 +187,15 @@ impl TunnelPaths {
             return None;
         }
         let server = IpAddr::V4(ipv4::dst(outer));
-        let (tunnel, between) = read_tunnel(outer[ipv4::field::PROTOCOL], &outer[header..])?;
+        let too_long = (kind, code) == (3, 4);
+        let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
+        if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
+            // The host learns this whatever is inside.
+            if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
+                path.learn(reported(message), route, path.is_used(), now);
+            }
+        }
+        let (tunnel, between) = read_tunnel(protocol, payload)?;
         let path = self.known((server, tunnel))?;
         let original = &outer[header + between..];
         let inner = ipv4::header_len(original);
@@ -189,17 +206,15 @@ impl TunnelPaths {
             return None;
         }
         let mut rest = be32(message, icmp::field::REST).to_be_bytes();
-        if (kind, code) == (3, 4) {
+        if too_long {
             let route = mtu(server)?;
-            let reported = usize::from(be16(message, icmp::field::MTU));
-            let known = path.learned().is_some_and(|learned| learned.used);
-            let new = reported.max(MTU_MIN);
-            path.learn(new, route, known, now);
+            let known = path.is_used();
+            path.learn(reported(message), route, known, now);
             if be16(original, ipv4::field::FLAGS) & ipv4::DF == 0 {
                 return None;
             }
             // The kernel's first complaint still speaks of the old route.
-            let base = if known { new.min(route) } else { route };
+            let base = if known { path.mtu(route, now) } else { route };
             let overhead = ipv4::HEADER_LEN + between;
             let told = if base > 68 + overhead {
                 base - overhead
@@ -239,6 +254,24 @@ impl TunnelPaths {
             let reported = usize::try_from(be32(message, icmp::field::REST)).unwrap_or(usize::MAX);
             path.learn(reported.max(ipv6::MTU_MIN), route, true, now);
         }
+    }
+}
+
+/// The MTU that "fragmentation needed" reports, as far as it is believed.
+fn reported(message: &[u8]) -> usize {
+    usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
+}
+
+/// The tunnel whose path the host itself learns of, by the 8 bytes behind an outer IPv4 header that every error quotes
+/// (`gre_err`, `__udp4_lib_err`).
+fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
+    if payload.len() < 8 {
+        return None;
+    }
+    match protocol {
+        tunnel::GRE => Some(Kind::Gre),
+        tunnel::UDP => Some(Kind::Gue(be16(payload, 2))),
+        _ => None,
     }
 }
 

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 pub use arena::{Arena, Lent};
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
+pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
 pub use tun::{TunDevice, TunOptions};
 

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use anyhow::Context;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
     Director, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
@@ -196,6 +197,12 @@ impl Bed {
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
             self.net.local_prefixes.push(case::prefix(text)?);
+        }
+        self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
+        for addr in config.items("neigh") {
+            let addr = addr.as_str().and_then(|addr| addr.parse().ok());
+            let addr: IpAddr = addr.context("a neighbour is an address")?;
+            self.make_neighbour(addr);
         }
         if let Some(mtu) = config.get("mtu") {
             for (port, name) in [(CLIENTS, "cl"), (SERVERS, "sv")] {
@@ -425,7 +432,10 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            Some(Icmp::Error(error)) => Some((error.inner.protocol, error.inner.dst)),
+            // A fragment does not tell what an error is about.
+            Some(Icmp::Error(error)) if packet.fragment.is_none() => {
+                Some((error.inner.protocol, error.inner.dst))
+            }
             _ => None,
         };
         let to_host = self.net.is_local(packet.dst);
@@ -450,6 +460,9 @@ impl Bed {
         let Ok(packet) = parse::ip(ip, false) else {
             return;
         };
+        if self.net.is_local(packet.dst) {
+            return;
+        }
         let Some(hop) = self.net.route(packet.dst) else {
             return;
         };

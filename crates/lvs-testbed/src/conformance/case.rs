@@ -39,7 +39,7 @@ impl From<lvs_core::Error> for Halt {
 pub(super) type Replayed<T> = Result<T, Halt>;
 
 /// Typed access to JSON.
-pub(super) trait Json {
+pub(crate) trait Json {
     fn text(&self, key: &str) -> anyhow::Result<&str>;
     fn maybe_text(&self, key: &str) -> Option<&str>;
     fn number(&self, key: &str) -> anyhow::Result<i64>;
@@ -107,7 +107,7 @@ pub(super) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
         .collect()
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes
         .iter()
@@ -118,14 +118,14 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// What a sysctl is written with.
-pub(super) fn sysctl_text(value: &Value) -> String {
+pub(crate) fn sysctl_text(value: &Value) -> String {
     value
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Address and port of an object with `addr` and `port`.
-pub(super) fn place(value: &Value) -> anyhow::Result<SocketAddr> {
+pub(crate) fn place(value: &Value) -> anyhow::Result<SocketAddr> {
     let ip: IpAddr = value.text("addr")?.parse().context("no address")?;
     Ok(SocketAddr::new(ip, u16::try_from(value.number("port")?)?))
 }

@@ -9,6 +9,7 @@ use lvs_dataplane::packet::net::Net;
 use lvs_dataplane::packet::parse::{self, Packet};
 use lvs_dataplane::packet::testing::Table;
 use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
+use lvs_dataplane::packet::wire::ip_options::Refused;
 use lvs_dataplane::packet::wire::{
     be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp,
 };
@@ -22,10 +23,21 @@ pub(super) struct Done {
     pub(super) forwarded: Vec<Vec<u8>>,
 }
 
+impl Done {
+    fn sending(packet: Option<Vec<u8>>) -> Self {
+        Self {
+            sent: packet.into_iter().collect(),
+            forwarded: Vec::new(),
+        }
+    }
+}
+
 /// The host's own stack. It has no sockets.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
+    /// Whether it has SCTP; what that answers is not recorded.
+    pub(super) sctp: bool,
 }
 
 /// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its route, `stamp` beside the time.
@@ -47,6 +59,9 @@ impl Host {
             return None;
         }
         let local = net.is_local(packet.dst);
+        if let Some(refused) = refused_options(ip, &packet, net) {
+            return Some(refused);
+        }
         let mut ip = ip[..packet.len].to_vec();
         if local {
             fill_options(&mut ip, net, packet.dst, packet.dst);
@@ -54,7 +69,7 @@ impl Host {
         let ip = &ip[..];
         let Some(part) = packet.fragment else {
             return Some(if local {
-                deliver(ip, &packet)
+                self.deliver(ip, &packet)
             } else {
                 forward(ip, &packet, None, net)
             });
@@ -71,10 +86,45 @@ impl Host {
         let ip = whole.frame.bytes();
         let packet = parse::ip(ip, false).ok()?;
         Some(if local {
-            deliver(ip, &packet)
+            self.deliver(ip, &packet)
         } else {
             forward(ip, &packet, Some(&whole.history), net)
         })
+    }
+
+    /// Local delivery. A host without IPsec does not look behind its headers.
+    fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
+        let unknown = packet.is_ipv6()
+            && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));
+        if unknown {
+            let error = error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst);
+            return Done::sending(error);
+        }
+        if self.sctp && packet.protocol == Protocol::SCTP {
+            return Done::default();
+        }
+        deliver(ip, packet)
+    }
+}
+
+/// What becomes of a packet whose IPv4 options no host takes.
+fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
+    if packet.is_ipv6() {
+        return None;
+    }
+    match ip_options::read(ip, |addr| net.is_local(addr.into())) {
+        Ok(_) => None,
+        Err(Refused::SourceRoute) => Some(Done::default()),
+        Err(Refused::Malformed(at)) => {
+            let source = if net.is_local(packet.dst) {
+                Some(packet.dst)
+            } else {
+                net.route(packet.src).and_then(|hop| hop.source)
+            };
+            let kind = ErrorKind::ParameterProblem(at);
+            let error = source.and_then(|source| error(kind, ip, packet, source));
+            Some(Done::sending(error))
+        }
     }
 }
 
@@ -122,10 +172,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
         Protocol::SCTP if l4.len() < 12 => None,
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };
-    Done {
-        sent: answer.into_iter().collect(),
-        forwarded: Vec::new(),
-    }
+    Done::sending(answer)
 }
 
 /// Plain forwarding. `history`: how the packet had been cut when it came.

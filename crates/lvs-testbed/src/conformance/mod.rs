@@ -6,7 +6,7 @@
 //! show of the director's own IP stack is done by a small stand-in.
 
 mod bed;
-mod case;
+pub(crate) mod case;
 mod frames;
 mod host;
 mod packets;
@@ -97,10 +97,9 @@ fn kind(case: &Value) -> &'static str {
             "proc"
         } else if has("stats") || has("rates") {
             "stats"
-        } else if has("conns")
-            || case
-                .maybe_text("name")
-                .is_some_and(|name| name.contains("ftp"))
+        } else if case
+            .maybe_text("name")
+            .is_some_and(|name| name.contains("ftp"))
         {
             "ftp"
         } else {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use lvs_core::api::{Counts, Stats};
 use lvs_core::{Protocol, ServiceKey, proc};
+use lvs_dataplane::packet::parse;
 use lvs_dataplane::packet::wire::checksum::Sum;
 use lvs_dataplane::packet::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
@@ -76,9 +77,11 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
                 bed.director
                     .control
                     .set_sysctl(step.text("name")?, &value)?;
+                bed.follow();
             }
             "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,
             "rates" => compare_stats(&bed, step, "rates", |stats| stats.rates, log)?,
+            "counters" => compare_counters(&bed, step, log)?,
             "conns" => compare_conns(&bed, step, true, false, log)?,
             "proc" => compare_proc(&bed, step, log)?,
             other => return Err(Halt::Unsupported(format!("step {other:?}"))),
@@ -136,7 +139,8 @@ impl<'a> Expected<'a> {
 }
 
 /// Source ports of tunnels, by tunnel and flow inside.
-type Flows = HashMap<(SocketAddr, Vec<u8>), u16>;
+type Flows = HashMap<(SocketAddr, Flow), u16>;
+type Flow = (Protocol, SocketAddr, SocketAddr);
 
 fn compare_frames(
     step: &Value,
@@ -260,14 +264,16 @@ fn check_masked(
             }
             // Behind UDP and GUE, whose options its fifth to last bits count in words, is the packet of the flow.
             let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
-            let Some(inner) = read.l4.get(12 + options..).and_then(frames::read) else {
+            let inner = read.l4.get(12 + options..).unwrap_or_default();
+            let Ok(inner) = parse::ip(inner, false) else {
                 return Ok(());
             };
-            let flow = [
-                format!("{} {}", inner.src, inner.dst).into_bytes(),
-                vec![inner.protocol],
-            ]
-            .concat();
+            let (from, to) = inner.ports.unwrap_or_default();
+            let (from, to) = (
+                SocketAddr::new(inner.src, from),
+                SocketAddr::new(inner.dst, to),
+            );
+            let flow = (inner.protocol, from, to);
             let known = *flows.entry((read.dst, flow)).or_insert(port);
             (known == port)
                 .then_some(())
@@ -345,6 +351,21 @@ fn compare_stats(
             }
         }
     }
+    Ok(())
+}
+
+/// The counters of everything, as they stand.
+fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
+    let expected = counts(&serde_json::json!({ "": step }), "")?;
+    let live = bed.director.control.shard_counts();
+    let sum = live.fold(Counts::default(), |sum, counts| Counts {
+        conns: sum.conns + counts.conns,
+        in_packets: sum.in_packets + counts.in_packets,
+        out_packets: sum.out_packets + counts.out_packets,
+        in_bytes: sum.in_bytes + counts.in_bytes,
+        out_bytes: sum.out_bytes + counts.out_bytes,
+    });
+    log.compare("counters", &expected, &sum);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Connection synchronisation (schema I): what a master sends, what a backup makes of it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -88,14 +88,6 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
         for mark in config.items("marks") {
             bed.route_to_host(super::case::prefix(mark.text("dst")?)?);
         }
-    }
-    for addr in config.items("neigh") {
-        let addr: IpAddr = addr
-            .as_str()
-            .unwrap_or_default()
-            .parse()
-            .context("a neighbour is an address")?;
-        bed.make_neighbour(addr);
     }
     for service in config.items("services") {
         bed.add_service(service, None)?;

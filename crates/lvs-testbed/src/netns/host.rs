@@ -184,14 +184,17 @@ impl Host {
         })
     }
 
-    /// Whether an abstract Unix socket of this name (without the `@`) is bound on this host.
+    /// Whether an engine has bound its usual control socket on this host, by path or, where that is not permitted, by name.
     #[must_use]
-    pub fn has_abstract_socket(&self, name: &str) -> bool {
-        let wanted = format!("@{name}");
+    pub fn has_engine(&self) -> bool {
+        let is_engines = |name: &str| {
+            name == "@lvs-dataplane"
+                || (name.starts_with("/run/lvs/netns-") && name.ends_with(".sock"))
+        };
         fs::read_to_string(format!("/proc/{}/net/unix", self.pid()))
             .unwrap_or_default()
             .lines()
-            .any(|line| line.split_ascii_whitespace().nth(7) == Some(wanted.as_str()))
+            .any(|line| line.split_ascii_whitespace().nth(7).is_some_and(is_engines))
     }
 
     /// Sets a `net.` sysctl, given by its path below `/proc/sys/net`.

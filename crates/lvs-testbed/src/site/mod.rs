@@ -358,7 +358,7 @@ impl Site {
             Duration::from_secs(10),
             || {
                 ended = !engine.is_running();
-                ended || director.has_abstract_socket("lvs-dataplane")
+                ended || director.has_engine()
             },
         )
         .with_context(|| engine.log())?;

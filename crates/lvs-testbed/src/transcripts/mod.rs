@@ -6,6 +6,7 @@
 //! packet path as frames.
 
 mod compare;
+pub(crate) mod etc;
 mod play;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -51,6 +52,9 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
+    /// What the recording's list of services did not have.
+    #[serde(default)]
+    unknown_services: Vec<String>,
     steps: Vec<Step>,
 }
 

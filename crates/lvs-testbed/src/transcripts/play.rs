@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,39 +13,18 @@ use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::engine::bench::{
     Advance, BenchFrame, Inject, Interface, Mark, Neighbour, Network, Route,
 };
-use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::compare::{Ran, same};
-use super::{Session, Step, TranscriptReport};
+use super::{Session, Step, TranscriptReport, etc};
 use crate::programs;
 
 /// What the player says when it waits for its users and its session.
 pub(super) const READY: &str = "ready\n";
 /// How long an engine may take to start.
 const START: Duration = Duration::from_secs(20);
-/// What of /etc/services the recordings use (netbase 6.4).
-const SERVICES: &str = "\
-ftp 21/tcp
-fsp 21/udp fspd
-ssh 22/tcp
-smtp 25/tcp mail
-domain 53/tcp
-domain 53/udp
-http 80/tcp www
-tftp 69/udp
-snmp 161/tcp
-snmp 161/udp
-https 443/tcp
-https 443/udp
-mysql 3306/tcp
-sip 5060/tcp
-sip 5060/udp
-http-alt 8080/tcp webcache
-";
-
 /// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users, and writes a report to
 /// stdout.
 ///
@@ -84,48 +63,17 @@ impl Drop for Engine {
     }
 }
 
-fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
-    mount(
-        Some(source),
-        target,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .with_context(|| format!("mounting {} on {}", source.display(), target.display()))
-}
-
 impl Stage {
     fn set(session: &Session) -> anyhow::Result<Self> {
-        let root = Path::new("/");
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(None::<&str>, root, None::<&str>, private, None::<&str>)
-            .context("making mounts private")?;
+        etc::private_mounts()?;
         let dir = tempfile::tempdir()?;
-        open_to_all(dir.path(), 0o755)?;
+        etc::open_to_all(dir.path(), 0o755)?;
         // The program may lie where the recorded user may not go.
         let lvsadm = dir.path().join("lvsadm");
         fs::write(&lvsadm, "")?;
-        bind(&programs::find("lvsadm")?, &lvsadm)?;
+        etc::bind(&programs::find("lvsadm")?, &lvsadm)?;
         let program = programs::find("lvs-dataplane")?;
-        let etc = dir.path().join("etc");
-        fs::create_dir(&etc)?;
-        open_to_all(&etc, 0o755)?;
-        for (name, text) in [
-            ("hosts", session.hosts.as_str()),
-            ("services", SERVICES),
-            ("nsswitch.conf", "hosts: files\nservices: files\n"),
-        ] {
-            fs::write(etc.join(name), text)?;
-            open_to_all(&etc.join(name), 0o644)?;
-        }
-        // The dynamic linker's, where programs need it to find their libraries.
-        for name in ["ld.so.cache", "ld.so.conf"] {
-            if Path::new("/etc").join(name).exists() {
-                fs::copy(Path::new("/etc").join(name), etc.join(name))?;
-            }
-        }
-        bind(&etc, Path::new("/etc"))?;
+        etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
         let mut command = Command::new(program);
         command.args(["--no-interfaces", "--virtual-time"]);
         if session.kernel.starts_with("6.1.") {
@@ -183,12 +131,6 @@ impl Stage {
             exit: output.status.code().unwrap_or(-signal),
         })
     }
-}
-
-fn open_to_all(path: &Path, mode: u32) -> anyhow::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    Ok(())
 }
 
 fn connect() -> anyhow::Result<Client> {

@@ -6,6 +6,7 @@ mod capture;
 mod doctor;
 mod drain;
 mod explain;
+mod limit;
 mod local;
 mod mark;
 mod pcapng;
@@ -217,6 +218,16 @@ fn service_and_server(
         )),
         Ok(_) => Err(Trouble::Usage(format!("{service}: not a service"))),
     }
+}
+
+/// A service by itself, as [`service_and_server`] takes it.
+fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
+    let server = if service.contains('[') {
+        "[::1]"
+    } else {
+        "127.0.0.1"
+    };
+    service_and_server(run, service, server).map(|(service, _)| service)
 }
 
 fn service_text(service: ServiceId) -> String {

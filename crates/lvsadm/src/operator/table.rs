@@ -1,6 +1,8 @@
 //! The one table of the additional commands.
 
-use super::{Operator, capture, doctor, drain, explain, flag, local, mark, shell, simple, watch};
+use super::{
+    Operator, capture, doctor, drain, explain, flag, limit, local, mark, shell, simple, watch,
+};
 
 /// Dispatch, help, completions and manual page go by it.
 pub(crate) const OPERATORS: &[Operator] = &[
@@ -118,6 +120,37 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "Servers added with --fullnat see one of these addresses instead of the client's and reply to it, whatever their gateway is. For addresses that the host does not have, the engine answers ARP and neighbour discovery. Each address carries 64,512 connections to each server. With hairpin on, NAT (-m) also translates the source of clients whose replies would bypass the director: those on a server's own network, and servers of the same service.",
         flags: &[],
         run: local::run,
+    },
+    Operator {
+        name: "limit",
+        arguments: "SERVICE",
+        summary: "show or set what a service accepts at most",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
+        flags: &[
+            flag("--connections", "N", "connections at a time; 0: no limit"),
+            flag(
+                "--rate",
+                "N",
+                "new connections per second, also the burst; 0: no limit",
+            ),
+            flag(
+                "--source-rate",
+                "N",
+                "the same from one source; 0: no limit",
+            ),
+            flag(
+                "--source-bits-v4",
+                "N",
+                "prefix length of a source in IPv4 (default: 32)",
+            ),
+            flag(
+                "--source-bits-v6",
+                "N",
+                "prefix length of a source in IPv6 (default: 64)",
+            ),
+            flag("--off", "", "remove the limits that are not given as well"),
+        ],
+        run: limit::run,
     },
     Operator {
         name: "capture",

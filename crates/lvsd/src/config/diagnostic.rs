@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use lvs_dataplane::log;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,11 +122,7 @@ impl Report {
 
     /// As text, with colours where `coloured`.
     pub fn render(&self, coloured: bool) -> String {
-        let renderer = if coloured {
-            Renderer::styled()
-        } else {
-            Renderer::plain()
-        };
+        let renderer = renderer(coloured);
         let all: Vec<String> = self
             .findings
             .iter()
@@ -136,9 +133,23 @@ impl Report {
 
     /// Writes it to standard error, coloured where that is a terminal.
     pub fn print(&self) {
-        if !self.findings.is_empty() {
-            eprintln!("{}\n", self.render(std::io::stderr().is_terminal()));
+        let renderer = renderer(std::io::stderr().is_terminal());
+        for finding in &self.findings {
+            let level = match finding.severity {
+                Severity::Error => tracing::Level::ERROR,
+                Severity::Warning => tracing::Level::WARN,
+            };
+            let text = finding.render(&self.path, &self.text, &renderer);
+            log::say(level, format_args!("{text}\n"));
         }
+    }
+}
+
+fn renderer(coloured: bool) -> Renderer {
+    if coloured {
+        Renderer::styled()
+    } else {
+        Renderer::plain()
     }
 }
 

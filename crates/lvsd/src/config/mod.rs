@@ -80,6 +80,12 @@ pub struct Dataplane {
     pub workers: Option<u16>,
     /// Control socket.
     pub socket: Option<String>,
+    /// Group whose members may change things.
+    pub group: Option<String>,
+    /// Group whose members may look.
+    pub readers: Option<String>,
+    /// How long the engine may say nothing until it is ended and replaced.
+    pub hang_limit: Option<Duration>,
     /// `kernel` or `modern`.
     pub profile: Option<String>,
     /// The engine owns every VIP.
@@ -146,6 +152,8 @@ impl Dataplane {
         let ratelimit = self.icmp_ratelimit.map(|time| time.as_millis().to_string());
         let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
+            ("--group", self.group.clone()),
+            ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),

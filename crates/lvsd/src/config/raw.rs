@@ -50,9 +50,14 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default:
-    /// `@lvs-dataplane`.
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
+    /// Group, by name or number, whose members may change things over the control socket. Default: none.
+    pub(super) group: Option<Spanned<String>>,
+    /// Group whose members, and nobody else without that right, may look. Default: everybody may.
+    pub(super) readers: Option<Spanned<String>>,
+    /// How long the engine may say nothing until it is ended and replaced. Default: 10s.
+    pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The engine owns the address of every service, also of those typed by hand. Default: false.
@@ -80,7 +85,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// What a full table does with a new connection: `drop`.
+    /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
@@ -128,7 +133,25 @@ pub(super) struct RawService {
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
+    /// What it takes at most. Default: no limits.
+    pub(super) limits: Option<RawLimits>,
     pub(super) server: Vec<Spanned<RawServer>>,
+}
+
+/// `limits = { ... }`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawLimits {
+    /// Connections at a time. Default: no limit.
+    pub(super) connections: Option<Spanned<Whole>>,
+    /// New connections a second. Default: no limit.
+    pub(super) rate: Option<Spanned<Whole>>,
+    /// New connections a second from one source. Default: no limit.
+    pub(super) source_rate: Option<Spanned<Whole>>,
+    /// Bits of an IPv4 address that make a source. Default: 32.
+    pub(super) source_bits_v4: Option<Spanned<Whole>>,
+    /// Bits of an IPv6 address that make a source. Default: 64.
+    pub(super) source_bits_v6: Option<Spanned<Whole>>,
 }
 
 /// `persistence = { ... }`.

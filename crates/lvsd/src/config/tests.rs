@@ -26,6 +26,9 @@ interface = ["eth0", "eth1"]
 backend = "af_packet"
 workers = 1
 socket = "/run/lvs/engine.sock"
+group = "adm"
+readers = "4"
+hang_limit = "5s"
 profile = "kernel"
 own_vips = false
 helper = "ftp"
@@ -110,6 +113,10 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
     );
     for (line, wanted) in [
         ("echo = \"host\"", "unknown word `host`"),
+        (
+            "hang_limit = \"1s\"",
+            "no engine can be told to hang by that",
+        ),
         ("clamp_mss = 535", "`535` is not a segment size"),
         ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
         ("icmp_msgs_burst = 0", "is out of range"),
@@ -236,7 +243,7 @@ fn defaults_and_the_full_file() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --echo drop \
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
          --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
@@ -715,6 +722,17 @@ fn what_goes_beyond_the_kernel() {
         OnCheckFailure::Remove,
         "a failed check means down"
     );
+    let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
+    let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
+    assert_eq!(
+        limited.services[0].config.extras.limits,
+        lvs_core::Limits {
+            connections: 1000,
+            source_rate: 20,
+            source_bits_v6: 56,
+            ..lvs_core::Limits::default()
+        }
+    );
     let plain = load(&file("forward = \"nat\""));
     assert!(plain.services[0].config.extras.is_off());
 
@@ -734,6 +752,10 @@ fn what_goes_beyond_the_kernel() {
         (
             "forward = \"nat\"\nslow_start = \"500ms\"",
             "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",
+            "error: source_bits_v4 33 is out of range\n --> test.toml:4:29\n",
         ),
         (
             "forward = \"nat\"\nslow_start = \"2d\"",
@@ -778,10 +800,10 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "write workers = 1",
         ),
         (
-            "when_full = \"evict\"",
+            "when_full = \"grow\"",
             "test.toml:2:13",
-            "unknown word `evict`",
-            "one of: drop",
+            "unknown word `grow`",
+            "one of: drop, evict",
         ),
     ] {
         let said = errors(&format!("[dataplane]\n{line}\n"));

@@ -149,9 +149,8 @@ impl<P: Prober> Daemon<P> {
         let (link, step) = tokio::select! {
             biased;
             done = work => done?,
-            // The thread that waits for it cannot be called back; whoever starts us again begins
-            // afresh.
-            hang = signals.hangs(&engine) => return Err(hang),
+            // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
+            hang = signals.hurries(&engine) => return Err(hang),
         };
         match step {
             Step::InStep { refused, again } => {

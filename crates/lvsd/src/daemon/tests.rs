@@ -370,6 +370,47 @@ async fn an_engine_that_dies_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.fall_silent();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.ended(), [1]);
+    assert_eq!(daemon.world.starts(), 2);
+
+    // The daemon that started it has crashed; the next one meets an engine that never greets.
+    daemon.task.abort();
+    daemon.world.fall_silent();
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, false);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    again.weights(&both).await;
+    assert_eq!(again.world.ended(), [1, 2]);
+
+    // Nor does a hang keep the daemon from ending.
+    again.world.fall_silent();
+    let world = again.stop().await;
+    assert!(!world.running());
+    assert_eq!(world.ended(), [1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_that_hangs_is_left_to_him() {
+    let world = World::default();
+    world.start_foreign();
+    let daemon = Running::start(world, Dead::default(), FILE, false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.fall_silent();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(daemon.world.running());
+    assert_eq!(daemon.world.ended(), [0_u32; 0]);
+    daemon.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn somebody_elses_engine_stays_without_our_services() {
     let world = World::default();
     world.start_foreign();

@@ -11,9 +11,6 @@ use crate::engine::{Link, Stopped};
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// An engine that has taken a request answers within this time, or it hangs.
-const HANG_LIMIT: Duration = Duration::from_secs(30);
-
 /// What to do about an engine that does not answer.
 const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
@@ -40,23 +37,18 @@ impl Signals {
         }
     }
 
-    /// Ends, with what to say, when `engine` has had its time for a request. Told to stop, it says
-    /// at once what is waited for, and waits no longer than a stop may take; the signal is kept.
-    pub(super) async fn hangs(&mut self, engine: &str) -> String {
-        let mut limit = Instant::now() + HANG_LIMIT;
+    /// Ends, with what to say, when `engine` is at a request while we are told to stop, and does
+    /// not answer it for as long as a stop may take. It says at once what is waited for; the signal
+    /// is kept.
+    pub(super) async fn hurries(&mut self, engine: &str) -> String {
         while self.early != Some(Signal::Stop) {
-            tokio::select! {
-                signal = self.receiver.recv() => self.early = Some(signal.unwrap_or(Signal::Stop)),
-                () = tokio::time::sleep_until(limit) => {
-                    return format!("{engine} took a request and does not answer it within {HANG_LIMIT:?}; {UNSTICK}, and start lvsd again");
-                }
-            }
+            let signal = self.receiver.recv().await;
+            self.early = Some(signal.unwrap_or(Signal::Stop));
         }
-        let now = Instant::now();
-        limit = limit.min(now + STOP_LIMIT);
-        let left = Duration::from_secs(limit.duration_since(now).as_secs());
-        tracing::info!("told to stop; waiting up to {left:?} for {engine}, which is at a request");
-        tokio::time::sleep_until(limit).await;
+        tracing::info!(
+            "told to stop; waiting up to {STOP_LIMIT:?} for {engine}, which is at a request"
+        );
+        tokio::time::sleep(STOP_LIMIT).await;
         format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
     }
 }
@@ -78,6 +70,7 @@ async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
     match stopped {
         Stopped::Asked => {}
         Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
+        Stopped::Killed(why) => tracing::warn!("{why}; it was killed"),
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
     loop {

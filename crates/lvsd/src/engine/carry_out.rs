@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use lvs_core::api::{Call, Failure, ServiceId};
 
+use super::Loss;
 use super::control::{ControlError, EngineControl};
 use super::describe::{Names, Tense};
 
@@ -40,7 +41,7 @@ impl<'a> CarryOut<'a> {
     ///
     /// # Errors
     /// The engine is lost.
-    pub(super) fn run(&mut self, changes: &[Call]) -> Result<(), String> {
+    pub(super) fn run(&mut self, changes: &[Call]) -> Result<(), Loss> {
         for piece in changes.chunks(PIECE) {
             let waits = piece.iter().any(|change| self.waits(change));
             if !waits && self.attempt(piece)?.is_none() {
@@ -57,7 +58,7 @@ impl<'a> CarryOut<'a> {
     }
 
     /// Makes a list without the changes that are refused.
-    fn without_refused(&mut self, mut rest: &[Call]) -> Result<(), String> {
+    fn without_refused(&mut self, mut rest: &[Call]) -> Result<(), Loss> {
         let mut limit = rest.len();
         while let Some(first) = rest.first() {
             if self.waits(first) {
@@ -86,14 +87,15 @@ impl<'a> CarryOut<'a> {
     }
 
     /// Makes all of these changes, or none; the refusal, if it is one.
-    fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, String> {
+    fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
         if changes.is_empty() {
             return Ok(None);
         }
         let done = match self.control.apply(changes) {
             Ok(done) => done,
             Err(ControlError::Refused(failure)) => return Ok(Some(failure)),
-            Err(ControlError::Lost(why)) => return Err(why),
+            Err(ControlError::Lost(why)) => return Err(Loss { why, silent: false }),
+            Err(ControlError::Silent(why)) => return Err(Loss { why, silent: true }),
         };
         for change in changes {
             tracing::info!("{}", self.names.describe(change, Tense::Done));

@@ -1,5 +1,7 @@
 //! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
 
+use std::time::Duration;
+
 use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceInfo, Sysctl};
 
 /// Owner that the daemon writes into its services.
@@ -11,9 +13,12 @@ pub enum ControlError {
     /// It answered that it will not; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// It did not answer.
+    /// The connection to it has ended.
     #[error("the engine does not answer: {0}")]
     Lost(String),
+    /// It is there, and says nothing.
+    #[error("the engine hangs: {0}")]
+    Silent(String),
 }
 
 /// A connection to an engine. Calls block; the daemon makes them away from its event loop.
@@ -53,6 +58,9 @@ pub trait EngineControl: Send {
     /// # Errors
     /// See [`ControlError`]; a refusal names the first change that cannot be made.
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
+
+    /// From now on the engine hangs when it says nothing for this long.
+    fn set_patience(&mut self, patience: Duration);
 
     /// Stops the engine.
     ///

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use lvs_core::api::{
     Call, Done, Info, LocalPool, Permissive, ServerInfo, ServiceId, ServiceInfo, Sysctl,
@@ -120,6 +121,10 @@ struct State {
     hangs: bool,
     /// One does not get an answer.
     hung: bool,
+    /// Says nothing, until it is ended.
+    silent: bool,
+    /// Process ids of engines that were ended.
+    ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
 }
@@ -178,6 +183,14 @@ impl World {
         self.state().hung
     }
 
+    pub(crate) fn fall_silent(&self) {
+        self.state().silent = true;
+    }
+
+    pub(crate) fn ended(&self) -> Vec<u32> {
+        self.state().ended.clone()
+    }
+
     pub(crate) fn start_foreign(&self) {
         let mut state = self.state();
         state.engine = Some(Engine::default());
@@ -207,8 +220,14 @@ pub(crate) struct FakeHost {
 }
 
 impl Host for FakeHost {
-    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
-        if self.world.running() {
+    fn connect(&mut self, _: Duration) -> Result<Box<dyn EngineControl>, ConnectError> {
+        let state = self.world.state();
+        let (silent, pid) = (state.silent, Some(state.epoch));
+        drop(state);
+        if silent {
+            let why = "the engine says nothing".into();
+            Err(ConnectError::Silent { why, pid })
+        } else if self.world.running() {
             Ok(self.world.control())
         } else {
             Err(ConnectError::Absent("nobody listens".into()))
@@ -235,6 +254,15 @@ impl Host for FakeHost {
         self.world.crash();
     }
 
+    fn end(&mut self, pid: u32) -> Result<(), String> {
+        let mut state = self.world.state();
+        assert_eq!(pid, state.epoch);
+        state.ended.push(pid);
+        state.silent = false;
+        state.engine = None;
+        Ok(())
+    }
+
     fn alive(&mut self, _: u32) -> bool {
         self.world.running()
     }
@@ -257,9 +285,12 @@ impl FakeControl {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, ControlError> {
         while self.world.state().hangs {
             self.world.state().hung = true;
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         let mut state = self.world.state();
+        if state.silent {
+            return Err(ControlError::Silent("it says nothing".into()));
+        }
         if state.engine.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));
         }
@@ -311,6 +342,8 @@ impl EngineControl for FakeControl {
             Ok(Done::default())
         })?
     }
+
+    fn set_patience(&mut self, _: Duration) {}
 
     fn stop(&mut self) -> Result<(), ControlError> {
         self.with(|state| state.engine = None)

@@ -50,6 +50,11 @@ const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// An engine that has lived as long as this is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
+/// How long an engine may say nothing until it is ended and replaced, where the file does not say.
+const HANG_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may say nothing to the request to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -59,15 +64,23 @@ pub enum ConnectError {
     /// Somebody does, but we cannot talk: no permission, another version.
     #[error("{0}")]
     Refused(String),
+    /// Somebody does, and says nothing.
+    #[error("{why}")]
+    Silent {
+        /// In words.
+        why: String,
+        /// Its process, where that is known.
+        pid: Option<u32>,
+    },
 }
 
 /// What the daemon needs from the machine that it runs on.
 pub trait Host: Send + 'static {
-    /// Connects to the engine's control socket.
+    /// Connects to the engine's control socket; one that says nothing for `patience` hangs.
     ///
     /// # Errors
     /// See [`ConnectError`].
-    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError>;
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn EngineControl>, ConnectError>;
 
     /// Starts an engine that outlives this process.
     ///
@@ -80,6 +93,13 @@ pub trait Host: Send + 'static {
 
     /// Kills an engine that was started and never answered.
     fn kill(&mut self);
+
+    /// Ends the engine `pid`, which a daemon like this one has started and which hangs, and waits
+    /// until it is gone.
+    ///
+    /// # Errors
+    /// In words.
+    fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` is still there.
     fn alive(&mut self, pid: u32) -> bool;
@@ -127,6 +147,8 @@ pub enum Stopped {
     Asked,
     /// It had ended before; how, where that is known.
     Already(String),
+    /// It did not answer, and was killed; why.
+    Killed(String),
     /// It could not be asked; why.
     Not(String),
 }
@@ -213,11 +235,41 @@ impl Link {
                     again: POLL,
                 }
             }
-            Err(why) => {
+            Err(Loss { why, silent: true }) => self.hangs(why, self.pid, now),
+            Err(Loss { why, .. }) => {
                 self.lost(&why, now);
                 Step::Waiting(Duration::ZERO)
             }
         }
+    }
+
+    /// Somebody listens, perhaps process `pid`, and says nothing. An engine of ours is ended, so
+    /// that another can be started. One of somebody else is that one's to end.
+    fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
+        let ours = pid.filter(|pid| self.host.started_by_us(*pid));
+        if let Some(pid) = ours {
+            tracing::error!("{why}; ending the engine (pid {pid}), and starting another");
+            match self.host.end(pid) {
+                Ok(()) => {
+                    self.lost("it hung and was ended", now);
+                    self.starting = None;
+                    self.not_before = now;
+                    return Step::Waiting(Duration::ZERO);
+                }
+                Err(error) => self.complain(format!("the engine hangs, and {error}")),
+            }
+        } else {
+            let pid = pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+            self.complain(format!(
+                "{why}. Somebody else started it, so it is not ended here. As long as it hangs, packets of services reach \
+                 nobody: the host's own stack does not see them. End it with `kill -9 {pid}`, and have its unit watch it \
+                 (WatchdogSec=)"
+            ));
+        }
+        self.control = None;
+        self.told = None;
+        self.compared = None;
+        self.give_up_or_wait(why, now)
     }
 
     fn lost(&mut self, why: &str, now: Instant) {
@@ -242,7 +294,8 @@ impl Link {
 
     /// A connection, or what to do instead.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
-        let absent = match self.host.connect() {
+        let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
+        let absent = match self.host.connect(patience) {
             Ok(control) => {
                 self.control = Some(control);
                 self.connected = now;
@@ -252,6 +305,7 @@ impl Link {
                 return Ok(());
             }
             Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
+            Err(ConnectError::Silent { why, pid }) => return Err(self.hangs(why, pid, now)),
             Err(ConnectError::Absent(why)) => why,
         };
         let ended = self.host.ended();
@@ -322,9 +376,9 @@ impl Link {
 
     /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine
     /// is lost.
-    fn sync(&mut self, goal: &Goal) -> Result<usize, String> {
+    fn sync(&mut self, goal: &Goal) -> Result<usize, Loss> {
         let Some(control) = self.control.as_mut() else {
-            return Err("not connected".to_owned());
+            return Err(Loss::from("not connected"));
         };
         let mut refusals = Vec::new();
         let mut actual = Actual {
@@ -335,11 +389,12 @@ impl Link {
             // Without the list nothing can be decided.
             return Ok(self.remember(refusals));
         }
+        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
             desired.vips.clear();
         } else {
-            let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
             let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
             actual.vips = match &self.told {
                 // Others may own VIPs too; only ours count.
@@ -404,10 +459,16 @@ impl Link {
             return Stopped::Asked;
         };
         if self.ours {
+            control.set_patience(STOP_PATIENCE);
             let asked = control.stop();
             self.control = None;
             return match asked {
                 Ok(()) => Stopped::Asked,
+                Err(ControlError::Silent(why)) => match self.pid.map(|pid| self.host.end(pid)) {
+                    Some(Ok(())) => Stopped::Killed(why),
+                    Some(Err(error)) => Stopped::Not(format!("the engine hangs, and {error}")),
+                    None => Stopped::Not(why),
+                },
                 Err(error) => self.gone().map_or_else(
                     || Stopped::Not(format!("the engine does not stop: {error}")),
                     Stopped::Already,
@@ -421,7 +482,7 @@ impl Link {
         };
         match self.sync(&goal) {
             Ok(_) => Stopped::Asked,
-            Err(why) => self.gone().map_or_else(
+            Err(Loss { why, .. }) => self.gone().map_or_else(
                 || Stopped::Not(format!("our services may still be in the engine: {why}")),
                 Stopped::Already,
             ),
@@ -440,7 +501,10 @@ impl Link {
 
     /// Nobody listens. One who listens and does not answer is there.
     fn absent(&mut self) -> bool {
-        matches!(self.host.connect(), Err(ConnectError::Absent(_)))
+        matches!(
+            self.host.connect(STOP_PATIENCE),
+            Err(ConnectError::Absent(_))
+        )
     }
 
     /// Whether the engine that we started is still there; always false for somebody else's.
@@ -457,17 +521,35 @@ impl Link {
     }
 }
 
+/// Why an engine is of no use any more.
+#[derive(Debug)]
+struct Loss {
+    why: String,
+    /// It is there, and says nothing.
+    silent: bool,
+}
+
+impl From<&str> for Loss {
+    fn from(why: &str) -> Self {
+        Self {
+            why: why.to_owned(),
+            silent: false,
+        }
+    }
+}
+
 /// Parts a refusal, which goes on the list, from a loss, which ends the round.
 fn lost_only<T>(
     result: Result<T, ControlError>,
     refusals: &mut Vec<String>,
-) -> Result<Option<T>, String> {
+) -> Result<Option<T>, Loss> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(ControlError::Refused(failure)) => {
             refusals.push(failure.message);
             Ok(None)
         }
-        Err(ControlError::Lost(why)) => Err(why),
+        Err(ControlError::Lost(why)) => Err(Loss { why, silent: false }),
+        Err(ControlError::Silent(why)) => Err(Loss { why, silent: true }),
     }
 }

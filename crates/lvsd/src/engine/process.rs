@@ -1,13 +1,16 @@
 //! The real host: the engine's socket, its process, and the lock that keeps a second daemon away.
 
 use std::io::ErrorKind;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use lvs_core::api::DEFAULT_SOCKET;
+use lvs_dataplane::control::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::config::Dataplane;
 use crate::engine::control::EngineControl;
@@ -19,58 +22,56 @@ use crate::host_addresses::Addresses;
 /// started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
+/// How long a process that was killed may take to be gone.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
 /// This machine, with the engine at a socket.
 #[derive(Debug)]
 pub struct Machine {
-    socket: String,
+    address: Address,
     child: Option<Child>,
 }
 
 impl Machine {
-    /// With the engine at `socket`: `@name` or a path.
-    pub fn new(socket: &str) -> Self {
+    /// With the engine at `address`.
+    pub fn new(address: &Address) -> Self {
         Self {
-            socket: socket.to_owned(),
+            address: address.clone(),
             child: None,
         }
     }
 }
 
-/// The socket that is used when nothing else is said.
-pub fn default_socket() -> String {
-    format!("@{DEFAULT_SOCKET}")
-}
-
-/// Held while this daemon is the one that steers an engine.
-#[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "its life is what matters")] UnixListener);
-
-/// Makes this daemon the only one for the engine at `socket`. The lock is an abstract socket, so
-/// each network namespace has its own, and it is gone with the process however that ends.
+/// Makes this daemon the only one for the engine at `address` in this network namespace, until what
+/// it gives is dropped.
 ///
 /// # Errors
 /// There is another one, in words.
-pub fn lock(socket: &str) -> Result<Lock, String> {
-    let name = if socket == default_socket() {
-        "lvsd".to_owned()
-    } else {
-        format!("lvsd:{socket}")
-    };
-    let bound = SocketAddr::from_abstract_name(name.as_bytes())
-        .and_then(|address| UnixListener::bind_addr(&address));
-    match bound {
-        Ok(listener) => Ok(Lock(listener)),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => Err(format!(
-            "another lvsd steers the engine at {socket} in this network namespace (it holds the socket @{name}; `ss -xlp | grep @{name}` shows it); \
-             send that one a SIGHUP to reload, or stop it first"
-        )),
-        Err(error) => Err(format!("cannot take the lock @{name}: {error}")),
-    }
+pub fn lock(address: &Address) -> Result<Steering, String> {
+    steer(address).map_err(|error| match error {
+        LockError::Held(pid) => {
+            let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            format!(
+                "another lvsd{pid} steers the engine at {address} in this network namespace; \
+                 send that one a SIGHUP to reload, or stop it first"
+            )
+        }
+        LockError::Io(error) => {
+            format!("cannot be sure to be the only lvsd for {address}: {error}")
+        }
+    })
 }
 
 impl Host for Machine {
-    fn connect(&mut self) -> Result<Box<dyn EngineControl>, ConnectError> {
-        socket::connect(&self.socket)
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn EngineControl>, ConnectError> {
+        let child = self.child.as_ref().map(Child::id);
+        socket::connect(&self.address, patience).map_err(|error| match error {
+            ConnectError::Silent { why, pid } => ConnectError::Silent {
+                why,
+                pid: pid.or(child),
+            },
+            other => other,
+        })
     }
 
     fn start(&mut self, options: &Dataplane) -> Result<(), String> {
@@ -81,8 +82,6 @@ impl Host for Machine {
         let mut command = Command::new(&program);
         command
             .args(options.arguments())
-            .arg("--socket")
-            .arg(&self.socket)
             .env(MARK.0, MARK.1)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
@@ -91,6 +90,10 @@ impl Host for Machine {
             // Its own process group: what a terminal sends to us does not reach it, and it outlives
             // us.
             .process_group(0);
+        match &self.address {
+            Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
+            named => command.arg("--socket").arg(named.to_string()),
+        };
         match command.spawn() {
             Ok(child) => {
                 tracing::info!(pid = child.id(), "starting {}", program.display());
@@ -120,6 +123,32 @@ impl Host for Machine {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+        }
+    }
+
+    fn end(&mut self, pid: u32) -> Result<(), String> {
+        if self.child.as_ref().is_some_and(|child| child.id() == pid) {
+            self.kill();
+            return Ok(());
+        }
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let process = id
+            .ok_or(Errno::SRCH)
+            .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+            .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+        // Only now: while the descriptor is open, the id is this process's or nobody's.
+        if !self.started_by_us(pid) {
+            return Err(format!("process {pid} is none that an lvsd has started"));
+        }
+        pidfd_send_signal(&process, Signal::KILL)
+            .map_err(|error| format!("process {pid} cannot be ended: {error}"))?;
+        let limit = Timespec {
+            tv_sec: END_LIMIT.as_secs().cast_signed(),
+            tv_nsec: 0,
+        };
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+            Ok(1) => Ok(()),
+            _ => Err(format!("process {pid} does not end (state D in `ps`?)")),
         }
     }
 
@@ -158,7 +187,7 @@ mod tests {
 
     #[test]
     fn one_lock_a_socket() {
-        let name = format!("@lvsd-test-{}", std::process::id());
+        let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
         assert!(second.contains("another lvsd"), "{second}");

@@ -1,43 +1,66 @@
 //! [`EngineControl`] over the engine's control socket.
 
-use lvs_core::api::{Call, Done, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl};
+use std::time::Duration;
+
+use lvs_core::api::{
+    Call, Done, FailureCode, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl,
+};
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
 use crate::engine::ConnectError;
 use crate::engine::control::{ControlError, EngineControl};
 
-/// Connects to the engine at `socket`: `@name` or a path.
+/// Connects to the engine at `address`, which hangs if it says nothing for `patience`.
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub fn connect(socket: &str) -> Result<Box<dyn EngineControl>, ConnectError> {
-    let client = Client::connect(&Address::new(socket)).map_err(|error| match error {
+pub fn connect(
+    address: &Address,
+    patience: Duration,
+) -> Result<Box<dyn EngineControl>, ConnectError> {
+    let client = Client::connect_patiently(address, patience).map_err(|error| match error {
         Error::Absent { .. } | Error::Stale { .. } | Error::Gone { .. } => {
             ConnectError::Absent(error.to_string())
         }
+        Error::Silent { pid, .. } => ConnectError::Silent {
+            why: error.to_string(),
+            pid,
+        },
         _ => ConnectError::Refused(error.to_string()),
     })?;
     if !client.hello().writable {
         return Err(ConnectError::Refused(format!(
-            "the engine at {socket} lets this user read only; run lvsd as root or as the engine's user"
+            "the engine at {address} lets this process look only; run lvsd as root with CAP_NET_ADMIN, as the engine's user, or in \
+             the group of its --group"
         )));
     }
-    Ok(Box::new(Connection(client)))
+    Ok(Box::new(Connection(client, patience)))
 }
 
-struct Connection(Client);
+/// With the patience that it has but for changes.
+struct Connection(Client, Duration);
+
+/// How long changes may take at least: thousands of servers are one request.
+const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {
     match error {
         Error::Refused(failure) => ControlError::Refused(failure),
+        Error::Silent { .. } => ControlError::Silent(error.to_string()),
         other => ControlError::Lost(other.to_string()),
     }
 }
 
 impl EngineControl for Connection {
     fn info(&mut self) -> Result<Info, ControlError> {
-        self.0.call(&Call::Info {}).map_err(translate)
+        self.0.call(&Call::Info {}).map_err(|error| match error {
+            // The control socket answers, and the packet path or the keeper behind it does not.
+            Error::Refused(failure) if failure.code == FailureCode::Internal => {
+                ControlError::Silent(failure.message)
+            }
+            other => translate(other),
+        })
     }
 
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
@@ -66,13 +89,19 @@ impl EngineControl for Connection {
     }
 
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        self.0.set_patience(self.1.max(CHANGES_PATIENCE));
         let done = match changes {
             [one] => self.0.call(one),
             changes => self.0.call(&Call::Apply {
                 changes: changes.to_vec(),
             }),
         };
+        self.0.set_patience(self.1);
         done.map_err(translate)
+    }
+
+    fn set_patience(&mut self, patience: Duration) {
+        self.0.set_patience(patience);
     }
 
     fn stop(&mut self) -> Result<(), ControlError> {

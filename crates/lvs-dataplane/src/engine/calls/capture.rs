@@ -1,6 +1,6 @@
 //! Packets shown to whoever asks.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, FailureCode};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::end;
 use crate::control::server::Sink;
-use crate::engine::capture::{Capture, QUEUE};
+use crate::engine::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::engine::shared::Shared;
 
 /// How long a capture without packets is silent.
@@ -21,13 +21,25 @@ impl Shared {
         filter: CaptureFilter,
         out: &mut Sink<'_>,
     ) -> Result<Value, Failure> {
+        let _place = self.captures().take().ok_or_else(|| {
+            Failure::new(
+                FailureCode::Full,
+                format!("there are {READERS_MAX} captures already: end one"),
+            )
+        })?;
         let (sender, packets) = mpsc::sync_channel(QUEUE);
-        self.ask(move |packets| packets.capture(Capture::new(filter.clone(), sender.clone())))?;
+        let reader = Arc::<Reader>::default();
+        let weak = Arc::downgrade(&reader);
+        self.ask(move |packets| {
+            packets.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
+        })?;
         while !self.is_stopping() {
             match packets.recv_timeout(IDLE) {
                 Ok(packet) => {
+                    reader.took(&packet);
                     out.item(&packet)?;
                     for packet in packets.try_iter().take(QUEUE) {
+                        reader.took(&packet);
                         out.item(&packet)?;
                     }
                 }

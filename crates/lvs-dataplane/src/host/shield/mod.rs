@@ -24,6 +24,7 @@
 //!     the same three for answers of servers that are not translated: @services, @service_hosts, @vips
 //!     the first three and the next one for daddr @local_addresses, in place of `fib`: full NAT
 //!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
+//!     fragment of icmp @icmp_fragments fib daddr type != local drop,   icmp @icmp_in_transit fib daddr type != local drop
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
 //! ```
@@ -34,7 +35,7 @@ mod nft;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lvs_core::Protocol;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
@@ -426,6 +427,9 @@ const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
 const LOCAL_ADDRESSES: &str = "local_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
+/// ICMP's number, if its fragments that pass through are hidden, and if all of it is.
+const ICMP_FRAGMENTS: &str = "icmp_fragments";
+const ICMP_IN_TRANSIT: &str = "icmp_in_transit";
 const HIDE: &str = "hide";
 const SHORT: &str = "short";
 /// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to connections.
@@ -503,6 +507,8 @@ impl Family {
             set(SERVER_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
             set(SERVER_ADDRESSES, &[ip], len),
             set(LOCAL_ADDRESSES, &[ip], len),
+            set(ICMP_FRAGMENTS, &[TYPE_PROTOCOL], 1),
+            set(ICMP_IN_TRANSIT, &[TYPE_PROTOCOL], 1),
             set(
                 LOCAL_CLIENTS,
                 &[ip, TYPE_PROTOCOL, TYPE_PORT, ip, TYPE_PORT],
@@ -569,6 +575,19 @@ impl Family {
         self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_others);
         self.add_answers(batch, [SERVICES, SERVICE_HOSTS, VIPS], to_others);
         self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_local);
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            self.load_fragmented_protocol(rule);
+            rule.in_set(&self.name(ICMP_FRAGMENTS))
+                .not_for_host()
+                .drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            rule.load_protocol(REG)
+                .in_set(&self.name(ICMP_IN_TRANSIT))
+                .not_for_host()
+                .drop();
+        });
         batch.add_rule(&hide, |rule| {
             address(rule, self.source);
             rule.load_protocol(second)
@@ -657,6 +676,14 @@ impl Family {
         };
     }
 
+    /// Loads what a fragment says that it is a part of.
+    fn load_fragmented_protocol(self, rule: &mut Rule<'_>) {
+        match self.suffix {
+            '4' => rule.load_protocol(REG),
+            _ => rule.load_next_header_of_fragment(REG),
+        };
+    }
+
     fn icmp_error(self, rule: &mut Rule<'_>) {
         rule.load_protocol(REG)
             .equal(REG, &[self.icmp])
@@ -688,6 +715,18 @@ fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
             let mut key = address_key(ip);
             key.extend([protocol.0, 0, 0, 0]);
             put(ip, SERVICE_PROTOCOLS, key);
+        }
+    }
+    let any = [
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    ];
+    for ip in any {
+        if spec.nat_servers.has_family(ip) {
+            put(ip, ICMP_FRAGMENTS, vec![Family::of(ip).icmp]);
+        }
+        if spec.every_icmp {
+            put(ip, ICMP_IN_TRANSIT, vec![Family::of(ip).icmp]);
         }
     }
     for (endpoints, one_port, all_ports, addresses) in [
@@ -779,9 +818,12 @@ mod tests {
                 nat_servers: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),
                 own_vips: [ip.parse().unwrap()].into(),
                 local_addresses: [ip.parse().unwrap()].into(),
+                every_icmp: true,
                 ..Intercept::default()
             };
             let mut sets = elements(&spec);
+            // ICMP of the other version, too, whatever the services are.
+            sets.retain(|name, _| name.ends_with(family.suffix));
             let client = LocalClient {
                 protocol: Protocol::TCP,
                 server: SocketAddr::new(ip.parse().unwrap(), 80),

@@ -310,6 +310,18 @@ impl Rule<'_> {
         self.equal(REG, &[1])
     }
 
+    /// Loads the byte of an IPv6 fragment header that says what comes behind it.
+    pub(super) fn load_next_header_of_fragment(&mut self, register: u32) -> &mut Self {
+        const IPPROTO_FRAGMENT: u8 = 44;
+        self.expression("exthdr", |b| {
+            b.attr_be32(1, register);
+            b.attr(2, &[IPPROTO_FRAGMENT]);
+            b.attr_be32(3, 0);
+            b.attr_be32(4, 1);
+        });
+        self
+    }
+
     /// Counts and drops what came so far.
     pub(super) fn drop(&mut self) {
         const NF_DROP: u32 = 0;

@@ -20,6 +20,24 @@ pub struct History {
 }
 
 impl History {
+    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has written to them
+    /// (`skb_ensure_writable`): what the first fragment lacks is taken from those behind it.
+    pub fn with_first(&self, len: usize) -> Self {
+        let mut history = self.clone();
+        let Some((first, rest)) = history.sizes.split_first_mut() else {
+            return history;
+        };
+        let mut missing = len.saturating_sub(self.headers + *first);
+        for size in rest {
+            let taken = missing.min(*size);
+            *size -= taken;
+            *first += taken;
+            missing -= taken;
+        }
+        history.sizes.retain(|&size| size > 0);
+        history
+    }
+
     /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet that has `added` bytes
     /// in front of it. Empty if the first piece had not even the headers.
     pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {

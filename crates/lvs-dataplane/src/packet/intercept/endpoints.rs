@@ -36,6 +36,8 @@ pub struct Endpoints {
     /// How many there are of each address, and of each protocol of it.
     addresses: SharedMap<IpAddr, usize>,
     protocols: SharedMap<(IpAddr, Protocol), usize>,
+    /// How many there are of IPv4, and of IPv6.
+    families: [usize; 2],
 }
 
 impl Endpoints {
@@ -46,6 +48,7 @@ impl Endpoints {
             *self.addresses.entry(endpoint.address, || 0) += 1;
             let key = (endpoint.address, endpoint.protocol);
             *self.protocols.entry(key, || 0) += 1;
+            self.families[usize::from(endpoint.address.is_ipv6())] += 1;
         }
         new
     }
@@ -56,6 +59,7 @@ impl Endpoints {
         if there {
             decrement(&mut self.addresses, endpoint.address);
             decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
+            self.families[usize::from(endpoint.address.is_ipv6())] -= 1;
         }
         there
     }
@@ -75,6 +79,11 @@ impl Endpoints {
     /// Whether an endpoint has this address and protocol.
     pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
         self.protocols.contains_key(&(addr, protocol))
+    }
+
+    /// Whether an endpoint has an address of the same version of IP as this one.
+    pub fn has_family(&self, of: IpAddr) -> bool {
+        self.families[usize::from(of.is_ipv6())] > 0
     }
 
     /// Whether there are none.

@@ -119,7 +119,8 @@ pub struct Intercept {
     /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments are intercepted with them, and ICMP errors about packets to them, whoever sends those.
+    /// Their fragments are intercepted with them, and ICMP errors about packets to them, whoever sends those: so is every
+    /// fragment of ICMP that passes through, because what it is about shows when it is put together.
     pub nat_servers: Endpoints,
     /// Addresses of the host that stand for clients towards servers: what those servers send to them is intercepted although
     /// it is addressed to the host.
@@ -130,6 +131,9 @@ pub struct Intercept {
     /// Connections of the host's own: their servers' answers are intercepted although they are addressed to the host. They
     /// come and go one by one, not with the rest.
     pub local_clients: SharedSet<LocalClient>,
+    /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a connection
+    /// (`schedule_icmp`).
+    pub every_icmp: bool,
     /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
     pub everything: bool,
 }
@@ -138,7 +142,10 @@ impl Intercept {
     /// What the services and servers of `control` need, without own addresses and local clients. `before` is what was
     /// intercepted until now.
     pub fn of(control: &Control, before: &Self) -> Self {
-        let mut spec = Self::default();
+        let mut spec = Self {
+            every_icmp: control.sysctls().schedule_icmp,
+            ..Self::default()
+        };
         for service in control.services() {
             spec.add_service(service, control.ftp_ports());
         }
@@ -285,6 +292,9 @@ impl Intercept {
         if self.everything || self.own_vips.contains(&dst) {
             return true;
         }
+        if self.every_icmp && !to_host && packet.is_icmp() {
+            return true;
+        }
         if let Some((_, about)) = inner {
             let about = about.ip();
             if self.is_vip(dst) {
@@ -298,6 +308,7 @@ impl Intercept {
         }
         if packet.fragment.is_some() {
             return self.is_vip(dst)
+                || (!to_host && packet.is_icmp() && self.nat_servers.has_family(dst))
                 || (!to_host && self.is_vip(src))
                 || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
         }

@@ -19,8 +19,12 @@ use crate::packet::wire::{ipv4, ipv6};
 
 /// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
 /// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
-/// [`Net::forges_vips`] does not say otherwise.
+/// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
+/// answer would come back to the host, or to the engine, or go round for ever.
 pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
+    let forged = |forges_vips: bool| {
+        net.is_forged(packet.src) && (to_vip || forges_vips || !net.is_vip(packet.src))
+    };
     match packet.src {
         IpAddr::V4(src) => {
             src.is_loopback()
@@ -28,13 +32,34 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
-                || (net.is_forged(packet.src)
-                    && (to_vip || net.forges_vips() || !net.is_vip(packet.src)))
+                || forged(net.forges_vips())
         }
         IpAddr::V6(src) => {
-            src.is_loopback() || packet.dst.is_loopback() || src.to_ipv4_mapped().is_some()
+            src.is_loopback()
+                || packet.dst.is_loopback()
+                || src.to_ipv4_mapped().is_some()
+                || forged(false)
         }
     }
+}
+
+/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of its segments.
+fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
+    let packet = &job.packet;
+    // What came in fragments of IPv6 fits as it fitted before.
+    let longest = match job.history {
+        Some(history) if packet.is_ipv6() => history.longest,
+        _ => packet.len,
+    };
+    // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+    if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+        return Ok(None);
+    }
+    let longest = match Cut::new(frame, packet)? {
+        Some(cut) => cut.longest(packet.len),
+        None => longest,
+    };
+    Ok((longest > mtu).then_some(longest))
 }
 
 impl Pipeline {
@@ -48,30 +73,22 @@ impl Pipeline {
         way: Option<(IpAddr, bool)>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        let packet = &job.packet;
-        // What came in fragments of IPv6 fits as it fitted before.
-        let longest = match job.history {
-            Some(history) if packet.is_ipv6() => history.longest,
-            _ => packet.len,
-        };
-        // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
-        if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
-            return None;
-        }
-        let longest = match Cut::new(frame, packet) {
-            Ok(Some(cut)) => cut.longest(packet.len),
-            Ok(None) => longest,
+        let longest = match longest(frame, job, mtu) {
+            Ok(Some(longest)) => longest,
+            Ok(None) => return None,
             Err(reason) => return Some(Fate::Dropped(reason)),
         };
-        if longest <= mtu {
-            return None;
-        }
         if let Some((server, tunnel)) = way {
             self.common.oversize.note(server, tunnel, mtu, longest);
         }
         let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
         self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
         Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
+    /// Whether a packet fits `mtu`, or may be fragmented.
+    pub(super) fn fits(frame: &Frame, job: &Job<'_>, mtu: usize) -> bool {
+        matches!(longest(frame, job, mtu), Ok(None))
     }
 
     /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.

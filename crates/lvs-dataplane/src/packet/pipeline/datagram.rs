@@ -8,7 +8,7 @@ use super::{Cx, Decide, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::fragment::History;
 use crate::packet::frame::Frame;
-use crate::packet::net::Net;
+use crate::packet::net::{Net, NextHop};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel;
 use crate::packet::wire::icmp::ErrorKind;
@@ -30,6 +30,8 @@ pub(super) struct Job<'a> {
     pub(super) history: Option<&'a History>,
     /// What its IPv4 options ask a router to write.
     pub(super) options: Wanted,
+    /// Where it goes if it passes through as it is, once that has been looked up.
+    pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
@@ -43,6 +45,7 @@ impl Job<'_> {
             inner: None,
             history: None,
             options: Wanted::default(),
+            hop: None,
         }
     }
 }
@@ -50,9 +53,10 @@ impl Job<'_> {
 impl Pipeline {
     /// Whether the packet was intercepted: the host does not have it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // What came in fragments was intercepted (or not) as fragments.
-        let mut packet = job.packet;
-        if job.history.is_some() && packet.fragment.is_none() {
+        // What came in fragments was intercepted (or not) as fragments, which do not tell what an error is about.
+        let (mut packet, mut inner) = (job.packet, job.inner);
+        if job.history.is_some() {
+            inner = None;
             packet.fragment = Some(parse::Fragment {
                 id: 0,
                 offset: 0,
@@ -60,7 +64,7 @@ impl Pipeline {
                 named_at: 0,
             });
         }
-        job.from_host || cx.env.intercept.covers(&packet, job.inner, job.to_host)
+        job.from_host || cx.env.intercept.covers(&packet, inner, job.to_host)
     }
 
     /// A whole datagram.
@@ -91,7 +95,7 @@ impl Pipeline {
         }
         // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
         if job.hook == Hook::Transit
-            && let Some(fate) = self.transit_checks(frame, &job, cx)
+            && let Some(fate) = self.transit_checks(frame, &mut job, cx)
         {
             return fate;
         }
@@ -136,16 +140,33 @@ impl Pipeline {
     pub(super) fn transit_checks<N: Net>(
         &mut self,
         frame: &Frame,
-        job: &Job<'_>,
+        job: &mut Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        if job.packet.ttl > 1 {
+        if job.packet.ttl <= 1 {
+            if !self.intercepted(job, cx) {
+                return Some(Fate::Left);
+            }
+            self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+            return Some(Fate::Dropped(FrameDrop::TtlExceeded));
+        }
+        // Of IPv4, each fragment has been looked at by itself.
+        if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
+            return None;
+        }
+        let hop = cx.env.net.route(job.packet.dst)?;
+        job.hop = Some(hop);
+        // To a router, an ICMP error is a packet like any other.
+        let plain = Job {
+            inner: None,
+            ..*job
+        };
+        if job.packet.len <= hop.mtu as usize || Self::fits(frame, &plain, hop.mtu as usize) {
             return None;
         }
         if !self.intercepted(job, cx) {
             return Some(Fate::Left);
         }
-        self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
-        Some(Fate::Dropped(FrameDrop::TtlExceeded))
+        self.too_big(frame, &plain, hop.mtu as usize, None, cx)
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lvs_core::{Forward, Forwarding};
 
 use super::datagram::Job;
-use super::reply::rewrite;
+use super::reply::{rewrite, written_by_nat};
 use super::{Cx, Fate, Pipeline, Request};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
@@ -114,7 +114,12 @@ impl Pipeline {
                 }
             }
         }
-        self.leave(frame, &job.packet, hop, job.pieces(), cx)
+        let written = job
+            .history
+            .filter(|_| translates)
+            .map(|history| history.with_first(written_by_nat(frame.bytes(), job, ports)));
+        let pieces = job.pieces(written.as_ref().or(job.history));
+        self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
     /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame cannot be sent to another

@@ -144,7 +144,7 @@ impl Pipeline {
     fn fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
-        job: Job<'_>,
+        mut job: Job<'_>,
         part: Fragment,
         decide: &mut D,
         cx: &mut Cx<'_, N>,
@@ -152,7 +152,7 @@ impl Pipeline {
         // A router looks at each fragment by itself before it puts them together, but of IPv6, where that comes first.
         if job.hook == Hook::Transit
             && !job.packet.is_ipv6()
-            && let Some(fate) = self.transit_checks(frame, &job, cx)
+            && let Some(fate) = self.transit_checks(frame, &mut job, cx)
         {
             return fate;
         }

@@ -28,9 +28,9 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// How the packet leaves on its way to a server.
-    pub(super) fn pieces(&self) -> Pieces<'_> {
-        match self.history {
+    /// How the packet leaves on its way to a server, if it has come like this.
+    pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
+        match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
             Some(history) => Pieces::Even(history),
             None if self.inner.is_some() => Pieces::Relayed,
@@ -88,8 +88,12 @@ impl Pipeline {
         if fits && link.info.offload {
             return self.emit(frame, link, cx);
         }
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-        for segment in cut.segments(frame, packet) {
+        for segment in segments {
             let mut out = cx.out.spare(segment.len());
             fate = if !segment.write(&mut out) {
                 Fate::Dropped(FrameDrop::NoRoom)
@@ -137,10 +141,9 @@ impl Pipeline {
             }
             Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
-                let kept = history.sizes.iter().all(|size| size + packet.l4 <= mtu);
-                let sizes = kept.then_some(history.sizes.as_slice());
-                let limit = if kept { mtu } else { mtu.min(history.longest) };
-                self.cutter(ip, limit, sizes, df)
+                // One that has become the whole datagram is cut anew, like any that does not fit.
+                let sizes = (history.sizes.len() > 1).then_some(history.sizes.as_slice());
+                self.cutter(ip, mtu.min(history.longest), sizes, df)
             }
         };
         self.fragments(cutter, link, cx)

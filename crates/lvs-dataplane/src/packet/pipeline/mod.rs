@@ -75,6 +75,9 @@ pub struct Env<'a, N> {
     pub pmtu_disc: bool,
 }
 
+/// Frames that are made before they are sent, but for those that one more frame becomes.
+const PORTION: usize = 1024;
+
 /// Fields that all steps of one packet share.
 struct Cx<'a, N> {
     env: &'a Env<'a, N>,
@@ -129,9 +132,32 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
+        let mut rest = frames;
+        while !rest.is_empty() {
+            let done = self.process_some(port, rest, env, decide, now, out);
+            rest = &mut rest[done..];
+        }
+    }
+
+    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames which become many (fragments,
+    /// segments) are never all there at a time. Returns how many were processed, at least one of any.
+    pub fn process_some<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        frames: &mut [Frame],
+        env: &Env<'_, N>,
+        decide: &mut D,
+        now: Instant,
+        out: &mut Output,
+    ) -> usize {
         let info = env.net.port(port);
         let mut cx = Cx { env, now, out };
+        let mut done = 0;
         for frame in frames {
+            if done > 0 && cx.out.queued() >= PORTION {
+                break;
+            }
+            done += 1;
             self.counters.received += 1;
             let lent = frame.slot().is_some();
             let fate = match info {
@@ -151,6 +177,7 @@ impl Pipeline {
                 let _ = decide.icmp_error(&error, now);
             }
         }
+        done
     }
 
     /// Sends what waited for a neighbour.

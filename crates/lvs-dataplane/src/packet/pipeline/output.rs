@@ -64,6 +64,11 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
+    /// Frames to send.
+    pub(super) fn queued(&self) -> usize {
+        self.ports.iter().map(Vec::len).sum()
+    }
+
     /// Forgets what was sent and applied; the buffers are used again.
     pub fn recycle(&mut self) {
         self.requests.clear();

@@ -13,7 +13,7 @@ use crate::packet::net::Net;
 use crate::packet::rewrite::nat::{self, End};
 use crate::packet::rewrite::payload;
 use crate::packet::wire::icmp::ErrorKind;
-use crate::packet::wire::{ETHERNET_LEN, decrement_ttl};
+use crate::packet::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
 
 impl Pipeline {
     /// Server to client.
@@ -37,7 +37,8 @@ impl Pipeline {
         let hop = if to_host {
             None
         } else {
-            let Some(hop) = cx.env.net.route(dst) else {
+            let known = job.hop.filter(|_| reply.destination.is_none());
+            let Some(hop) = known.or_else(|| cx.env.net.route(dst)) else {
                 self.icmp_error(ErrorKind::NetUnreachable, frame, job, cx);
                 return Fate::Dropped(FrameDrop::NoRoute);
             };
@@ -79,9 +80,33 @@ impl Pipeline {
         }
         self.fill_options_of_reply(frame, job, reply, &hop, cx);
         self.clamp_mss(frame, job, hop.mtu as usize, cx);
-        let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
+        let written = job
+            .history
+            .filter(|_| reply.source.is_some())
+            .map(|history| history.with_first(written_by_nat(frame.bytes(), job, ports)));
+        let pieces = written
+            .as_ref()
+            .or(job.history)
+            .map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
+}
+
+/// How much of a packet, from its first byte on, translation makes lie in one piece: the transport header, or that of the
+/// packet inside an ICMP error with its ports.
+pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
+    const PORTS: usize = 4;
+    let l4 = job.packet.l4;
+    if job.inner.is_none() {
+        return l4 + nat::header(job.packet.protocol).map_or(0, |(len, _)| len);
+    }
+    let inner = ip.get(l4 + 8..).unwrap_or_default();
+    let header = if is_ipv6(inner) {
+        ipv6::walk(inner).map_or(ipv6::HEADER_LEN, |chain| chain.l4)
+    } else {
+        ipv4::header_len(inner)
+    };
+    l4 + 8 + header + if ports { PORTS } else { 0 }
 }
 
 /// Translates a server's packet.

@@ -30,21 +30,28 @@ impl Pipeline {
         let Some(src) = hop.source else {
             return Fate::Dropped(FrameDrop::NoSource);
         };
-        let path = self.tunnels.mtu(
+        let overhead = tunnel::overhead(forward.tunnel, target);
+        // The least that a link of the outer version has to take.
+        let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
+        let learned = self.tunnels.mtu(
             &self.common.tunnels,
             target,
             forward.tunnel,
             hop.mtu as usize,
             cx.now,
         );
-        let mtu = path.saturating_sub(tunnel::overhead(forward.tunnel, target));
+        // A router's word does not close a tunnel: a path that leaves the packet inside less than that is not believed.
+        let path = if learned < least + overhead {
+            hop.mtu as usize
+        } else {
+            learned
+        };
+        let mtu = path.saturating_sub(overhead);
         // What the inner packet does not forbid is cut to what was learned.
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
             ..*hop
         };
-        // The least that a link of the outer version has to take.
-        let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
         if mtu < least {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         }
@@ -113,8 +120,12 @@ impl Pipeline {
         hop: &NextHop,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
         let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
-        for segment in cut.segments(frame, packet) {
+        for segment in segments {
             let mut out = cx.out.spare(segment.len());
             fate = if segment.write(&mut out) {
                 self.tunnelled(&mut out, &outer, hop, Pieces::Relayed, cx)

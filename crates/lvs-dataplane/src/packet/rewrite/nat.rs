@@ -22,6 +22,17 @@ pub enum End {
     Destination,
 }
 
+/// Length of the transport header that translation changes, and where its checksum is; `None` if it changes none.
+#[inline]
+pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
+    match protocol {
+        Protocol::TCP => Some((tcp::HEADER_LEN, tcp::field::CHECKSUM.start)),
+        Protocol::UDP => Some((udp::HEADER_LEN, udp::field::CHECKSUM.start)),
+        Protocol::SCTP => Some((sctp::HEADER_LEN, sctp::field::CHECKSUM.start)),
+        _ => None,
+    }
+}
+
 /// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing if it fails.
 ///
 /// # Errors
@@ -35,13 +46,8 @@ pub fn translate(
     to: SocketAddr,
 ) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
-    let (header, field) = match packet.protocol {
-        Protocol::TCP => (tcp::HEADER_LEN, tcp::field::CHECKSUM.start),
-        Protocol::UDP => (udp::HEADER_LEN, udp::field::CHECKSUM.start),
-        Protocol::SCTP => (sctp::HEADER_LEN, sctp::field::CHECKSUM.start),
-        // AH, ESP and the like: the IP header is all there is to change.
-        _ => (0, 0),
-    };
+    // AH, ESP and the like: the IP header is all there is to change.
+    let (header, field) = header(packet.protocol).unwrap_or_default();
     // The device sums from the transport header on: then the field holds the sum of the pseudo-header alone.
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field

@@ -23,7 +23,7 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
         ErrorKind::HostUnreachable => (1, 3, [0; 4]),
         // "Unrecognized next header", and where it is.
         ErrorKind::ProtocolUnreachable => {
-            let at = ipv6::walk(offending).map_or(ipv6::field::NEXT_HEADER, |chain| chain.named_at);
+            let at = ipv6::unknown_at(offending);
             (4, 1, u32::try_from(at).unwrap_or(0).to_be_bytes())
         }
         ErrorKind::PortUnreachable => (1, 4, [0; 4]),

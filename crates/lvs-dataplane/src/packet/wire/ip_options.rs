@@ -9,7 +9,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::{ipv4, put32};
+use super::{be32, ipv4, put32};
 
 const END: u8 = 0;
 const NOP: u8 = 1;
@@ -18,6 +18,7 @@ const TIMESTAMP: u8 = 68;
 const LOOSE_SOURCE_ROUTE: u8 = 131;
 const STRICT_SOURCE_ROUTE: u8 = 137;
 const ROUTER_ALERT: u8 = 148;
+const SECURITY_LABEL: u8 = 134;
 
 /// Routers that found no room for their time stamp are counted up to this.
 const OVERFLOW_MAX: u8 = 15;
@@ -50,7 +51,7 @@ pub struct Wanted {
 pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused> {
     let end = ipv4::header_len(ip).min(ip.len());
     let mut wanted = Wanted::default();
-    let (mut routes, mut stamps, mut sources) = (0, 0, 0);
+    let (mut routes, mut stamps, mut sources, mut labels) = (0, 0, 0, 0);
     let mut at = ipv4::HEADER_LEN;
     let bad = |at: usize| Refused::Malformed(u8::try_from(at).unwrap_or(u8::MAX));
     while at < end {
@@ -104,7 +105,7 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused
                         0 => wanted.stamp = Some((at, None, next)),
                         1 | 3 if !fits(8) => return Err(bad(at + 2)),
                         1 => wanted.stamp = Some((at, Some(next), next + 4)),
-                        3 if own(Ipv4Addr::from_bits(super::be32(ip, next))) => {
+                        3 if own(Ipv4Addr::from_bits(be32(ip, next))) => {
                             wanted.stamp = Some((at, None, next + 4));
                         }
                         _ => {}
@@ -115,6 +116,14 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused
                 }
             }
             ROUTER_ALERT if len < 4 => return Err(bad(at + 1)),
+            SECURITY_LABEL => {
+                labels += 1;
+                match security_label(option) {
+                    _ if labels > 1 => return Err(bad(at)),
+                    Some(fault) => return Err(bad(at + fault)),
+                    None => {}
+                }
+            }
             _ => {}
         }
         at += len;
@@ -123,6 +132,28 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused
         return Err(Refused::SourceRoute);
     }
     Ok(wanted)
+}
+
+/// The byte of a CIPSO option (FIPS 188) that makes no sense, if one does: its tags must fill it (`cipso_v4_validate`).
+fn security_label(option: &[u8]) -> Option<usize> {
+    const HEADER_LEN: usize = 6;
+    if option.len() < HEADER_LEN + 2 {
+        return Some(1);
+    }
+    if be32(option, 2) == 0 {
+        return Some(2);
+    }
+    let mut at = HEADER_LEN;
+    while at < option.len() {
+        let Some(&len) = option.get(at + 1) else {
+            return Some(at);
+        };
+        if len == 0 || usize::from(len) > option.len() - at {
+            return Some(at + 1);
+        }
+        at += usize::from(len);
+    }
+    None
 }
 
 impl Wanted {

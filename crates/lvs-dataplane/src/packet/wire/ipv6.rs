@@ -228,6 +228,23 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     None
 }
 
+/// Where the byte is that names the first header of `ip` which a host without IPsec does not know.
+pub fn unknown_at(ip: &[u8]) -> usize {
+    let mut named_at = field::NEXT_HEADER;
+    let mut at = HEADER_LEN;
+    while let (Some(&next), Some(&len)) = (ip.get(named_at), ip.get(at + 1)) {
+        // Options for every hop come first or not at all.
+        if !matches!(next, ROUTING | DESTINATION)
+            && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER)
+        {
+            break;
+        }
+        named_at = at;
+        at += (usize::from(len) + 1) * 8;
+    }
+    named_at
+}
+
 /// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension headers as far as a
 /// first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {

@@ -119,10 +119,11 @@ fn ruleset() -> String {
     .concat()
 }
 
-/// Firewall rules that name a service: they no longer see its packets.
+/// Firewall rules that name a service, or drop by source alone: they do not see packets of services.
 fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
     let mut table = "";
     let mut chain = "";
+    let mut by_source = Vec::new();
     for line in ruleset.lines() {
         let line = line.trim();
         if let Some(name) = line.strip_prefix("table ") {
@@ -139,32 +140,61 @@ fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
         if table.split(' ').any(|word| word.starts_with(OWN_TABLE)) {
             continue;
         }
-        let names = |service: &&ServiceInfo| {
-            virt(service).is_some_and(|addr| {
-                let word = |text: &str| {
-                    line.split([' ', ',', '{', '}', '/'])
-                        .any(|part| part == text)
-                };
-                word(&addr.ip().to_string())
-                    || (line.contains("dport") && word(&addr.port().to_string()))
-            })
-        };
         let acts = [
             "drop", "reject", "accept", "dnat", "redirect", "counter", "mark", " -j ",
         ]
         .iter()
         .any(|verb| line.contains(verb));
-        if acts && let Some(service) = services.iter().find(names) {
+        if acts && let Some(service) = services.iter().find(|service| names(line, service)) {
             findings.add(
                 format!(
                     "a rule of table {table}, chain {chain}, no longer sees packets of {}: {line}",
                     service_text(service.service)
                 ),
-                "the engine takes them before the host's firewall; filter on the servers, in front of the director, or in a \
-                 netdev ingress chain with a lower priority",
+                format!("the engine takes them before the host's firewall; {FILTER}"),
             );
+        } else if drops_by_source(line) {
+            by_source.push((table, chain, line));
         }
     }
+    if let (Some((table, chain, line)), false) = (by_source.first(), services.is_empty()) {
+        let others = match by_source.len() - 1 {
+            0 => String::new(),
+            others => format!(" (and {others} more)"),
+        };
+        findings.add(
+            format!(
+                "a rule of table {table}, chain {chain}, drops by source, and packets of services pass it all the same: \
+                 {line}{others}"
+            ),
+            format!("the engine takes them before the host's firewall; {FILTER}"),
+        );
+    }
+}
+
+/// Where packets of services can be filtered.
+const FILTER: &str = "filter with `lvsadm mark add --source PREFIX --destination VIP --drop`, on the servers, in front of the director, or in an \
+                      XDP program (see docs/security.md)";
+
+/// Whether a rule names the address or the port of a service.
+fn names(line: &str, service: &ServiceInfo) -> bool {
+    virt(service).is_some_and(|addr| {
+        let word = |text: &str| {
+            line.split([' ', ',', '{', '}', '/'])
+                .any(|part| part == text)
+        };
+        word(&addr.ip().to_string()) || (line.contains("dport") && word(&addr.port().to_string()))
+    })
+}
+
+/// Whether a rule drops by source, whatever the destination.
+fn drops_by_source(line: &str) -> bool {
+    let has = |words: &[&str]| line.split(' ').any(|word| words.contains(&word));
+    has(&["saddr", "-s", "--match-set"])
+        && has(&["drop", "reject", "DROP", "REJECT"])
+        && !has(&[
+            "daddr", "dport", "-d", "--dport", "--dports", "-o", "oifname",
+        ])
 }
 
 /// How the names of the engine's own tables begin.
@@ -225,6 +255,25 @@ mod tests {
         rules(&services("nat", 1), ruleset, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
+        assert!(
+            findings.0[0].cure.contains("lvsadm mark add"),
+            "{findings:?}"
+        );
+    }
+
+    #[test]
+    fn rules_that_go_by_source_alone() {
+        let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
+            bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
+            *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";
+        let mut findings = Findings::default();
+        rules(&services("nat", 1), ruleset, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        let what = &findings.0[0].what;
+        assert!(what.contains("203.0.113.0/24 drop (and 2 more)"), "{what}");
+        let mut findings = Findings::default();
+        rules(&[], ruleset, &mut findings);
+        assert!(findings.0.is_empty(), "{findings:?}");
     }
 
     #[test]

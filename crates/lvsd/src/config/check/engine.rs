@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::Range;
+use std::time::Duration;
 
 use lvs_core::api::LocalPool;
 use lvs_core::mark::{MarkRule, Prefix};
@@ -21,7 +22,7 @@ impl Checker<'_> {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }
         let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
-        let when_full = self.one_of(raw.when_full.as_ref(), &["drop"]);
+        let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         self.helpers(raw);
         self.interfaces(raw);
@@ -40,6 +41,7 @@ impl Checker<'_> {
         self.workers(raw);
         let max_connections = self.count(raw.max_connections.as_ref(), "number of connections", 1);
         self.socket(raw);
+        self.hang_limit(raw);
         let local = self.local_pool(raw);
         let list = |v: &Option<Spanned<OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
         Dataplane {
@@ -48,6 +50,9 @@ impl Checker<'_> {
             backend,
             workers: raw.workers.is_some().then_some(1),
             socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
+            group: raw.group.as_ref().map(|g| g.get_ref().clone()),
+            readers: raw.readers.as_ref().map(|g| g.get_ref().clone()),
+            hang_limit: raw.hang_limit.as_ref().map(|time| time.get_ref().0),
             profile,
             own_vips: raw.own_vips.unwrap_or(false),
             local,
@@ -126,6 +131,18 @@ impl Checker<'_> {
                     "`interface` and `no_interfaces` contradict each other",
                 )
                 .help("remove one of them"),
+            );
+        }
+    }
+
+    fn hang_limit(&mut self, raw: &RawDataplane) {
+        let sensible = Duration::from_secs(2)..=Duration::from_secs(3600);
+        if let Some(limit) = &raw.hang_limit
+            && !sensible.contains(&limit.get_ref().0)
+        {
+            self.report(
+                Diagnostic::error(limit.span(), "no engine can be told to hang by that")
+                    .help("give 2s to 1h; a busy host can keep an engine waiting for a second"),
             );
         }
     }

@@ -4,13 +4,13 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, OnServerDown, ServiceConfig, ServiceFlags};
+use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
 use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
-use crate::config::raw::{RawPersistence, RawService};
+use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 
 impl Checker<'_> {
     /// A service's settings in the engine.
@@ -180,6 +180,31 @@ impl Checker<'_> {
                 );
             }
             config.extras.slow_start = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+        }
+        if let Some(limits) = &raw.limits {
+            config.extras.limits = self.limits(limits);
+        }
+    }
+
+    /// What a service takes at most.
+    fn limits(&mut self, raw: &RawLimits) -> Limits {
+        let mut number = |value: &Option<Spanned<Whole>>, what: &str, most: i64| {
+            let n = self.number(value.as_ref(), what, 1..=most);
+            n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+        };
+        let mut count = |value, what| number(value, what, u32::MAX.into());
+        let (connections, rate) = (
+            count(&raw.connections, "connections"),
+            count(&raw.rate, "rate"),
+        );
+        let source_rate = count(&raw.source_rate, "source_rate");
+        let mut bits = |value, what, most| u8::try_from(number(value, what, most)).unwrap_or(0);
+        Limits {
+            connections,
+            rate,
+            source_rate,
+            source_bits_v4: bits(&raw.source_bits_v4, "source_bits_v4", 32),
+            source_bits_v6: bits(&raw.source_bits_v6, "source_bits_v6", 128),
         }
     }
 

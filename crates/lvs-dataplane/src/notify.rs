@@ -52,8 +52,7 @@ mod tests {
 
     #[test]
     fn arrives_by_name_and_by_path() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("notify");
+        let path = std::env::temp_dir().join(format!("lvs-notify-{}", std::process::id()));
         let by_path = UnixDatagram::bind(&path).unwrap();
         let name = format!("lvsd-notify-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
@@ -63,6 +62,7 @@ mod tests {
         let mut buffer = [0; 64];
         let length = by_path.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"READY=1");
+        std::fs::remove_file(&path).unwrap();
         let length = by_name.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"STOPPING=1");
     }

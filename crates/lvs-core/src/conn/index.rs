@@ -1,0 +1,194 @@
+//! The index of the connection table: from the hash of a tuple to the entries that may have it, in a bounded number of
+//! steps whatever the tuples are.
+//!
+//! A line is a cache line with room for eight references; a hash leads to two lines, and a reference is in either of
+//! them, where there was more room. At the four references a line that the index is made for, two choices leave no
+//! line with more than about seven; a ninth would need both lines full, which is then the index's own "full". The
+//! hash is keyed, so nobody outside chooses the lines that his tuples lead to.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// References in a line: 64 bytes of them.
+const WIDTH: usize = 8;
+/// References in a line on average when the index holds as many as it is made for.
+const LOAD: usize = 4;
+/// References that a lookup looks at, at most.
+#[cfg(test)]
+pub(crate) const PROBES: usize = 2 * WIDTH;
+
+/// References by hash.
+///
+/// A place in use holds the upper half of the hash, by which most others are told apart without a look at what they
+/// refer to, above the reference plus one; 0 is a free place.
+pub(crate) struct Index {
+    /// Lines, from [`first`](Self::first) on.
+    places: Vec<u64>,
+    /// Where the first line begins: lines are cache lines.
+    first: usize,
+    /// Number of lines less one; a power of two less one.
+    mask: usize,
+}
+
+impl Index {
+    /// For `references` of them.
+    pub(crate) fn new(references: usize) -> Self {
+        let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
+        // Fresh zero pages need not be written, aligned ones of a type of our own would be.
+        let places = vec![0; (lines + 1) * WIDTH];
+        let first = places.as_ptr().align_offset(64).min(WIDTH);
+        Self {
+            places,
+            first,
+            mask: lines - 1,
+        }
+    }
+
+    /// The reference with this hash that `is` recognises.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+        let (one, other) = self.lines(hash);
+        self.find_at(one, hash, &is)
+            .or_else(|| self.find_at(other, hash, &is))
+            .map(|place| reference(self.places[place]))
+    }
+
+    /// Adds a reference; `false`, and nothing changed, if both lines are full.
+    pub(crate) fn insert(&mut self, hash: u64, new: u32) -> bool {
+        let (one, other) = self.lines(hash);
+        let room = |line: usize| (line..line + WIDTH).filter(|&place| self.places[place] == 0);
+        let line = if room(other).count() > room(one).count() {
+            other
+        } else {
+            one
+        };
+        let Some(place) = room(line).next() else {
+            return false;
+        };
+        self.places[place] = tagged(hash, new);
+        true
+    }
+
+    /// Puts `new` in the place of `old`, which has the same hash.
+    pub(crate) fn replace(&mut self, hash: u64, old: u32, new: u32) {
+        if let Some(place) = self.place_of(hash, old) {
+            self.places[place] = tagged(hash, new);
+        }
+    }
+
+    /// Takes a reference out.
+    pub(crate) fn remove(&mut self, hash: u64, old: u32) {
+        if let Some(place) = self.place_of(hash, old) {
+            self.places[place] = 0;
+        }
+    }
+
+    /// Whether a reference is in.
+    #[cfg(test)]
+    fn contains(&self, hash: u64, reference: u32) -> bool {
+        self.place_of(hash, reference).is_some()
+    }
+
+    fn place_of(&self, hash: u64, wanted: u32) -> Option<usize> {
+        let (one, other) = self.lines(hash);
+        self.find_at(one, hash, &|found| found == wanted)
+            .or_else(|| self.find_at(other, hash, &|found| found == wanted))
+    }
+
+    #[inline]
+    fn find_at(&self, line: usize, hash: u64, is: &impl Fn(u32) -> bool) -> Option<usize> {
+        let places = self.places.get(line..line + WIDTH)?;
+        let found = places.iter().position(|&place| {
+            place >> 32 == hash >> 32 && place & LOWER != 0 && is(reference(place))
+        })?;
+        Some(line + found)
+    }
+
+    /// Where the two lines of a hash begin.
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "masked to the number of lines"
+    )]
+    fn lines(&self, hash: u64) -> (usize, usize) {
+        let one = hash as usize & self.mask;
+        // Another line, which is not told by the first.
+        let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
+        (self.first + one * WIDTH, self.first + other * WIDTH)
+    }
+}
+
+impl fmt::Debug for Index {
+    /// What is in it, wherever it lies in memory.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places = self.places[self.first..].iter().enumerate();
+        let used = places.filter(|&(_, &place)| place != 0);
+        f.debug_map().entries(used).finish()
+    }
+}
+
+const LOWER: u64 = 0xffff_ffff;
+
+fn tagged(hash: u64, reference: u32) -> u64 {
+    hash & !LOWER | u64::from(reference + 1)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+const fn reference(place: u64) -> u32 {
+    (place as u32).wrapping_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(n: u32) -> u64 {
+        let mut z = u64::from(n)
+            .wrapping_add(1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    #[test]
+    fn takes_what_it_is_made_for_and_finds_it_and_nothing_else() {
+        for size in [1, 2, 3, 8, 100, 1 << 16, 1 << 20] {
+            let mut index = Index::new(size as usize);
+            for n in 0..size {
+                assert!(index.insert(hash(n), n), "{n} of {size}");
+            }
+            for n in 0..size {
+                assert_eq!(index.find(hash(n), |found| found == n), Some(n));
+            }
+            assert_eq!(index.find(hash(size), |_| true), None);
+            for n in 0..size {
+                index.remove(hash(n), n);
+                assert!(!index.contains(hash(n), n));
+            }
+            assert!(index.places.iter().all(|&place| place == 0));
+        }
+    }
+
+    #[test]
+    fn stays_within_its_lines_while_references_come_and_go() {
+        let size = 1 << 14;
+        let mut index = Index::new(size as usize);
+        for n in 0..20 * size {
+            if n >= size {
+                index.remove(hash(n - size), n - size);
+            }
+            assert!(index.insert(hash(n), n), "{n}");
+        }
+    }
+
+    #[test]
+    fn equal_hashes_end_at_two_lines() {
+        let mut index = Index::new(1000);
+        let taken = (0..100).filter(|&n| index.insert(7, n)).count();
+        assert_eq!(taken, PROBES);
+        index.replace(7, 3, 1000);
+        assert!(index.contains(7, 1000) && !index.contains(7, 3));
+    }
+}

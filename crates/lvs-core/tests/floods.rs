@@ -1,0 +1,295 @@
+//! What a flood does to a full table, and what it leaves to everybody else.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lvs_core::{
+    Director, DropReason, Extras, Family, Forwarding, Hook, Instant, Limits, LocalAddress, Options,
+    PacketMeta, Protocol, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
+    Transport, Tuple, Verdict, WhenFull,
+};
+
+const VIP: &str = "198.51.100.1:80";
+const SYN: u8 = TcpFlags::SYN;
+const ACK: u8 = TcpFlags::ACK;
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn server(n: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n], 80))
+}
+
+/// Source `n` of as many as one likes.
+fn source(n: u32) -> SocketAddr {
+    let [_, a, b, c] = n.to_be_bytes();
+    SocketAddr::from(([10 + (n >> 24) as u8, a, b, c], 1024 + (n % 60_000) as u16))
+}
+
+fn packet(src: SocketAddr, dst: SocketAddr, transport: Transport<'_>) -> PacketMeta<'_> {
+    let local = dst == addr(VIP);
+    PacketMeta {
+        hook: if local { Hook::Local } else { Hook::Transit },
+        tuple: Tuple {
+            protocol: match transport {
+                Transport::Udp(_) => Protocol::UDP,
+                _ => Protocol::TCP,
+            },
+            src,
+            dst,
+        },
+        transport,
+        segment: Segment::NONE,
+        mark: 0,
+        len: 40,
+    }
+}
+
+struct Bed {
+    director: Director,
+    now: Instant,
+}
+
+impl Bed {
+    fn new(
+        slots: usize,
+        when_full: WhenFull,
+        key: ServiceKey,
+        config: ServiceConfig,
+        method: Forwarding,
+    ) -> Self {
+        let mut director = Director::new(Options {
+            max_connections: slots,
+            when_full,
+            ..Options::default()
+        });
+        let now = Instant::from_secs(1);
+        director.advance(now);
+        let control = &mut director.control;
+        if method == Forwarding::FullNat {
+            let pool = LocalAddress {
+                addr: "10.0.0.100".parse().unwrap(),
+                first: 1024,
+                last: 1033,
+            };
+            control.set_local_pool(vec![pool], false).unwrap();
+        }
+        control.add_service(key, config, None).unwrap();
+        for n in 1..=2 {
+            let config = ServerConfig::new(1, method);
+            control.add_server(&key, server(n), &config, now).unwrap();
+        }
+        Self { director, now }
+    }
+
+    fn tcp(slots: usize, when_full: WhenFull, method: Forwarding, extras: Extras) -> Self {
+        let config = ServiceConfig {
+            extras,
+            ..ServiceConfig::new(Family::V4, "rr")
+        };
+        Self::new(slots, when_full, ServiceKey::tcp(addr(VIP)), config, method)
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.director.advance(self.now);
+    }
+
+    fn send(&mut self, src: SocketAddr, flags: u8) -> Verdict {
+        let meta = packet(src, addr(VIP), Transport::Tcp(TcpFlags(flags)));
+        self.director.handle_packet(&meta, self.now)
+    }
+
+    /// The address that the packet is forwarded to; none if it is not.
+    fn opens(&mut self, src: SocketAddr, flags: u8) -> Option<SocketAddr> {
+        match self.send(src, flags) {
+            Verdict::Forward(forward) => Some(forward.target),
+            _ => None,
+        }
+    }
+
+    fn reply(&mut self, from: SocketAddr, to: SocketAddr, flags: u8) {
+        let meta = packet(from, to, Transport::Tcp(TcpFlags(flags)));
+        let _ = self.director.handle_packet(&meta, self.now);
+    }
+
+    /// SYN, SYN/ACK, ACK, and a request.
+    fn connect(&mut self, src: SocketAddr) -> bool {
+        let Some(server) = self.opens(src, SYN) else {
+            return false;
+        };
+        self.reply(server, src, SYN | ACK);
+        self.opens(src, ACK) == Some(server) && self.opens(src, ACK) == Some(server)
+    }
+}
+
+#[test]
+fn a_syn_flood_of_a_full_table_costs_the_flood_only() {
+    const SLOTS: u32 = 4096;
+    for method in [Forwarding::Nat, Forwarding::Route] {
+        let mut bed = Bed::tcp(SLOTS as usize, WhenFull::Evict, method, Extras::default());
+        let old: Vec<SocketAddr> = (0..500).map(|n| source(0x0100_0000 + n)).collect();
+        for &client in &old {
+            assert!(bed.connect(client));
+        }
+        // An honest client among a hundred spoofed, whose handshake takes as long as 500 spoofed SYNs; ten tables full.
+        let (mut served, mut honest, mut waiting) = (0, 0, Vec::new());
+        for n in 0..10 * SLOTS {
+            assert!(bed.opens(source(0x0200_0000 + n), SYN).is_some());
+            if n % 100 == 0 {
+                let client = source(0x0300_0000 + n);
+                let server = bed.opens(client, SYN).expect("a full table makes room");
+                waiting.push((n, client, server));
+                honest += 1;
+            }
+            while let Some(&(since, client, server)) = waiting.first().filter(|of| of.0 + 500 < n) {
+                waiting.remove(0);
+                bed.reply(server, client, SYN | ACK);
+                served += u32::from(bed.opens(client, ACK) == Some(server));
+                served += u32::from(bed.opens(client, ACK) == Some(server));
+                assert!(since < n);
+            }
+            if n % 100 == 0 {
+                bed.pass(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(served as usize, 2 * (honest - waiting.len()), "{method:?}");
+        for &client in &old {
+            assert!(bed.opens(client, ACK).is_some(), "{client} was established");
+        }
+        let evicted = bed.director.shard.evictions();
+        assert!(evicted.half_open > 0 && evicted.idle == 0, "{evicted:?}");
+        assert_eq!(bed.director.shard.len(), SLOTS as usize);
+    }
+}
+
+#[test]
+fn pairs_of_syn_and_ack_give_way_once_they_were_not_used() {
+    let mut bed = Bed::tcp(1024, WhenFull::Evict, Forwarding::Route, Extras::default());
+    let mut refused = 0;
+    for n in 0..10_000 {
+        let client = source(n);
+        refused += u32::from(bed.opens(client, SYN).is_none());
+        let _ = bed.send(client, ACK);
+        bed.pass(Duration::from_millis(10));
+    }
+    assert_eq!(refused, 0);
+    assert!(bed.director.shard.evictions().unused > 0);
+}
+
+#[test]
+fn what_moves_data_never_gives_way() {
+    let mut bed = Bed::tcp(256, WhenFull::Evict, Forwarding::Nat, Extras::default());
+    for n in 0..256 {
+        assert!(bed.connect(source(n)));
+    }
+    let full = Verdict::Drop(DropReason::TableFull);
+    assert_eq!(bed.send(addr("192.0.2.1:1"), SYN), full);
+    bed.pass(Duration::from_secs(59));
+    assert_eq!(bed.send(addr("192.0.2.1:1"), SYN), full);
+    // A minute later it is idle, but for those that have moved data since.
+    for n in 0..200 {
+        assert!(bed.opens(source(n), ACK).is_some());
+    }
+    bed.pass(Duration::from_secs(2));
+    let opened = (0..256).filter(|&n| bed.connect(source(0x0100_0000 + n)));
+    assert_eq!(opened.count(), 56);
+    for n in 0..200 {
+        assert!(bed.opens(source(n), ACK).is_some());
+    }
+}
+
+#[test]
+fn a_full_table_refuses_unless_it_is_told_to_evict() {
+    let mut bed = Bed::tcp(16, WhenFull::Drop, Forwarding::Nat, Extras::default());
+    let opened = (0..100).filter(|&n| bed.opens(source(n), SYN).is_some());
+    assert_eq!(opened.count(), 16);
+    assert_eq!(
+        bed.director.shard.evictions(),
+        lvs_core::Evictions::default()
+    );
+}
+
+#[test]
+fn a_connection_that_is_replaced_may_be_the_one_that_gives_way() {
+    let mut bed = Bed::tcp(1, WhenFull::Evict, Forwarding::Nat, Extras::default());
+    let client = source(1);
+    let server = bed.opens(client, SYN).unwrap();
+    bed.reply(server, client, TcpFlags::RST);
+    // CLOSE: the next SYN takes its place, and its slot.
+    assert!(bed.opens(client, SYN).is_some());
+    assert_eq!(bed.director.shard.len(), 1);
+    assert!(bed.opens(client, ACK).is_some());
+}
+
+#[test]
+fn limits_of_a_service_are_its_own() {
+    let limits = Limits {
+        connections: 50,
+        source_rate: 5,
+        ..Limits::default()
+    };
+    let extras = Extras {
+        limits,
+        ..Extras::default()
+    };
+    let mut bed = Bed::tcp(1 << 12, WhenFull::Drop, Forwarding::Nat, extras);
+    let one = |n: u16| SocketAddr::from(([192, 0, 2, 1], n));
+    let opened = (1..100).filter(|&n| bed.opens(one(n), SYN).is_some());
+    assert_eq!(opened.count(), 5);
+    let source_rate = Verdict::Drop(DropReason::SourceRate);
+    assert_eq!(bed.send(one(1000), SYN), source_rate);
+    let opened = (1..100).filter(|&n| bed.opens(source(n), SYN).is_some());
+    assert_eq!(opened.count(), 45);
+    let full = Verdict::Drop(DropReason::ServiceFull);
+    assert_eq!(bed.send(source(1000), SYN), full);
+    // Half-open connections end, and there is room again.
+    bed.pass(Duration::from_secs(61));
+    assert!(bed.opens(source(1000), SYN).is_some());
+}
+
+#[test]
+fn full_nat_out_of_ports_takes_another_server() {
+    let extras = Extras::default();
+    let config = ServiceConfig {
+        extras,
+        ..ServiceConfig::new(Family::V4, "sh")
+    };
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut bed = Bed::new(1 << 12, WhenFull::Drop, key, config, Forwarding::FullNat);
+    // By its source, the client belongs to one server; towards each there are ten ports.
+    let one = |n: u16| SocketAddr::from(([192, 0, 2, 1], n));
+    let mut targets: Vec<_> = (1001..=1020)
+        .filter_map(|n| bed.opens(one(n), SYN))
+        .collect();
+    assert_eq!(targets.len(), 20);
+    targets.sort();
+    assert_eq!(
+        targets
+            .iter()
+            .filter(|&&target| target == server(1))
+            .count(),
+        10
+    );
+    let none = Verdict::Drop(DropReason::NoLocalPort);
+    assert_eq!(bed.send(one(1021), SYN), none);
+}
+
+#[test]
+fn templates_of_a_flooded_persistent_service_are_bounded() {
+    let mut config = ServiceConfig::new(Family::V4, "rr");
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 300;
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut bed = Bed::new(512, WhenFull::Evict, key, config, Forwarding::Nat);
+    let client = source(0x0100_0000);
+    assert!(bed.connect(client));
+    for n in 0..5000 {
+        assert!(bed.opens(source(n), SYN).is_some(), "{n}");
+        bed.pass(Duration::from_millis(1));
+    }
+    assert!(bed.director.control.template_slots() <= 512 + 64 + 128);
+    assert!(bed.director.control.evicted_templates() > 4000);
+    assert!(bed.opens(client, ACK).is_some());
+}

@@ -1,0 +1,166 @@
+//! How many connections there may be, and whose: those who may only look can neither lock out those
+//! who may act, nor each other, nor make the engine work for them without a bound.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Connections at a time.
+pub(super) const CONNECTIONS_MAX: usize = 64;
+/// Connections at a time of those who may only look.
+pub(super) const READERS_MAX: usize = 32;
+/// Connections at a time of one user who may only look.
+pub(super) const USER_MAX: usize = 8;
+/// Lists that are made at a time for those who may only look; one a user.
+const LISTS_MAX: usize = 4;
+/// How long such a user waits for a list of its own to end, or for one of others.
+const LIST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The places, shared by all connections.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    state: Mutex<State>,
+    list_ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: usize,
+    readers: usize,
+    /// Connections of users who may only look.
+    by_user: HashMap<u32, usize>,
+    /// Users who are being given a list.
+    listing: Vec<u32>,
+}
+
+impl Places {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a connection; `reader` is the user who may only look.
+    pub(super) fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
+        let mut state = self.state();
+        if state.all >= CONNECTIONS_MAX {
+            return None;
+        }
+        if let Some(uid) = reader {
+            let own = state.by_user.get(&uid).copied().unwrap_or(0);
+            if state.readers >= READERS_MAX || own >= USER_MAX {
+                return None;
+            }
+            state.by_user.insert(uid, own + 1);
+            state.readers += 1;
+        }
+        state.all += 1;
+        Some(Place {
+            places: Arc::clone(self),
+            reader,
+        })
+    }
+}
+
+/// One connection's place, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    reader: Option<u32>,
+}
+
+impl Place {
+    /// Whether the connection is one of those who may only look.
+    pub(super) const fn is_reader(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// Waits until this user may be given a list; `None` if that takes too long. Those who may act
+    /// do not wait.
+    pub(super) fn list(&self) -> Option<List<'_>> {
+        if let Some(uid) = self.reader {
+            let busy = |state: &mut State| {
+                state.listing.len() >= LISTS_MAX || state.listing.contains(&uid)
+            };
+            let waited =
+                self.places
+                    .list_ended
+                    .wait_timeout_while(self.places.state(), LIST_PATIENCE, busy);
+            let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() {
+                return None;
+            }
+            state.listing.push(uid);
+        }
+        Some(List(self))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.places.state();
+        state.all -= 1;
+        if let Some(uid) = self.reader {
+            state.readers -= 1;
+            if let Some(own) = state.by_user.get_mut(&uid) {
+                *own -= 1;
+                if *own == 0 {
+                    state.by_user.remove(&uid);
+                }
+            }
+        }
+    }
+}
+
+/// A list on its way.
+#[derive(Debug)]
+pub(super) struct List<'a>(&'a Place);
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        if let Some(uid) = self.0.reader {
+            self.0.places.state().listing.retain(|other| *other != uid);
+            self.0.places.list_ended.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_cannot_take_every_place_nor_one_of_them_all_of_the_readers() {
+        let places = Arc::<Places>::default();
+        let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
+        let one = take(Some(1));
+        assert_eq!(one.len(), USER_MAX);
+        let others: Vec<_> = (2..100).flat_map(|uid| take(Some(uid))).collect();
+        assert_eq!(one.len() + others.len(), READERS_MAX);
+        assert_eq!(take(None).len(), CONNECTIONS_MAX - READERS_MAX);
+        drop(one);
+        assert_eq!(take(Some(500)).len(), USER_MAX);
+        drop(others);
+        let state = places.state();
+        assert_eq!((state.all, state.readers), (0, 0));
+        assert!(state.by_user.is_empty());
+    }
+
+    #[test]
+    fn a_user_is_given_one_list_at_a_time_and_those_who_may_act_any_number() {
+        let places = Arc::<Places>::default();
+        let (first, second) = (places.take(Some(1)), places.take(Some(1)));
+        let (first, second) = (first.expect("a place"), second.expect("a place"));
+        let writer = places.take(None).expect("a place");
+        let all: Vec<_> = (0..10).map(|_| writer.list()).collect();
+        assert!(all.iter().all(Option::is_some));
+        let list = first.list().expect("its first");
+        let waits = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| second.list().is_some());
+            std::thread::sleep(Duration::from_millis(20));
+            let waits = !waiting.is_finished();
+            drop(list);
+            assert!(waiting.join().expect("no panic"), "its turn comes");
+            waits
+        });
+        assert!(waits);
+    }
+}

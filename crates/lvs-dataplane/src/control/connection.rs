@@ -1,0 +1,229 @@
+//! One connection: requests are bounded before they are read, refused before they are parsed, and
+//! then answered.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use lvs_core::api::{Access, Call, Failure, FailureCode, Hello, VERSION};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::admission::Place;
+use super::peer::Refusal;
+use super::server::{Handler, Sink};
+
+/// The longest first request.
+const HELLO_MAX: u64 = 4 << 10;
+/// The longest request of a client that may only look.
+const REQUEST_MAX: u64 = 16 << 10;
+/// The longest of a client that may change things: a list of
+/// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
+const LIST_MAX: u64 = 32 << 20;
+/// How long a client may take to make room for more of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may take to greet.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client that may only look may say nothing.
+const READER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a client that may change things may say nothing.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of an answer that are gathered before they are written.
+const BUFFER: usize = 64 << 10;
+/// How much less of a processor those get who may only look, where others want it (setpriority(2)).
+const READER_NICE: i32 = 10;
+
+/// A request of which nothing but the method is looked at.
+#[derive(Deserialize)]
+struct RawRequest<'a> {
+    #[serde(default)]
+    id: u64,
+    #[serde(borrow)]
+    method: Cow<'a, str>,
+    #[serde(borrow, default)]
+    params: Option<&'a RawValue>,
+}
+
+/// Answers a client until it goes; `denied` is why it may not change things.
+pub(super) fn serve_connection(
+    stream: &UnixStream,
+    place: &Place,
+    denied: Option<Refusal>,
+    engine: &dyn Handler,
+) -> io::Result<()> {
+    if place.is_reader() {
+        // Of this thread alone. Without, it goes on.
+        let _ = rustix::process::setpriority_process(None, READER_NICE);
+    }
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+    // A client that has been forgotten gives its place back: the read ends with an error.
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+    let mut reader = BufReader::new(stream);
+    let mut writer = BufWriter::with_capacity(BUFFER, stream);
+    let mut session = Session {
+        engine,
+        place,
+        denied,
+        greeted: false,
+    };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // A long list leaves no memory behind.
+        line.shrink_to(BUFFER);
+        let max = session.longest();
+        let len = reader.by_ref().take(max).read_until(b'\n', &mut line)?;
+        if len == 0 {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') {
+            let failure = malformed(if len as u64 == max {
+                format!("the request is longer than {max} bytes")
+            } else {
+                "the request does not end with a line feed".into()
+            });
+            write_error(&mut writer, 0, &failure)?;
+            return writer.flush();
+        }
+        let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
+            Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),
+            Ok(request) => {
+                let mut out = Sink::new(request.id, &mut writer);
+                (request.id, session.answer(&request, &mut out))
+            }
+        };
+        match answer {
+            Ok(result) => {
+                #[derive(Serialize)]
+                struct Line {
+                    id: u64,
+                    result: Value,
+                }
+                write_line(&mut writer, &Line { id, result })?;
+            }
+            Err(failure) => write_error(&mut writer, id, &failure)?,
+        }
+        writer.flush()?;
+        stream.set_read_timeout(Some(session.idle()))?;
+    }
+}
+
+/// What is known of the client.
+struct Session<'a> {
+    engine: &'a dyn Handler,
+    place: &'a Place,
+    denied: Option<Refusal>,
+    greeted: bool,
+}
+
+impl Session<'_> {
+    /// The longest request that is read.
+    const fn longest(&self) -> u64 {
+        match (self.greeted, self.denied) {
+            (false, _) => HELLO_MAX,
+            (true, Some(_)) => REQUEST_MAX,
+            (true, None) => LIST_MAX,
+        }
+    }
+
+    /// How long the client may say nothing.
+    const fn idle(&self) -> Duration {
+        match (self.greeted, self.denied) {
+            (false, _) => HELLO_TIMEOUT,
+            (true, Some(_)) => READER_TIMEOUT,
+            (true, None) => IDLE_TIMEOUT,
+        }
+    }
+
+    fn answer(&mut self, request: &RawRequest<'_>, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let method = &*request.method;
+        let params = request.params.map_or("{}", RawValue::get);
+        if method == "hello" {
+            return self.greet(params);
+        }
+        if !self.greeted {
+            return Err(malformed("the first request must be hello".into()));
+        }
+        if let Some(refusal) = self.denied
+            && Access::of_method(method) == Access::Write
+        {
+            return Err(Failure::new(
+                FailureCode::Permission,
+                format!("{method}: {refusal}"),
+            ));
+        }
+        if method.starts_with("test.") {
+            let params = serde_json::from_str(params)
+                .map_err(|error| malformed(format!("{method}: {error}")))?;
+            return self.engine.test(method, params, out);
+        }
+        let call = parse(method, params)?;
+        let _turn = match call {
+            Call::ServiceList { .. } | Call::ConnList {} | Call::SysctlGet { .. } => {
+                Some(self.place.list().ok_or_else(|| {
+                    Failure::new(
+                        FailureCode::Full,
+                        format!("{method}: users without rights are given one list at a time: wait for yours to end"),
+                    )
+                })?)
+            }
+            _ => None,
+        };
+        self.engine.call(call, out)
+    }
+
+    fn greet(&mut self, params: &str) -> Result<Value, Failure> {
+        #[derive(Deserialize)]
+        struct Params {
+            version: u32,
+        }
+        let Params { version } =
+            serde_json::from_str(params).map_err(|error| malformed(format!("hello: {error}")))?;
+        if version != VERSION {
+            return Err(Failure::new(
+                FailureCode::Version,
+                format!("the engine speaks version {VERSION}"),
+            ));
+        }
+        self.greeted = true;
+        let hello = Hello {
+            version: VERSION,
+            engine: self.engine.name(),
+            table_size: self.engine.table_size(),
+            writable: self.denied.is_none(),
+        };
+        serde_json::to_value(hello)
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))
+    }
+}
+
+/// The call of this method with these parameters. The method stands first, so that they are read as
+/// what they are, and never kept as anything else.
+fn parse(method: &str, params: &str) -> Result<Call, Failure> {
+    let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
+    let name = serde_json::to_string(method).map_err(failed)?;
+    serde_json::from_str(&format!("{{\"method\":{name},\"params\":{params}}}")).map_err(failed)
+}
+
+pub(super) fn malformed(message: String) -> Failure {
+    Failure::new(FailureCode::Malformed, message)
+}
+
+pub(super) fn write_error(out: &mut impl Write, id: u64, error: &Failure) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        id: u64,
+        error: &'a Failure,
+    }
+    write_line(out, &Line { id, error })
+}
+
+pub(super) fn write_line(
+    mut out: &mut (impl Write + ?Sized),
+    line: &impl Serialize,
+) -> io::Result<()> {
+    serde_json::to_writer(&mut out, line)?;
+    out.write_all(b"\n")
+}

@@ -1,0 +1,167 @@
+//! What a line looks like: time, level and whose it is; for the journal, a priority in front.
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The shape of all lines of a program.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Form {
+    /// Standard error is the journal: priorities in front, and no time, because it has its own.
+    pub(super) journal: bool,
+    /// Colours.
+    pub(super) ansi: bool,
+    /// Whose lines these are, among others'.
+    pub(super) mark: Option<&'static str>,
+}
+
+impl Form {
+    /// Writes `text`, one or more lines, as it goes out.
+    pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
+        for line in text.split('\n') {
+            if self.journal {
+                // A record of the journal ends at the line feed, so each line has its own priority.
+                let _ = write!(out, "<{}>", priority(level));
+            }
+            out.extend_from_slice(line.as_bytes());
+            out.push(b'\n');
+        }
+    }
+
+    /// A line of the log's own.
+    pub(super) fn own_line(&self, level: Level, text: &str) -> String {
+        let mut line = String::new();
+        let mut writer = format::Writer::new(&mut line);
+        // Writing to a string does not fail.
+        let _ = self.head(level, self.ansi, &mut writer);
+        line.push_str(text);
+        line
+    }
+
+    fn head(&self, level: Level, ansi: bool, writer: &mut format::Writer<'_>) -> fmt::Result {
+        if !self.journal {
+            if ansi {
+                writer.write_str("\x1b[2m")?;
+            }
+            // A clock that cannot be read is no reason to lose the line.
+            if SystemTime.format_time(writer).is_err() {
+                writer.write_str("<no time>")?;
+            }
+            if ansi {
+                writer.write_str("\x1b[0m")?;
+            }
+            writer.write_char(' ')?;
+        }
+        if ansi {
+            write!(writer, "\x1b[{}m{level:>5}\x1b[0m ", colour(level))?;
+        } else {
+            write!(writer, "{level:>5} ")?;
+        }
+        match self.mark {
+            Some(mark) => write!(writer, "{mark}: "),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Form
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: format::Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let ansi = writer.has_ansi_escapes();
+        self.head(*event.metadata().level(), ansi, &mut writer)?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+/// The priority of syslog(3), as sd-daemon(3) wants it in front.
+const fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+const fn colour(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 31,
+        Level::WARN => 33,
+        Level::INFO => 32,
+        Level::DEBUG => 34,
+        Level::TRACE => 35,
+    }
+}
+
+/// Whether `stream` is the journal: `JOURNAL_STREAM` names its device and inode (systemd.exec(5)).
+/// A program that was started from a service with its standard error elsewhere has the variable,
+/// too.
+pub(super) fn is_journal(stream: &impl AsFd, variable: Option<&str>) -> bool {
+    let stat = || -> io::Result<(u64, u64)> {
+        let file = std::fs::File::from(stream.as_fd().try_clone_to_owned()?);
+        let meta = file.metadata()?;
+        Ok((meta.dev(), meta.ino()))
+    };
+    let named = variable
+        .and_then(|text| text.split_once(':'))
+        .and_then(|(dev, ino)| Some((dev.parse().ok()?, ino.parse().ok()?)));
+    named.is_some_and(|named: (u64, u64)| stat().is_ok_and(|own| own == named))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_journal_gets_a_priority_a_line_and_others_do_not() {
+        let mut form = Form {
+            journal: true,
+            ansi: false,
+            mark: Some("engine"),
+        };
+        let mut out = Vec::new();
+        form.lines(Level::ERROR, "one\ntwo", &mut out);
+        assert_eq!(out, b"<3>one\n<3>two\n");
+        assert_eq!(form.own_line(Level::WARN, "x"), " WARN engine: x");
+        form.journal = false;
+        out.clear();
+        form.lines(Level::ERROR, "one", &mut out);
+        assert_eq!(out, b"one\n");
+        assert!(
+            form.own_line(Level::INFO, "x")
+                .ends_with("Z  INFO engine: x")
+        );
+    }
+
+    #[test]
+    fn the_journal_is_known_by_device_and_inode() {
+        let (stream, _other) = UnixStream::pair().expect("a pair");
+        let meta = std::fs::File::from(stream.as_fd().try_clone_to_owned().expect("a copy"))
+            .metadata()
+            .expect("its inode");
+        let name = format!("{}:{}", meta.dev(), meta.ino());
+        assert!(is_journal(&stream, Some(&name)));
+        assert!(!is_journal(&stream, Some(&format!("{}:1", meta.dev()))));
+        for other in [None, Some(""), Some(":"), Some("1"), Some("a:b")] {
+            assert!(!is_journal(&stream, other), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Lines on their way to standard error, and the thread that writes them.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+use super::form::Form;
+
+/// Lines that may wait.
+const LINES_MAX: usize = 4096;
+/// Bytes that may wait, all lines together.
+const BYTES_MAX: usize = 1 << 20;
+/// The longest line; more of it is cut off.
+const LINE_MAX: usize = 16 << 10;
+/// What stands where a line was cut off.
+const CUT: &str = " [...]";
+/// How soon it is tried again to say how many lines were lost.
+const RETRY: Duration = Duration::from_secs(1);
+/// How soon a descriptor that does not block is tried again.
+const POLL: Duration = Duration::from_millis(10);
+
+enum Message {
+    Line {
+        level: Level,
+        text: Box<str>,
+        /// Lines that were lost before it.
+        lost: u64,
+    },
+    /// Everything before it is to be written, then this is told.
+    Flush(SyncSender<()>),
+}
+
+/// Takes lines without ever waiting; what does not fit is counted.
+#[derive(Debug)]
+pub(super) struct Queue {
+    sender: SyncSender<Message>,
+    shared: Arc<Shared>,
+    writer: ThreadId,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    bytes: AtomicUsize,
+    lost: AtomicU64,
+}
+
+impl Queue {
+    /// Starts the thread that writes to `out`.
+    pub(super) fn start(out: impl Write + Send + 'static, form: Form) -> io::Result<Self> {
+        let (sender, receiver) = sync_channel(LINES_MAX);
+        let shared = Arc::<Shared>::default();
+        let writer = Writer {
+            out,
+            form,
+            lost: 0,
+            torn: false,
+            shared: Arc::clone(&shared),
+        };
+        let thread = thread::Builder::new()
+            .name("lvs-log".into())
+            .spawn(move || writer.run(&receiver))?;
+        Ok(Self {
+            sender,
+            shared,
+            writer: thread.thread().id(),
+        })
+    }
+
+    /// Hands over a line, which may have several. It is lost if too many wait already.
+    pub(super) fn push(&self, level: Level, text: &str) {
+        let text = text.strip_suffix('\n').unwrap_or(text);
+        let text = match text.len() {
+            0..=LINE_MAX => Box::from(text),
+            _ => {
+                let whole = |&end: &usize| text.is_char_boundary(end);
+                let end = (0..=LINE_MAX - CUT.len()).rev().find(whole).unwrap_or(0);
+                [&text[..end], CUT].concat().into_boxed_str()
+            }
+        };
+        let len = text.len();
+        let before = self.shared.bytes.fetch_add(len, Ordering::AcqRel);
+        // Never waits: it is tried once, and the channel's own lock is held for no call of the
+        // system but a wake-up.
+        let lost = self.shared.lost.swap(0, Ordering::AcqRel);
+        let sent = before.saturating_add(len) <= BYTES_MAX
+            && self
+                .sender
+                .try_send(Message::Line { level, text, lost })
+                .is_ok();
+        if !sent {
+            self.shared.bytes.fetch_sub(len, Ordering::AcqRel);
+            self.shared.lost.fetch_add(lost + 1, Ordering::AcqRel);
+        }
+    }
+
+    /// Waits until what was pushed is written, but no longer than `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
+        // The writer itself cannot wait for the writer.
+        if thread::current().id() == self.writer {
+            return;
+        }
+        let deadline = Instant::now() + limit;
+        let (done, wait) = sync_channel(1);
+        let mut message = Message::Flush(done);
+        loop {
+            match self.sender.try_send(message) {
+                Ok(()) => break,
+                Err(TrySendError::Full(back)) if Instant::now() < deadline => {
+                    message = back;
+                    thread::sleep(POLL);
+                }
+                Err(_) => return,
+            }
+        }
+        let _ = wait.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+struct Writer<W> {
+    out: W,
+    form: Form,
+    /// Lines that could not be written and were not told yet.
+    lost: u64,
+    /// The last write ended within a line.
+    torn: bool,
+    shared: Arc<Shared>,
+}
+
+impl<W: Write> Writer<W> {
+    fn run(mut self, messages: &Receiver<Message>) {
+        loop {
+            let message = if self.lost > 0 || self.shared.lost.load(Ordering::Acquire) > 0 {
+                match messages.recv_timeout(RETRY) {
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
+                        self.tell_losses();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(message) => message,
+                }
+            } else {
+                match messages.recv() {
+                    Err(_) => return,
+                    Ok(message) => message,
+                }
+            };
+            match message {
+                Message::Line { level, text, lost } => {
+                    self.lost += lost;
+                    self.tell_losses();
+                    if !self.write(level, &text) {
+                        self.lost += 1;
+                    }
+                    self.shared.bytes.fetch_sub(text.len(), Ordering::AcqRel);
+                }
+                Message::Flush(done) => {
+                    self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
+                    self.tell_losses();
+                    let _ = done.try_send(());
+                }
+            }
+        }
+    }
+
+    fn tell_losses(&mut self) {
+        let count = self.lost;
+        if count == 0 {
+            return;
+        }
+        let lines = if count == 1 { "line was" } else { "lines were" };
+        let text =
+            format!("{count} log {lines} lost: whatever takes them was too slow, or refused them");
+        let text = self.form.own_line(Level::WARN, &text);
+        if self.write(Level::WARN, &text) {
+            self.lost -= count;
+        }
+    }
+
+    /// Whether all of it was taken.
+    fn write(&mut self, level: Level, text: &str) -> bool {
+        let mut bytes = Vec::with_capacity(text.len() + 8);
+        if self.torn {
+            bytes.push(b'\n');
+        }
+        self.form.lines(level, text, &mut bytes);
+        self.write_all(&bytes)
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            match self.out.write(bytes) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    self.torn = bytes[count - 1] != b'\n';
+                    bytes = &bytes[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Somebody made it so for all who share it. This thread may wait; it is the only
+                // one that does.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,233 @@
+//! What an attack takes place in: a site with an attacker beside the client, and an eye on the engine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::honest::{Honest, HonestOptions, LARGE, SMALL};
+use super::{Attack, Means, Outcome};
+use crate::netns::Host;
+use crate::programs;
+use crate::site::{Forward, Site, SiteOptions, Topology};
+
+/// The address that has a service for all ports.
+const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
+/// The port of the echo service.
+const ECHO: u16 = 7;
+
+struct Bed {
+    site: Site,
+    attacker: Host,
+}
+
+/// Runs an attack.
+pub(super) fn run(attack: &'static Attack, time: Duration, rate: u64) -> Result<Outcome> {
+    let mut bed = Bed::new(attack)?;
+    let idle_kb = bed.memory("VmRSS")?;
+    bed.forget_peak()?;
+    let before = Honest::run_on(&bed.site.client, &bed.honest(time))?;
+    let drops_before = bed.drops()?;
+    let echoed_before = bed.echoed()?;
+    let (sent, beside) = bed.attack(attack, time, rate)?;
+    let peak_kb = bed.memory("VmHWM")?;
+    let mut drops = bed.drops()?;
+    drops.retain(|reason, count| {
+        *count -= drops_before.get(reason).copied().unwrap_or(0);
+        *count > 0
+    });
+    let echoed = bed.echoed()? - echoed_before;
+    if bed
+        .site
+        .engine
+        .as_mut()
+        .is_none_or(|engine| !engine.is_running())
+    {
+        let log = bed.site.engine.map(|engine| engine.log());
+        bail!("{}: the engine is gone; it printed: {log:?}", attack.name);
+    }
+    Ok(Outcome {
+        name: attack.name,
+        bound: attack.bound,
+        before,
+        beside,
+        sent,
+        idle_kb,
+        peak_kb,
+        drops,
+        echoed,
+    })
+}
+
+impl Bed {
+    fn new(attack: &Attack) -> Result<Self> {
+        let (forward, vip) = attack.site;
+        let mut options = SiteOptions::new("attack", forward);
+        options.vip = vip;
+        options.servers = 2;
+        let lan = if forward == Forward::Nat {
+            options.topology = Topology::TwoArm;
+            "front"
+        } else {
+            options.topology = Topology::OneArm;
+            "lan"
+        };
+        let mut site = Site::new(options)?;
+        let [attacker] = site.testbed.hosts(["attacker"])?;
+        site.testbed.plug(lan, &attacker, "eth0")?;
+        // The attacker is the way to its sources that do not exist, and drops what comes for them.
+        attacker.sh(
+            "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
+        )?;
+        site.director.sh(&format!(
+            "ip addr add {OTHER}/32 dev eth0\nip route add 198.18.0.0/15 via 192.0.2.200\n\
+             ip route add 2001:db8::/32 via fd00:192::200"
+        ))?;
+        for server in site.servers.clone() {
+            let port = ECHO.to_string();
+            let program = server.spawn(programs::own()?, &["echo", &port])?;
+            server.wait_for_port("udp", ECHO)?;
+            site.programs.push(program);
+        }
+        for size in [SMALL, LARGE] {
+            site.serve(&format!("s/{size}"), size as u64)?;
+        }
+        site.start_engine(attack.engine)?;
+        let bed = Self { site, attacker };
+        bed.services()?;
+        Ok(bed)
+    }
+
+    fn services(&self) -> Result<()> {
+        let site = &self.site;
+        let flag = site.options.forward.flag();
+        site.add_service(80, "rr")?;
+        site.add_service_weighted("-u", ECHO, "rr", &[1, 1])?;
+        let (vip6, servers) = (site.vip6, site.servers.len());
+        for (protocol, port) in [("-t", 80), ("-u", ECHO)] {
+            site.lvsadm(&format!("-A {protocol} [{vip6}]:{port} -s rr"))?;
+            for index in 0..servers {
+                let server = site.real_address6(index);
+                site.lvsadm(&format!(
+                    "-a {protocol} [{vip6}]:{port} -r [{server}]:{port} {flag}"
+                ))?;
+            }
+        }
+        site.lvsadm(&format!(
+            "mark add --destination {OTHER} --protocol tcp --mark 1"
+        ))?;
+        site.lvsadm("-A -f 1 -s rr")?;
+        for index in 0..servers {
+            let server = site.real_address(index);
+            site.lvsadm(&format!("-a -f 1 -r {server}:0 {flag}"))?;
+        }
+        Ok(())
+    }
+
+    fn honest(&self, time: Duration) -> HonestOptions {
+        HonestOptions {
+            target: self.site.service(80),
+            rate: 200,
+            pause_ms: 100,
+            for_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The attack, and the honest client beside it.
+    fn attack(&self, attack: &Attack, time: Duration, rate: u64) -> Result<(u64, Honest)> {
+        let honest = self.honest(time);
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| Honest::run_on(&self.site.client, &honest));
+            let sent = match attack.means {
+                Means::Frames(_) => self.strike(attack.name, time, rate),
+                Means::Users(hostile) => hostile(&self.site, time),
+            };
+            let beside = client.join();
+            let beside = beside.unwrap_or_else(|_| bail!("the client panicked"));
+            Ok((sent?, beside?))
+        })
+    }
+
+    fn strike(&self, name: &str, time: Duration, rate: u64) -> Result<u64> {
+        let mac = self.site.director.sh("cat /sys/class/net/eth0/address")?;
+        let (director4, director6) = (
+            Ipv4Addr::new(192, 0, 2, 1),
+            Ipv6Addr::new(0xfd00, 0x192, 0, 0, 0, 0, 0, 1),
+        );
+        let words = [
+            "strike".to_owned(),
+            name.to_owned(),
+            format!("--mac={}", mac.trim()),
+            format!("--vip4={}", self.site.vip),
+            format!("--vip6={}", self.site.vip6),
+            format!("--other4={OTHER}"),
+            format!("--director4={director4}"),
+            format!("--director6={director6}"),
+            format!("--rate={rate}"),
+            format!("--for={}", time.as_millis()),
+        ];
+        let printed = self.attacker.run(programs::own()?, &words)?;
+        let sent = printed.split_ascii_whitespace().next();
+        let sent = sent.and_then(|sent| sent.parse().ok());
+        sent.with_context(|| format!("not a number: {printed}"))
+    }
+
+    /// A field of the engine's status in kilobytes.
+    fn memory(&self, field: &str) -> Result<u64> {
+        let engine = self.site.engine.as_ref().context("no engine")?;
+        let status = fs::read_to_string(format!("/proc/{}/status", engine.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
+        let value = value.and_then(|value| value.parse().ok());
+        value.with_context(|| format!("no {field} in {status}"))
+    }
+
+    /// Has the kernel forget how much memory the engine had at most.
+    fn forget_peak(&self) -> Result<()> {
+        let engine = self.site.engine.as_ref().context("no engine")?;
+        fs::write(format!("/proc/{}/clear_refs", engine.pid()), "5")?;
+        Ok(())
+    }
+
+    /// How many packets the engine has dropped, by reason.
+    fn drops(&self) -> Result<BTreeMap<String, u64>> {
+        let mut dropped = false;
+        let mut drops = BTreeMap::new();
+        for line in self.site.lvsadm("drops")?.lines() {
+            if !line.starts_with(' ') {
+                dropped = line.starts_with("Dropped");
+            } else if let Some((count, reason)) = line.trim().split_once("  ")
+                && let (true, Ok(count)) = (dropped, count.parse())
+            {
+                drops.insert(reason.to_owned(), count);
+            }
+        }
+        Ok(drops)
+    }
+
+    /// Datagrams that the real servers have received.
+    fn echoed(&self) -> Result<u64> {
+        let mut all = 0;
+        for server in &self.site.servers {
+            all += server.counter("Udp", "InDatagrams")?;
+        }
+        Ok(all)
+    }
+}
+
+/// Sends every datagram back to whom it came from.
+///
+/// # Errors
+///
+/// When the port is taken.
+pub fn echo(port: u16) -> Result<()> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
+    let mut buffer = [0; 65_536];
+    loop {
+        if let Ok((len, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&buffer[..len], from);
+        }
+    }
+}

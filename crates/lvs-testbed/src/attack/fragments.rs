@@ -1,0 +1,88 @@
+//! Datagrams in pieces of 8 bytes.
+
+use lvs_dataplane::packet::fragment::Cutter;
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::wire::{be16, ipv4, put16};
+
+use super::frames::{Kind, ethernet, packet};
+use super::{Target, Volley};
+
+/// Pieces of a datagram.
+const PIECES: usize = 1024;
+
+/// Datagrams one after the other, each whole but for its last piece; then all last pieces at once, so that as many
+/// datagrams as the director has taken in come out of one batch.
+pub(super) struct TinyFragments {
+    ipv6: bool,
+    datagrams: u16,
+    pieces: Vec<Vec<u8>>,
+    last: Vec<Vec<u8>>,
+    at: usize,
+    round: u16,
+    target: Target,
+}
+
+impl TinyFragments {
+    pub(super) fn v4(target: &Target, port: u16) -> Box<dyn Volley> {
+        Box::new(Self::new(target, false, port))
+    }
+
+    pub(super) fn v6(target: &Target, port: u16) -> Box<dyn Volley> {
+        Box::new(Self::new(target, true, port))
+    }
+
+    fn new(target: &Target, ipv6: bool, port: u16) -> Self {
+        let data = vec![0x5a; 8 * PIECES - 8];
+        let mut ip = if ipv6 {
+            packet(target.source6(7), target.service6(port), Kind::Udp, &data)
+        } else {
+            packet(target.source4(7), target.service4(port), Kind::Udp, &data)
+        };
+        let limit = if ipv6 { 56 } else { 28 };
+        let cut = if ipv6 {
+            Cutter::v6(&ip, limit, None, 0)
+        } else {
+            put16(&mut ip, 6, 0);
+            ipv4::finish_header(&mut ip);
+            Cutter::v4(&ip, limit, None, false)
+        };
+        let cut = cut.expect("8 bytes fit");
+        let mut pieces: Vec<Vec<u8>> = cut.frames().map(|piece| piece.bytes().to_vec()).collect();
+        let last = vec![pieces.pop().expect("more than one piece")];
+        Self {
+            ipv6,
+            datagrams: 50,
+            pieces,
+            last,
+            at: 0,
+            round: 0,
+            target: *target,
+        }
+    }
+}
+
+impl Volley for TinyFragments {
+    fn next(&mut self) -> Frame {
+        let (many, datagrams) = (self.pieces.len(), usize::from(self.datagrams));
+        let (which, ip) = if self.at < many * datagrams {
+            (self.at / many, &self.pieces[self.at % many])
+        } else {
+            (self.at - many * datagrams, &self.last[0])
+        };
+        let mut ip = ip.clone();
+        let id = self.round * self.datagrams + u16::try_from(which).unwrap_or(0) + 1;
+        if self.ipv6 {
+            put16(&mut ip, 46, id);
+        } else {
+            put16(&mut ip, 4, id);
+            ipv4::finish_header(&mut ip);
+            debug_assert_eq!(be16(&ip, 4), id);
+        }
+        self.at += 1;
+        if self.at == (many + 1) * datagrams {
+            self.at = 0;
+            self.round = (self.round + 1) % 1000;
+        }
+        ethernet(&self.target, &ip)
+    }
+}

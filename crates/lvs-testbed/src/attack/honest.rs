@@ -1,0 +1,186 @@
+//! The honest client beside an attack: new connections at a steady rate, and downloads, every byte checked.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::content;
+use crate::load::{LoadOptions, WrongByte, fetch};
+use crate::netns::Host;
+
+/// Size of what a new connection asks for, and of a download.
+pub(super) const SMALL: usize = 1024;
+pub(super) const LARGE: usize = 1 << 20;
+/// Threads that open connections: more than are open at a time as long as all is well.
+const OPENERS: usize = 24;
+/// Downloads at a time.
+const DOWNLOADERS: usize = 4;
+/// When a request has failed.
+const TIMEOUT_MS: u64 = 3000;
+
+/// What to ask for.
+#[derive(Clone, Debug, clap::Args)]
+pub struct HonestOptions {
+    /// The service
+    pub target: SocketAddr,
+    /// New connections a second
+    #[arg(long, default_value_t = 200)]
+    pub rate: u64,
+    /// Pause between two downloads of a client, in milliseconds
+    #[arg(long, default_value_t = 100)]
+    pub pause_ms: u64,
+    /// For so long, in milliseconds
+    #[arg(long = "for", value_name = "MS")]
+    pub for_ms: u64,
+}
+
+/// How it went.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Honest {
+    /// Connections that were opened and answered, each byte as it should be.
+    pub served: u64,
+    /// Those that were not.
+    pub failed: u64,
+    /// Downloads of 1 MiB that came as they should.
+    pub downloads: u64,
+    /// Those that did not.
+    pub broken: u64,
+    /// Milliseconds from SYN to the last byte: the median, and the 99th of a hundred.
+    pub p50_ms: f64,
+    /// The 99th of a hundred.
+    pub p99_ms: f64,
+    /// The longest time in which nobody was served, in milliseconds.
+    pub silence_ms: f64,
+    /// Of all these, answers with a byte that is not as it should be.
+    pub wrong: u64,
+    /// The first of what went wrong.
+    pub error: Option<String>,
+}
+
+impl Honest {
+    /// Of a hundred new connections, how many were served.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    pub fn success(&self) -> f64 {
+        100.0 * self.served as f64 / (self.served + self.failed).max(1) as f64
+    }
+
+    /// Runs it on a client host.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot run; what went wrong on the wire is in the report.
+    pub fn run_on(host: &Host, options: &HonestOptions) -> Result<Self> {
+        let words = [
+            "honest".to_owned(),
+            options.target.to_string(),
+            format!("--rate={}", options.rate),
+            format!("--pause-ms={}", options.pause_ms),
+            format!("--for={}", options.for_ms),
+        ];
+        let printed = host.run(crate::programs::own()?, &words)?;
+        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+    }
+}
+
+/// The subcommand: prints the report as one line of JSON.
+///
+/// # Errors
+///
+/// When it cannot be printed.
+pub fn honest(options: &HonestOptions) -> Result<()> {
+    println!("{}", serde_json::to_string(&run(options))?);
+    Ok(())
+}
+
+/// When requests ended, and how long they took.
+#[derive(Default)]
+struct Log {
+    report: Honest,
+    /// When somebody was served.
+    ends: Vec<Duration>,
+    took: Vec<Duration>,
+}
+
+fn run(options: &HonestOptions) -> Honest {
+    let mut expected = vec![0; LARGE];
+    content::fill(0, &mut expected);
+    let (start, limit) = (Instant::now(), Duration::from_millis(options.for_ms));
+    let (next, log) = (AtomicU64::new(0), Mutex::new(Log::default()));
+    let mut request = LoadOptions::new(options.target);
+    request.timeout_ms = TIMEOUT_MS;
+    std::thread::scope(|scope| {
+        for _ in 0..OPENERS {
+            scope.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let at = Duration::from_micros(n * 1_000_000 / options.rate.max(1));
+                    if at >= limit {
+                        return;
+                    }
+                    std::thread::sleep(at.saturating_sub(start.elapsed()));
+                    let began = Instant::now();
+                    let done = fetch(&request, &expected[..SMALL]);
+                    note(&log, start, began, done, false);
+                }
+            });
+        }
+        for _ in 0..DOWNLOADERS {
+            scope.spawn(|| {
+                while start.elapsed() < limit {
+                    let done = fetch(&request, &expected);
+                    note(&log, start, Instant::now(), done, true);
+                    std::thread::sleep(Duration::from_millis(options.pause_ms));
+                }
+            });
+        }
+    });
+    finish(log.into_inner().unwrap_or_default())
+}
+
+fn note(log: &Mutex<Log>, start: Instant, began: Instant, done: Result<String>, download: bool) {
+    let Ok(mut log) = log.lock() else { return };
+    let counter = match (done.is_ok(), download) {
+        (true, false) => &mut log.report.served,
+        (false, false) => &mut log.report.failed,
+        (true, true) => &mut log.report.downloads,
+        (false, true) => &mut log.report.broken,
+    };
+    *counter += 1;
+    match done {
+        Ok(_) => {
+            log.ends.push(start.elapsed());
+            if !download {
+                log.took.push(began.elapsed());
+            }
+        }
+        Err(error) => {
+            let at = start.elapsed().as_secs_f64();
+            log.report.wrong += u64::from(error.is::<WrongByte>());
+            log.report
+                .error
+                .get_or_insert(format!("after {at:.3} s: {error:#}"));
+        }
+    }
+}
+
+fn finish(mut log: Log) -> Honest {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    log.took.sort_unstable();
+    log.ends.sort_unstable();
+    let nth = |hundredths: usize| {
+        let at = (log.took.len() * hundredths / 100).min(log.took.len().saturating_sub(1));
+        log.took.get(at).copied().map_or(0.0, ms)
+    };
+    let gaps = log.ends.windows(2).map(|pair| pair[1] - pair[0]);
+    Honest {
+        p50_ms: nth(50),
+        p99_ms: nth(99),
+        silence_ms: gaps.max().map_or(0.0, ms),
+        ..log.report
+    }
+}

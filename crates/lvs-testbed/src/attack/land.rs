@@ -1,0 +1,46 @@
+//! Packets whose answers would come back to the director.
+
+use lvs_dataplane::packet::frame::Frame;
+
+use super::frames::{Kind, SYN, ethernet, packet};
+use super::{Target, Volley};
+
+/// From the virtual address to itself, and from the director's own address, in turn: UDP to an echo service and TCP, of
+/// both IP versions.
+pub(super) struct Land {
+    target: Target,
+    n: usize,
+}
+
+impl Land {
+    pub(super) fn volley(target: &Target) -> Box<dyn Volley> {
+        Box::new(Self {
+            target: *target,
+            n: 0,
+        })
+    }
+}
+
+impl Volley for Land {
+    fn next(&mut self) -> Frame {
+        let target = &self.target;
+        let (udp, tcp) = (target.service4(7), target.service4(80));
+        let (udp6, tcp6) = (target.service6(7), target.service6(80));
+        let cases = [
+            (udp, udp, Kind::Udp),
+            ((target.director4, 7).into(), udp, Kind::Udp),
+            (tcp, tcp, Kind::Tcp(SYN)),
+            (udp6, udp6, Kind::Udp),
+            ((target.director6, 7).into(), udp6, Kind::Udp),
+            (tcp6, tcp6, Kind::Tcp(SYN)),
+        ];
+        let (src, dst, kind) = cases[self.n % cases.len()];
+        self.n += 1;
+        let data: &[u8] = if matches!(kind, Kind::Udp) {
+            b"round and round"
+        } else {
+            &[]
+        };
+        ethernet(target, &packet(src, dst, kind, data))
+    }
+}

@@ -1,0 +1,393 @@
+//! Attacks on a director, and how honest clients fare beside them: `lvs-testbed attack NAME`.
+//!
+//! ```text
+//!  client ────┐                                    honest: new connections and downloads, every byte checked
+//!             ├── front LAN ── director ── servers
+//!  attacker ──┘                                    frames out of a packet socket, at a rate, for a time
+//! ```
+//!
+//! Everything happens in network namespaces of its own. The honest client runs by itself first, then beside the attack; the
+//! engine's memory and counters are looked at before and after. An attack is a line of `ATTACKS`.
+
+mod aggregates;
+mod bed;
+mod floods;
+mod fragments;
+mod frames;
+mod honest;
+mod land;
+mod strike;
+mod users;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+pub use self::bed::echo;
+pub use self::honest::{Honest, HonestOptions, honest};
+use self::strike::Volley;
+pub use self::strike::{StrikeOptions, Target, strike};
+pub use self::users::{UserOptions, user};
+use crate::site::{Forward, Site, Vip};
+
+/// An attack.
+struct Attack {
+    name: &'static str,
+    summary: &'static str,
+    /// How the director reaches the real servers, and who owns the virtual address.
+    site: (Forward, Vip),
+    /// Options of the engine.
+    engine: &'static [&'static str],
+    /// Frames a second, if not told otherwise.
+    rate: u64,
+    means: Means,
+    /// What is promised.
+    bound: &'static str,
+    /// The reasons that such packets are dropped for: one of them counts.
+    counted: &'static [&'static str],
+    /// Megabytes of the engine above idle, at most.
+    memory_mb: u64,
+}
+
+/// By what means.
+enum Means {
+    /// Frames on the clients' link.
+    Frames(fn(&Target) -> Box<dyn Volley>),
+    /// Users of the director's host without any rights.
+    Users(fn(&Site, Duration) -> Result<u64>),
+}
+
+const SMALL: &str = "engine at most 128 MB above idle; no silence above 50 ms";
+const SERVED: &str = "at least 99 % of honest connections served";
+const EVICT: &[&str] = &["--when-full", "evict"];
+/// The table of 2^20 connections, full.
+const TABLE_MB: u64 = 320;
+
+/// One line an attack.
+const ATTACKS: &[Attack] = &[
+    Attack {
+        name: "fragments",
+        summary: "datagrams in 1,024 pieces of 8 bytes, by NAT",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 150_000,
+        means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
+        bound: SMALL,
+        counted: &["fragment_memory"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "fragments6",
+        summary: "the same by IPv6",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 150_000,
+        means: Means::Frames(|target| fragments::TinyFragments::v6(target, 7)),
+        bound: SMALL,
+        counted: &["fragment_memory", "tiny_fragment"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "fragments-dr",
+        summary: "the same by direct routing",
+        site: (Forward::Dr, Vip::Host),
+        engine: &[],
+        rate: 150_000,
+        means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
+        bound: SMALL,
+        counted: &["fragment_memory"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "fragments-host",
+        summary: "the same to a port of the virtual address that is the host's",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 150_000,
+        means: Means::Frames(|target| fragments::TinyFragments::v4(target, 9999)),
+        bound: SMALL,
+        counted: &["fragment_memory"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "aggregates",
+        summary: "64 KiB in segments of 1 byte, and of 48, which are to be cut for a tunnel",
+        site: (Forward::Tun, Vip::Host),
+        engine: &[],
+        rate: 1000,
+        means: Means::Frames(aggregates::TinyAggregates::volley),
+        bound: SMALL,
+        counted: &["tiny_segments"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "land",
+        summary: "from the virtual address to itself, UDP echo and TCP, IPv4 and IPv6",
+        site: (Forward::Nat, Vip::Engine),
+        engine: &[],
+        rate: 2000,
+        means: Means::Frames(land::Land::volley),
+        bound: "none goes round; counted",
+        counted: &["martian"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "all-ports",
+        summary: "one source port to all ports of an address",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 4000,
+        means: Means::Frames(floods::Packets::all_ports),
+        bound: "honest p99 at most twice that without; no loss",
+        counted: &[],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "syn",
+        summary: "SYNs from sources that do not exist, table of 2^20",
+        site: (Forward::Nat, Vip::Host),
+        engine: EVICT,
+        rate: 200_000,
+        means: Means::Frames(floods::Packets::syn),
+        bound: "0 established broken; at least 99 % of honest connections served; memory constant",
+        counted: &[],
+        memory_mb: TABLE_MB,
+    },
+    Attack {
+        name: "pairs",
+        summary: "SYN and ACK by direct routing, from sources that do not exist, table of 2^16",
+        site: (Forward::Dr, Vip::Host),
+        engine: &["--when-full", "evict", "--max-connections", "65536"],
+        rate: 24_000,
+        means: Means::Frames(floods::Packets::pairs),
+        bound: SERVED,
+        counted: &[],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "udp",
+        summary: "datagrams from sources that do not exist, table of 2^16",
+        site: (Forward::Nat, Vip::Host),
+        engine: &["--when-full", "evict", "--max-connections", "65536"],
+        rate: 12_000,
+        means: Means::Frames(floods::Packets::udp),
+        bound: SERVED,
+        counted: &[],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "errors",
+        summary: "one source that asks for an ICMP error each time",
+        site: (Forward::Nat, Vip::Engine),
+        engine: &[],
+        rate: 2000,
+        means: Means::Frames(floods::Packets::errors),
+        bound: "other hosts get theirs",
+        counted: &["own_address", "icmp_limited"],
+        memory_mb: 128,
+    },
+    Attack {
+        name: "users",
+        summary: "users of the host without rights: sockets with 1 MiB of brackets, loops of listings",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 0,
+        means: Means::Users(users::hostile),
+        bound: "no packet delayed by more than 5 ms; at most 64 MB",
+        counted: &[],
+        memory_mb: 64,
+    },
+];
+
+fn find(name: &str) -> Result<&'static Attack> {
+    let known = || {
+        let names: Vec<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
+        format!(
+            "no attack is called {name}; there are: {}",
+            names.join(", ")
+        )
+    };
+    let found = ATTACKS.iter().find(|attack| attack.name == name);
+    found.with_context(known)
+}
+
+/// Names of all attacks.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ATTACKS.iter().map(|attack| attack.name)
+}
+
+/// Options of `lvs-testbed attack`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AttackOptions {
+    /// Which; none or `all` is all of them
+    pub names: Vec<String>,
+    /// Seconds that each one takes, and honest clients alone before it
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u64,
+    /// Frames a second, instead of each attack's own number
+    #[arg(long)]
+    pub rate: Option<u64>,
+    /// List the attacks
+    #[arg(long)]
+    pub list: bool,
+    /// Print the outcome as JSON, one line an attack
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What came of an attack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Its name.
+    pub name: &'static str,
+    /// What is promised.
+    pub bound: &'static str,
+    /// Honest clients alone.
+    pub before: Honest,
+    /// Honest clients beside the attack.
+    pub beside: Honest,
+    /// Frames that were sent, or requests of local users.
+    pub sent: u64,
+    /// The engine's memory before anything came, in kilobytes.
+    pub idle_kb: u64,
+    /// The most that it was.
+    pub peak_kb: u64,
+    /// How many packets the engine has dropped, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Datagrams that the real servers have received on the port of the echo service.
+    pub echoed: u64,
+}
+
+impl Outcome {
+    /// The engine's memory above idle, in megabytes.
+    #[must_use]
+    pub const fn memory_mb(&self) -> u64 {
+        self.peak_kb.saturating_sub(self.idle_kb) / 1024
+    }
+
+    /// What must hold however slow the machine is: memory, counters, every byte of what was served.
+    ///
+    /// # Errors
+    ///
+    /// With what does not.
+    pub fn check(&self) -> Result<()> {
+        let attack = find(self.name)?;
+        ensure!(self.sent > 0, "{}: nothing was sent", self.name);
+        ensure!(
+            self.memory_mb() <= attack.memory_mb,
+            "{}: the engine took {} MB, at most {} are allowed",
+            self.name,
+            self.memory_mb(),
+            attack.memory_mb
+        );
+        for honest in [&self.before, &self.beside] {
+            ensure!(honest.wrong == 0, "{}: {:?}", self.name, honest.error);
+        }
+        ensure!(self.beside.served > 0, "{}: nobody was served", self.name);
+        let counted = |reason: &&str| self.drops.get(*reason).is_some_and(|&count| count > 0);
+        ensure!(
+            attack.counted.is_empty() || attack.counted.iter().any(counted),
+            "{}: none of {:?} was counted: {:?}",
+            self.name,
+            attack.counted,
+            self.drops
+        );
+        if self.name == "land" {
+            ensure!(self.echoed == 0, "{} datagrams went round", self.echoed);
+        }
+        Ok(())
+    }
+}
+
+/// Runs one attack for this many seconds.
+///
+/// # Errors
+///
+/// When there is no such attack, or the testbed does not come up.
+pub fn run(name: &str, seconds: u64, rate: Option<u64>) -> Result<Outcome> {
+    let attack = find(name)?;
+    bed::run(
+        attack,
+        Duration::from_secs(seconds),
+        rate.unwrap_or(attack.rate),
+    )
+}
+
+/// The subcommand.
+///
+/// # Errors
+///
+/// As [`run`], or when an outcome is not what is promised whatever the machine.
+pub fn main(options: &AttackOptions) -> Result<()> {
+    if options.list {
+        for attack in ATTACKS {
+            println!("{:<15} {}", attack.name, attack.summary);
+        }
+        return Ok(());
+    }
+    let all = options.names.is_empty() || options.names == ["all"];
+    let chosen: Vec<&str> = if all {
+        names().collect()
+    } else {
+        options.names.iter().map(String::as_str).collect()
+    };
+    let mut outcomes = Vec::new();
+    for name in chosen {
+        let outcome = run(name, options.seconds, options.rate)?;
+        if options.json {
+            println!("{}", serde_json::to_string(&outcome)?);
+        } else {
+            eprintln!("{name}: {} sent", outcome.sent);
+        }
+        outcomes.push(outcome);
+    }
+    if !options.json {
+        print!("{}", table(&outcomes));
+    }
+    outcomes.iter().try_for_each(Outcome::check)
+}
+
+/// Bounds beside what was measured.
+fn table(outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    for outcome in outcomes {
+        let (before, beside) = (&outcome.before, &outcome.beside);
+        let drops: Vec<String> = outcome
+            .drops
+            .iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
+        text.push_str(&format!(
+            "{}: {}\n  served    {:.2} % ({:.2} % without), {} failed; downloads {} of {}\n  \
+             latency   p50 {:.1} ms ({:.1}), p99 {:.1} ms ({:.1})\n  silence   {:.0} ms ({:.0})\n  \
+             memory    {} MB above idle\n  sent      {}; back to servers {}\n  dropped   {}\n",
+            outcome.name,
+            outcome.bound,
+            beside.success(),
+            before.success(),
+            beside.failed,
+            beside.downloads,
+            beside.downloads + beside.broken,
+            beside.p50_ms,
+            before.p50_ms,
+            beside.p99_ms,
+            before.p99_ms,
+            beside.silence_ms,
+            before.silence_ms,
+            outcome.memory_mb(),
+            outcome.sent,
+            outcome.echoed,
+            if drops.is_empty() {
+                "nothing".to_owned()
+            } else {
+                drops.join(", ")
+            },
+        ));
+        if let Some(error) = &beside.error {
+            text.push_str(&format!("  first     {error}\n"));
+        }
+    }
+    text
+}

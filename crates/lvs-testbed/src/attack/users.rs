@@ -1,0 +1,116 @@
+//! Users of the director's host without any rights, at the control socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use lvs_core::api::Call;
+use lvs_dataplane::control::{Address, Client};
+use serde::de::IgnoredAny;
+
+use crate::programs;
+use crate::site::Site;
+
+/// Loops of listings, and sockets that hold a mebibyte of brackets each.
+const LISTERS: u32 = 16;
+const HOLDERS: u32 = 32;
+
+/// Does all that an unprivileged user can do at the control socket, for so long; how often it was answered.
+pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
+    let own = programs::own()?;
+    let words = [
+        "setpriv".to_owned(),
+        "--reuid=65534".to_owned(),
+        "--regid=65534".to_owned(),
+        "--clear-groups".to_owned(),
+        "--".to_owned(),
+        own.display().to_string(),
+        "hostile-user".to_owned(),
+        format!("--for={}", time.as_millis()),
+    ];
+    let printed = site.director.run(&words[0], &words[1..])?;
+    let answered = printed.trim().parse();
+    answered.with_context(|| format!("not a number: {printed}"))
+}
+
+/// What such a user does.
+#[derive(Clone, Debug, clap::Args)]
+pub struct UserOptions {
+    /// For so long, in milliseconds
+    #[arg(long = "for", value_name = "MS")]
+    pub for_ms: u64,
+}
+
+/// The subcommand: prints how many requests were answered.
+///
+/// # Errors
+///
+/// None that is known: a refusal is an answer.
+pub fn user(options: &UserOptions) -> Result<()> {
+    let limit = Duration::from_millis(options.for_ms);
+    let start = Instant::now();
+    let answered: u64 = std::thread::scope(|scope| {
+        let holders = (0..HOLDERS).map(|_| scope.spawn(move || hold(start, limit)));
+        let mut threads: Vec<_> = holders.collect();
+        threads.extend((0..LISTERS).map(|_| scope.spawn(move || list(start, limit))));
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or(0))
+            .sum()
+    });
+    println!("{answered}");
+    Ok(())
+}
+
+fn connect() -> std::io::Result<UnixStream> {
+    match Address::from_env().path() {
+        Some(path) => UnixStream::connect(path),
+        None => UnixStream::connect_addr(&SocketAddr::from_abstract_name("lvs-dataplane")?),
+    }
+}
+
+/// Sends a line that never ends, and holds the connection as long as the engine does.
+fn hold(start: Instant, limit: Duration) -> u64 {
+    let brackets = "[],".repeat((1 << 20) / 3);
+    let mut attempts = 0;
+    while start.elapsed() < limit {
+        if let Ok(mut stream) = connect() {
+            attempts += 1;
+            let short = Some(Duration::from_millis(200));
+            let _ = stream.set_write_timeout(short);
+            let _ = stream.set_read_timeout(short);
+            let _ = stream.write_all(brackets.as_bytes());
+            let mut answer = [0; 4096];
+            while start.elapsed() < limit {
+                match stream.read(&mut answer) {
+                    Ok(0) => break,
+                    Err(error) if error.kind() != ErrorKind::WouldBlock => break,
+                    _ => {}
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    attempts
+}
+
+/// Has the engine list its services again and again.
+fn list(start: Instant, limit: Duration) -> u64 {
+    let mut answered = 0;
+    while start.elapsed() < limit {
+        let Ok(mut client) = Client::connect(&Address::from_env()) else {
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        while start.elapsed() < limit {
+            let listed = client.collect::<IgnoredAny>(&Call::ServiceList { service: None });
+            if listed.is_err() {
+                break;
+            }
+            answered += 1;
+        }
+    }
+    answered
+}

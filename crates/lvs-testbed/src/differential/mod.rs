@@ -1,0 +1,199 @@
+//! The real kernel and ipvsadm against ours, with cases that nobody has thought of.
+//!
+//! ```text
+//!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
+//! ```
+//!
+//! Packet cases are frames of every kind into one director; sessions are command lines of `ipvsadm`, right and wrong ones. What
+//! the kernel makes of them becomes a recording like those that the tests replay, and is judged by the same code.
+
+mod commands;
+mod kernel;
+mod packets;
+mod record;
+mod sessions;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use self::record::Recorded;
+use crate::conformance::conformance;
+use crate::programs;
+use crate::transcripts::transcripts;
+
+/// Options of `lvs-testbed differential`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DifferentialOptions {
+    /// A command that runs the program behind it, with its arguments, as root on a kernel with IPVS, and passes its output on.
+    /// It has to see this machine's files. Without it, this machine's own kernel is asked
+    #[arg(long, value_name = "COMMAND")]
+    kernel: Option<String>,
+    /// Where the choices start; the same number makes the same cases
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many packet cases
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    packets: u64,
+    /// How many command lines of ipvsadm
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    commands: u64,
+    /// Keep cases and recordings in this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    keep: Option<PathBuf>,
+    /// Differences shown of packets, and of commands
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    show: usize,
+}
+
+/// Options of `lvs-testbed record`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RecordOptions {
+    /// Cases without what the kernel makes of them: one JSON object a line
+    file: PathBuf,
+}
+
+/// Cases that one start of the kernel judges.
+const CHUNK: usize = 64;
+/// What a line begins with that stands for a case without a recording.
+const UNSTABLE: &str = "unstable ";
+const DEVIATION: &str = "deviation ";
+
+/// Runs `lvs-testbed record`: prints the recording.
+///
+/// # Errors
+/// Without root, IPVS, `ip` or `ipvsadm`.
+pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
+    let file =
+        File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
+    let mut stdout = std::io::stdout().lock();
+    for line in BufReader::new(file).lines() {
+        let case: Value = serde_json::from_str(&line?).context("a case is JSON")?;
+        let name = case["name"].as_str().unwrap_or_default().to_owned();
+        let recorded = if case.get("config").is_some() {
+            record::record(&case).with_context(|| name.clone())?
+        } else {
+            Recorded::Case(sessions::record(&case).with_context(|| name.clone())?)
+        };
+        match recorded {
+            Recorded::Case(recorded) => writeln!(stdout, "{recorded}")?,
+            Recorded::Unstable => writeln!(stdout, "{UNSTABLE}{name}")?,
+            Recorded::Deviation => writeln!(stdout, "{DEVIATION}{name}")?,
+        }
+        stdout.flush()?;
+    }
+    Ok(())
+}
+
+/// Cases that the kernel has not recorded.
+#[derive(Debug, Default)]
+struct Skipped {
+    unstable: usize,
+    deviations: usize,
+}
+
+/// Has the kernel record `cases` into `to`.
+fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipped> {
+    let own = programs::own()?;
+    let mut skipped = Skipped::default();
+    let mut recording = File::create(to)?;
+    for (number, chunk) in cases.chunks(CHUNK).enumerate() {
+        let input = to.with_extension(format!("{number}.cases"));
+        let text: String = chunk.iter().map(|case| format!("{case}\n")).collect();
+        fs::write(&input, text)?;
+        let mut words = kernel.unwrap_or_default().split_whitespace();
+        let mut command = match words.next() {
+            Some(program) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(&own);
+                command
+            }
+            None => Command::new(&own),
+        };
+        let output = command
+            .arg("record")
+            .arg(&input)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .context("starting the kernel")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut seen = 0;
+        for line in text.lines() {
+            if line.starts_with('{') {
+                writeln!(recording, "{line}")?;
+                seen += 1;
+            } else if line.starts_with(UNSTABLE) {
+                skipped.unstable += 1;
+                seen += 1;
+            } else if line.starts_with(DEVIATION) {
+                skipped.deviations += 1;
+                seen += 1;
+            } else {
+                eprintln!("{line}");
+            }
+        }
+        ensure!(
+            seen == chunk.len(),
+            "the kernel has recorded {seen} of {} cases of {}",
+            chunk.len(),
+            input.display()
+        );
+        eprintln!("{} of {} recorded", number * CHUNK + seen, cases.len());
+    }
+    Ok(skipped)
+}
+
+/// Runs `lvs-testbed differential`: prints differences and counts; fails if there are differences.
+///
+/// # Errors
+/// The kernel does not answer; a program is not built.
+pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let directory = options.keep.as_deref().unwrap_or(scratch.path());
+    fs::create_dir_all(directory)?;
+    let kernel = options.kernel.as_deref();
+    let mut differ = false;
+    if options.packets > 0 {
+        let cases: Vec<Value> = (0..options.packets)
+            .map(|number| packets::case(options.seed, number))
+            .collect();
+        let recording = directory.join("packets.jsonl");
+        let skipped = ask(kernel, &cases, &recording)?;
+        let report = conformance(&[recording], None, 3)?;
+        for mismatch in report.mismatches.iter().take(options.show) {
+            println!("{mismatch}");
+        }
+        println!(
+            "packets: {} cases as the kernel, {} not; {} that vary, {} of what is different by intent",
+            report.passed(),
+            report.failed(),
+            skipped.unstable,
+            skipped.deviations
+        );
+        differ |= report.failed() > 0;
+    }
+    if options.commands > 0 {
+        let cases = commands::sessions(options.seed, options.commands);
+        let recording = directory.join("commands.jsonl");
+        ask(kernel, &cases, &recording)?;
+        let report = transcripts(&[recording], None)?;
+        for difference in report.differences.iter().take(options.show) {
+            println!("{difference}");
+        }
+        println!(
+            "commands: {} as ipvsadm, {} not",
+            report.passed, report.failed
+        );
+        differ |= report.failed > 0;
+    }
+    if differ {
+        // The count is the last line: an error would add one.
+        std::process::exit(1);
+    }
+    Ok(())
+}

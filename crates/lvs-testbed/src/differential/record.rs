@@ -1,0 +1,242 @@
+//! Writes down what the kernel that runs here does with cases, in the format of the recordings.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, bail};
+use lvs_core::Protocol;
+use lvs_dataplane::packet::wire::{be16, ipv4, ipv6};
+use serde_json::{Value, json};
+
+use super::kernel::{self, Emitted, Kernel};
+use crate::conformance::case::{Json, hex, sysctl_text};
+
+/// Where the IP packet begins in a frame.
+const IP: usize = 14;
+
+/// What one run of a case showed.
+struct Run {
+    /// For each step, what left.
+    out: Vec<Vec<Emitted>>,
+    /// Connections and counters at the end.
+    end: [Value; 2],
+}
+
+fn run(case: &Value) -> anyhow::Result<Run> {
+    let config = case.get("config").context("no config")?;
+    let kernel = Kernel::new(config)?;
+    let mut out: Vec<Vec<Emitted>> = Vec::new();
+    for step in case.items("steps") {
+        // What is late belongs to the step before.
+        let late = kernel.drain()?;
+        if let Some(last) = out.last_mut() {
+            last.extend(late);
+        }
+        out.push(match step.maybe_text("op") {
+            None => {
+                let mut sent = kernel.inject(step.text("dev")?, &step.frame("frame")?)?;
+                sent.retain(|sent| !is_own_sctp(&sent.frame));
+                sent
+            }
+            Some("edit" | "add" | "del") => {
+                kernel.change(config, step)?;
+                Vec::new()
+            }
+            Some("sysctl") => {
+                let value = step.get("value").map(sysctl_text).unwrap_or_default();
+                kernel::set_ipvs(step.text("name")?, &value)?;
+                Vec::new()
+            }
+            Some(other) => bail!("the step {other:?}"),
+        });
+    }
+    let end = [Kernel::counters()?, Kernel::connections()?];
+    Ok(Run { out, end })
+}
+
+/// Ports that tunnels go to.
+fn tunnel_ports(config: &Value) -> Vec<u16> {
+    let services = config.items("services").iter();
+    let servers = services.flat_map(|service| service.items("destinations"));
+    servers
+        .filter_map(|server| u16::try_from(server.maybe_number("tun_port")?).ok())
+        .collect()
+}
+
+/// A field of a frame that may vary: offset, length, name.
+type Field = (usize, usize, &'static str);
+
+/// Whether an address is one of the director's on its links.
+fn is_directors(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(addr) => {
+            [Ipv4Addr::new(10, 255, 0, 1), Ipv4Addr::new(10, 1, 255, 254)].contains(&addr)
+        }
+        IpAddr::V6(addr) => [
+            Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1),
+            Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff),
+        ]
+        .contains(&addr),
+    }
+}
+
+/// The fields of `frame` that may vary, and whether each always does.
+fn fields(frame: &[u8], tunnels: &[u16]) -> Vec<(Field, bool)> {
+    let ip = frame.get(IP..).unwrap_or_default();
+    let mut fields = Vec::new();
+    let (l4, protocol, src) = match ip.first().map(|first| first >> 4) {
+        Some(4) if ip.len() >= ipv4::HEADER_LEN => {
+            fields.push(((IP + 4, 2, "ip.id"), false));
+            fields.push(((IP + 10, 2, "ip.checksum"), false));
+            let header = ipv4::header_len(ip);
+            for at in (IP + ipv4::HEADER_LEN..IP + header).step_by(4) {
+                fields.push(((at, 4, "ip.timestamp"), false));
+            }
+            let first = be16(ip, 6) & ipv4::OFFSET == 0;
+            (first.then_some(header), ip[9], IpAddr::from(ipv4::src(ip)))
+        }
+        Some(6) if ip.len() >= ipv6::HEADER_LEN => {
+            fields.push(((IP + 1, 3, "ip6.flowlabel"), false));
+            let src = IpAddr::from(ipv6::src(ip));
+            if ip[6] == ipv6::FRAGMENT && ip.len() >= ipv6::HEADER_LEN + 8 {
+                fields.push(((IP + 44, 4, "ip6.frag.id"), false));
+                let first = be16(ip, 42) & 0xfff8 == 0;
+                (first.then_some(48), ip[40], src)
+            } else {
+                (Some(ipv6::HEADER_LEN), ip[6], src)
+            }
+        }
+        _ => return fields,
+    };
+    if let Some(l4) = l4
+        && protocol == Protocol::UDP.0
+        && ip.len() >= l4 + 8
+        && tunnels.contains(&be16(ip, l4 + 2))
+        && is_directors(src)
+    {
+        fields.push(((IP + l4, 2, "udp.sport"), true));
+        fields.push(((IP + l4 + 6, 2, "udp.checksum"), true));
+    }
+    fields
+}
+
+/// The fields in which two recordings of a frame differ, or `None` if they differ elsewhere.
+fn mask(one: &[u8], other: &[u8], tunnels: &[u16]) -> Option<Vec<Field>> {
+    if one.len() != other.len() {
+        return None;
+    }
+    let fields: Vec<Field> = fields(one, tunnels)
+        .into_iter()
+        .filter(|&((at, len, _), always)| always || one[at..at + len] != other[at..at + len])
+        .map(|(field, _)| field)
+        .collect();
+    let covered = |at: usize| {
+        fields
+            .iter()
+            .any(|&(from, len, _)| (from..from + len).contains(&at))
+    };
+    let differ = |at: usize| one[at] != other[at] && !covered(at);
+    (!(0..one.len()).any(differ)).then_some(fields)
+}
+
+/// What came of recording a case.
+pub(super) enum Recorded {
+    /// What the kernel did.
+    Case(Value),
+    /// It varies more than a recording can say.
+    Unstable,
+    /// It meets something that is different here by intent, and is told in ARCHITECTURE.
+    Deviation,
+}
+
+/// Whether a frame is the host's own and has IPv4 options: here they are not echoed.
+fn echoes_options(frame: &[u8]) -> bool {
+    let ip = frame.get(IP..).unwrap_or_default();
+    ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
+}
+
+/// Records a case of packets: twice, to see what varies.
+pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
+    let tunnels = tunnel_ports(case.get("config").context("no config")?);
+    let (one, other) = (run(case)?, run(case)?);
+    let mut recorded = case.clone();
+    let steps = recorded
+        .get_mut("steps")
+        .and_then(Value::as_array_mut)
+        .context("no steps")?;
+    for ((step, one), other) in steps.iter_mut().zip(&one.out).zip(&other.out) {
+        if step.get("frame").is_none() {
+            continue;
+        }
+        if one.len() != other.len() {
+            return Ok(Recorded::Unstable);
+        }
+        let mut list = Vec::new();
+        for (one, other) in one.iter().zip(other) {
+            let Some(mask) = mask(&one.frame, &other.frame, &tunnels) else {
+                return Ok(Recorded::Unstable);
+            };
+            if echoes_options(&one.frame) {
+                return Ok(Recorded::Deviation);
+            }
+            let mut out = json!({"dev": one.device, "frame": hex(&one.frame)});
+            if !mask.is_empty() {
+                out["mask"] = json!(mask);
+            }
+            list.push(out);
+        }
+        step["out"] = list.into();
+    }
+    if one.end[0] != other.end[0] {
+        return Ok(Recorded::Unstable);
+    }
+    steps.extend(one.end);
+    recorded["kernel"] = release().into();
+    if has_sctp() {
+        recorded["config"]["host"] = json!(["sctp"]);
+    }
+    Ok(Recorded::Case(recorded))
+}
+
+/// Whether the host has SCTP itself.
+fn has_sctp() -> bool {
+    std::path::Path::new("/proc/sys/net/sctp").exists()
+}
+
+/// Whether a frame is what the host's own SCTP says: it starts its way here.
+fn is_own_sctp(frame: &[u8]) -> bool {
+    let ip = frame.get(IP..).unwrap_or_default();
+    match ip.first().map(|first| first >> 4) {
+        Some(4) => ip.len() >= ipv4::HEADER_LEN && ip[9] == Protocol::SCTP.0 && ip[8] == 64,
+        Some(6) => ip.len() >= ipv6::HEADER_LEN && ip[6] == Protocol::SCTP.0 && ip[7] == 64,
+        _ => false,
+    }
+}
+
+/// The kernel's version.
+pub(super) fn release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::packet;
+
+    #[test]
+    fn only_what_varies_is_masked() {
+        let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
+        let whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        let frame = packet::ethernet_ip([2; 6], [4; 6], &whole);
+        assert_eq!(mask(&frame, &frame, &[]), Some(vec![]));
+        let mut other = frame.clone();
+        other[18] ^= 1;
+        let field = (18, 2, "ip.id");
+        assert_eq!(mask(&frame, &other, &[]), Some(vec![field]));
+        other[43] ^= 1;
+        assert_eq!(mask(&frame, &other, &[]), None);
+        let tunnel = mask(&frame, &frame, &[6080]).expect("it may vary");
+        assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
+    }
+}

@@ -1,0 +1,14 @@
+//! Each attack for a second: the engine lives, its memory is bounded, what it refuses is counted, and what honest clients get
+//! is right. How fast they get it is measured by hand: `lvs-testbed attack`.
+
+use anyhow::Result;
+use lvs_testbed::attack;
+
+/// One attack at a time: each takes all the machine has.
+#[test]
+fn attacks_are_bounded_and_counted() -> Result<()> {
+    for name in attack::names() {
+        attack::run(name, 1, None)?.check()?;
+    }
+    Ok(())
+}
