@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     }
     let engine = Engine::start(Config {
         interfaces: vec!["v0".to_owned()],
-        address: Some(Address::new(&format!("@lvs-pauses-{}", std::process::id()))),
+        address: Some(Address::new(format!("@lvs-pauses-{}", std::process::id()))),
         ..Config::default()
     })?;
     let flood = Flood::start()?;
