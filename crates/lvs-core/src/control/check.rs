@@ -30,6 +30,7 @@ pub(crate) trait View {
     /// Whether an address of this family can stand for clients.
     fn has_local(&self, family: Family) -> bool;
     /// Rules for marks.
+    #[cfg(feature = "api")]
     fn marks(&self) -> usize;
 }
 
@@ -149,6 +150,7 @@ fn scheduler(
 }
 
 /// The service is there.
+#[cfg(feature = "api")]
 pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
 }
@@ -200,6 +202,7 @@ pub(crate) fn edit_server(
 }
 
 /// The service has this server.
+#[cfg(feature = "api")]
 pub(crate) fn delete_server(
     view: &impl View,
     key: &ServiceKey,
@@ -346,6 +349,7 @@ impl View for Control {
         self.full_nat.serves(family)
     }
 
+    #[cfg(feature = "api")]
     fn marks(&self) -> usize {
         self.marks.len()
     }
