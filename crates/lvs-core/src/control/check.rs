@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
+use super::ServiceKeyOrd;
 use crate::sync::SyncRole;
 use crate::{
     Control, Error, Family, Forwarding, Protocol, Scheduler, Server, ServerConfig, ServiceConfig,
@@ -315,7 +316,7 @@ fn unicast(addr: IpAddr) -> Result<(), Error> {
 
 impl View for Control {
     fn service(&self, key: &ServiceKey) -> Option<Facts> {
-        let number = *self.index.get(&key.into())?;
+        let number = *self.index.get(&ServiceKeyOrd::from(key))?;
         let service = self.services.get(&number)?;
         Some(Facts {
             number: Some(number),

@@ -7,8 +7,10 @@ mod clock;
 mod counters;
 mod defend;
 mod defense;
+mod estimator;
 mod explain;
 mod full_nat;
+mod keys;
 mod limiter;
 mod records;
 mod servers;
@@ -23,8 +25,10 @@ mod templates;
 
 use self::agenda::Agenda;
 use self::defense::Defense;
+use self::estimator::Estimator;
 pub use self::explain::{Candidate, Explanation};
 use self::full_nat::FullNat;
+use self::keys::Keys;
 use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
@@ -152,7 +156,7 @@ impl Default for Options {
 pub struct Control {
     pub(crate) options: Options,
     pub(crate) services: BTreeMap<u32, Box<Service>>,
-    pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
+    index: Keys,
     next_service: u32,
     pub(crate) records: Records,
     /// Services with port 21: TCP ports without a service of their own fall to them.
@@ -171,7 +175,7 @@ pub struct Control {
     clock: Option<Instant>,
     /// The earliest of the moments below and of the services' ticks.
     next_event: Option<Instant>,
-    next_stats: Option<Instant>,
+    estimator: Estimator,
     next_trash: Option<Instant>,
     /// When the defences look at the memory next.
     next_defense: Option<Instant>,
@@ -218,7 +222,7 @@ impl Control {
         Self {
             options: Options { shards, ..options },
             services: BTreeMap::new(),
-            index: BTreeMap::new(),
+            index: Keys::default(),
             next_service: 0,
             records: Records::default(),
             ftp_services: 0,
@@ -231,7 +235,7 @@ impl Control {
             shared: Arc::default(),
             clock: None,
             next_event: None,
-            next_stats: None,
+            estimator: Estimator::default(),
             next_trash: None,
             next_defense: None,
             sweep_work: vec![SweepWork::default(); shards],
