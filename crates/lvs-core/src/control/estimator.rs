@@ -101,3 +101,57 @@ impl Control {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::net::SocketAddr;
+
+    use super::*;
+    use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+
+    /// Control halves of a service with so many servers, each of which has had a connection.
+    fn control(servers: u16) -> Control {
+        let mut control = Control::new(Options::default());
+        let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).unwrap();
+        for port in 1..=servers {
+            let addr = SocketAddr::from(([10, 0, 0, 1], port));
+            let config = ServerConfig::new(1, Forwarding::Nat);
+            control
+                .add_server(&key, addr, &config, Instant::ZERO)
+                .unwrap();
+        }
+        for entry in control.records.iter() {
+            entry.stats.shard(0).count_connection();
+        }
+        control.advance(Instant::ZERO);
+        control
+    }
+
+    fn shown(control: &Control) -> usize {
+        let stats = control.records.iter().map(|entry| entry.stats.stats());
+        stats.filter(|stats| stats.shown.conns == 1).count()
+    }
+
+    #[test]
+    fn few_servers_have_their_snapshots_at_one_moment() {
+        let mut control = control(500);
+        control.advance(Instant::ZERO + PERIOD);
+        assert_eq!(shown(&control), 500);
+        assert_eq!(control.next_wakeup(), Some(Instant::ZERO + 2 * PERIOD));
+    }
+
+    #[test]
+    fn many_servers_have_them_in_portions_within_the_period() {
+        let mut control = control(2000);
+        let mut seen = std::vec::Vec::new();
+        while shown(&control) < 2000 {
+            // Late calls do one portion each, too.
+            control.advance(Instant::ZERO + PERIOD + Duration::from_millis(500));
+            seen.push(shown(&control));
+        }
+        assert_eq!(seen, [511, 1023, 1535, 2000]);
+        assert_eq!(control.next_wakeup(), Some(Instant::ZERO + 2 * PERIOD));
+    }
+}

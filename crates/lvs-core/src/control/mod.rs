@@ -154,22 +154,22 @@ impl Default for Options {
 /// ```
 #[derive(Debug)]
 pub struct Control {
-    pub(crate) options: Options,
-    pub(crate) services: BTreeMap<u32, Box<Service>>,
+    options: Options,
+    services: BTreeMap<u32, Box<Service>>,
     index: Keys,
     next_service: u32,
-    pub(crate) records: Records,
+    records: Records,
     /// Services with port 21: TCP ports without a service of their own fall to them.
-    pub(crate) ftp_services: usize,
+    ftp_services: usize,
     /// Services with port 0, marks included.
-    pub(crate) any_port_services: usize,
+    any_port_services: usize,
     /// Services of IPv4 and of IPv6.
     families: [usize; 2],
     /// Services with a persistence engine.
     engines: usize,
     agenda: Agenda,
     total: ObjectStats,
-    pub(crate) settings: Settings,
+    settings: Settings,
     shared: Arc<Shared>,
     /// The latest time shown by [`advance`](Self::advance).
     clock: Option<Instant>,
@@ -181,25 +181,25 @@ pub struct Control {
     next_defense: Option<Instant>,
     /// What each shard is to do when it is swept next.
     sweep_work: Vec<SweepWork>,
-    pub(crate) templates: Templates,
-    pub(crate) evicted_templates: u64,
-    pub(crate) defense: Defense,
+    templates: Templates,
+    evicted_templates: u64,
+    defense: Defense,
     /// Connections of each shard when it was here last.
     occupancy: Vec<usize>,
     /// The synchronisation backup that runs.
-    pub(crate) backup: Option<Backup>,
-    pub(crate) sync: Queue,
+    backup: Option<Backup>,
+    sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
-    pub(crate) full_nat: FullNat,
+    full_nat: FullNat,
     /// Servers of another family than their service's.
-    pub(crate) mixed: usize,
+    mixed: usize,
     /// Rules that give packets marks, which whoever embeds the director applies.
-    pub(crate) marks: Arc<[MarkRule]>,
+    marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
-    pub(crate) own_vips: Vec<IpAddr>,
+    own_vips: Vec<IpAddr>,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
-    pub(crate) daemons: Vec<SyncDaemon>,
+    daemons: Vec<SyncDaemon>,
 }
 
 impl Control {
