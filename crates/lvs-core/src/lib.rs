@@ -62,6 +62,7 @@ mod stats;
 pub mod sync;
 mod sysctl;
 mod time;
+mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
@@ -83,12 +84,10 @@ pub use pool::Pool;
 pub use prefix::Prefix;
 pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
-pub use service::{
-    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
-    TunnelChecksum,
-};
+pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use shard::{Connection, Pending, Shard};
 pub use stats::{Counts, Stats};
 pub use sysctl::Sysctls;
 pub use time::Instant;
+pub use tunnel::{Tunnel, TunnelChecksum, TunnelType};
 pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};
