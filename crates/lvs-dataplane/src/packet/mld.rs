@@ -157,7 +157,7 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipCh
 /// As [`report`], about one group and for a querier of version 1.
 pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: MembershipChange) -> Vec<u8> {
     let (kind, to) = match change {
-        MembershipChange::Listening | Change::Joined => (REPORT_V1, group),
+        MembershipChange::Listening | MembershipChange::Joined => (REPORT_V1, group),
         MembershipChange::Left => (DONE_V1, ALL_ROUTERS),
     };
     let mut message = [0; V1_LEN];
