@@ -186,7 +186,7 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         }
         step["out"] = list.into();
     }
-    if one.end[0] != other.end[0] {
+    if one.end[0] != other.end[0] || ends(&one.end[1]) != ends(&other.end[1]) {
         return Ok(Recorded::Unstable);
     }
     steps.extend(one.end);
@@ -195,6 +195,22 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         recorded["config"]["host"] = json!(["sctp"]);
     }
     Ok(Recorded::Case(recorded))
+}
+
+/// The connections of a recording without their time, in an order.
+fn ends(conns: &Value) -> Vec<String> {
+    let mut ends: Vec<String> = conns
+        .items("entries")
+        .iter()
+        .map(|entry| {
+            let part = |key| entry.maybe_text(key).unwrap_or_default();
+            ["proto", "client", "virtual", "dest", "state"]
+                .map(part)
+                .join(" ")
+        })
+        .collect();
+    ends.sort_unstable();
+    ends
 }
 
 /// Whether the host has SCTP itself.

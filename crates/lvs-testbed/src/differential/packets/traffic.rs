@@ -619,8 +619,8 @@ impl Traffic {
             .collect();
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
-        if six && (matches!(ip[6], 0 | 43 | 44) || !ipv6::has_upper_header(&pieces[0])) {
-            // These headers belong to every fragment; a first one without the next is dropped here (RFC 8200 section 4.5).
+        if six && matches!(ip[6], 0 | 43 | 44) {
+            // These headers belong to every fragment.
             return vec![ip.to_vec()];
         }
         if !six {
