@@ -65,7 +65,12 @@ impl Host {
         }
         let mut ip = ip[..packet.len].to_vec();
         if local {
+            // What is for the host itself needs no right checksum any more, and keeps the old one.
+            let sum = be16(&ip, ipv4::field::CHECKSUM);
             fill_options(&mut ip, net, packet.dst, packet.dst);
+            if !packet.is_ipv6() {
+                put16(&mut ip, ipv4::field::CHECKSUM, sum);
+            }
         }
         let ip = &ip[..];
         let Some(part) = packet.fragment else {
