@@ -836,7 +836,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         (
             "[sysctl]\nconn_reuse_mode = 99999999999999999999999",
             "test.toml:2:19",
-            "whole numbers",
+            "whole number",
         ),
         (
             "[dataplane]\necho_limit = 99999999999999999999999",
