@@ -119,7 +119,7 @@ fn saw(packets: &mut AfPacket, wanted: impl Fn(&[u8]) -> bool) -> bool {
 fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
     let net = net();
     let (mut shield, mut packets) = net.director.run(|| {
-        let shield = Shield::open().unwrap();
+        let shield = Shield::open(None).unwrap();
         let packets = AfPacket::open(sys::if_index("dc").unwrap(), "dc").unwrap();
         (shield, packets)
     });
@@ -196,7 +196,7 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
 #[test]
 fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     shield.add_interface("ds").unwrap();
     let listener = net.server.run(|| TcpListener::bind("[::]:8080").unwrap());
@@ -233,7 +233,7 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
 #[test]
 fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
     net.director.ip("route add 10.2.0.77 via 10.2.0.2");
     net.server
@@ -266,7 +266,7 @@ fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
 #[test]
 fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
     let host = net.director.run(|| {
         let socket = UdpSocket::bind("10.2.0.1:5555").unwrap();
@@ -314,7 +314,7 @@ fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
 #[test]
 fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     net.director.ip("addr add 10.1.0.9/32 dev lo");
     // Each address has a socket of its own, so that an answer has the source that was asked.
@@ -381,7 +381,7 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
 #[test]
 fn an_update_sends_the_difference_and_all_or_nothing() {
     let host = Host::new();
-    let mut shield = host.run(|| Shield::open().unwrap());
+    let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
     for port in 1..=3000 {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
@@ -450,7 +450,7 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
 #[test]
 fn interfaces_come_and_go() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80)].into(),
         ..Intercept::default()
@@ -494,7 +494,7 @@ fn what_is_given_back_is_received_by_the_host() {
     let listener = net
         .director
         .run(|| TcpListener::bind("10.1.0.1:80").unwrap());
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80), endpoint("10.1.0.1", TCP, 81)].into(),
@@ -564,7 +564,7 @@ fn what_is_given_back_is_received_by_the_host() {
 #[test]
 #[ignore = "started by a_killed_owner_leaves_nothing"]
 fn owner_to_be_killed() {
-    let mut shield = Shield::open().unwrap();
+    let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
     println!("ready");
     io::stdout().flush().unwrap();
@@ -628,7 +628,7 @@ fn a_priority_tag_uncovers_nothing() {
         assert!(arrives(), "{tag:?}: nothing is hidden yet");
     }
     let shield = net.director.run(|| {
-        let mut shield = Shield::open().unwrap();
+        let mut shield = Shield::open(None).unwrap();
         shield.add_interface("dc").unwrap();
         let spec = Intercept {
             services: [endpoint("10.1.0.1", UDP, 53)].into(),
@@ -663,7 +663,7 @@ fn packets_without_room_for_ports_are_hidden() {
     };
     assert!(packet(0), "this kernel has no SCTP, and says so");
     let shield = net.director.run(|| {
-        let mut shield = Shield::open().unwrap();
+        let mut shield = Shield::open(None).unwrap();
         shield.add_interface("dc").unwrap();
         let spec = Intercept {
             services: [endpoint("10.1.0.1", SCTP, 9)].into(),

@@ -51,6 +51,8 @@ reasons! {
         BadAggregate => "bad_aggregate",
         /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts into one.
         TinySegments => "tiny_segments",
+        /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
+        NestedTags => "nested_tags",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
         /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or

@@ -46,6 +46,7 @@ pub fn table() -> Table {
         mtu,
         ethernet,
         offload: true,
+        gives_back: false,
     };
     Table {
         ports: vec![
