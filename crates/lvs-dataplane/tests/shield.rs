@@ -679,3 +679,67 @@ fn packets_without_room_for_ports_are_hidden() {
     assert!(packet(12));
     drop(shield);
 }
+
+/// A UDP datagram from the client to port 7 of the director behind these VLAN tags, as a frame.
+fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
+    let mut ip = [
+        0x45, 0, 0, 29, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x30, 0x39, 0, 7, 0, 9,
+        0, 0, b'x',
+    ];
+    let header = ip[..20].chunks_exact(2);
+    let sum: u32 = header.map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ip[10..12].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
+    Frame::from_bytes(&[&to[..], &[2, 0, 0, 0, 0, 9], tags, &[8, 0], &ip].concat())
+}
+
+/// The host takes off as many tags of VLAN 0 as there are.
+#[test]
+fn priority_tags_do_not_get_past_the_shield() {
+    let net = net();
+    let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
+    host.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let to = net.director.run(|| {
+        let (_, state) = Netlink::open().unwrap();
+        state.link_by_name("dc").unwrap().mac.unwrap()
+    });
+    let arrives = |tags: &[u8]| {
+        let mut frames = [tagged(to, tags)];
+        let refused = net.client.run(move || {
+            let mut socket = AfPacket::open(sys::if_index("c0").unwrap(), "c0").unwrap();
+            socket.send(&mut frames)
+        });
+        assert_eq!(refused, 0);
+        host.recv(&mut [0; 16]).is_ok()
+    };
+    const CUSTOMER: [u8; 4] = [0x81, 0, 0xe0, 0];
+    const SERVICE: [u8; 4] = [0x88, 0xa8, 0, 0];
+    let single: [&[u8]; 3] = [&[], &CUSTOMER, &SERVICE];
+    let nested: Vec<Vec<u8>> = [
+        &[CUSTOMER, CUSTOMER][..],
+        &[CUSTOMER, SERVICE],
+        &[SERVICE, CUSTOMER],
+        &[SERVICE, SERVICE],
+        &[CUSTOMER, CUSTOMER, CUSTOMER],
+    ]
+    .map(<[_]>::concat)
+    .into();
+    // So it is without a shield, by this kernel.
+    assert!(single.iter().all(|tags| arrives(tags)));
+    assert!(nested.iter().any(|tags| arrives(tags)));
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
+    shield.add_interface("dc").unwrap();
+    assert!(single.iter().all(|tags| arrives(tags)));
+    let spec = Intercept {
+        services: [endpoint("10.1.0.1", UDP, 7)].into(),
+        ..Intercept::default()
+    };
+    shield.update(&spec).unwrap();
+    for tags in single {
+        assert!(!arrives(tags), "{tags:02x?}");
+    }
+    for tags in &nested {
+        assert!(!arrives(tags), "{tags:02x?}");
+    }
+}
