@@ -128,6 +128,12 @@ impl Control {
             told.verdict = format!("goes to {server}: it belongs to a connection");
             return told;
         }
+        let number = self.index.get(&(&service.key).into());
+        let decided = number.and_then(|&number| self.filters.decide(number, src.ip()));
+        if let Some(decided) = decided.filter(|decided| !decided.taken()) {
+            told.verdict = format!("dropped: {}", decided.describe(src.ip()));
+            return told;
+        }
         let quiescent = self.settings.sysctls.expire_quiescent_template;
         let persistent = config.flags.has(ServiceFlags::PERSISTENT);
         if src.port() == crate::control::FTP_DATA {

@@ -24,6 +24,7 @@ use crate::conn::{ConnTable, Key, Slot, Templates};
 use crate::defense::{self, Defense};
 use crate::down::Down;
 use crate::evict::{Hand, WhenFull};
+use crate::filter::{Filters, SourceFilter};
 use crate::full_nat::{self, FullNat};
 use crate::limits::Limiter;
 use crate::local_ports::LocalPorts;
@@ -247,6 +248,8 @@ pub struct Control {
     pub(crate) full_nat: FullNat,
     /// Servers of another family than their service's.
     pub(crate) mixed: usize,
+    /// Whose connections are taken.
+    pub(crate) filters: Filters,
     /// Rules that give packets marks, which whoever embeds the director applies.
     pub(crate) marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
@@ -340,6 +343,7 @@ impl Control {
             local: Vec::new(),
             full_nat: FullNat::default(),
             mixed: 0,
+            filters: Filters::default(),
             marks: Arc::from([]),
             own_vips: Vec::new(),
             daemons: Vec::new(),
@@ -471,6 +475,7 @@ impl Control {
     pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
         let number = self.index.remove(&key.into()).ok_or(Error::NoService)?;
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
+        self.filters.services.remove(&number);
         let family = service.key.family();
         self.ftp_services -= usize::from(service.key.port() == FTP);
         self.any_port_services -= usize::from(service.key.port() == 0);
@@ -893,6 +898,40 @@ impl Control {
     /// The ports set by [`set_ftp_ports`](Self::set_ftp_ports).
     pub fn ftp_ports(&self) -> &[u16] {
         &self.settings.ftp_ports
+    }
+
+    /// Whose new connections a service takes; of no service: whose all of them take. What is open already goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoService`].
+    pub fn set_filter(
+        &mut self,
+        service: Option<&ServiceKey>,
+        filter: SourceFilter,
+    ) -> Result<(), Error> {
+        let Some(key) = service else {
+            self.filters.director = filter;
+            return Ok(());
+        };
+        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+        if filter.is_off() {
+            self.filters.services.remove(&number);
+        } else {
+            self.filters.services.insert(number, filter);
+        }
+        Ok(())
+    }
+
+    /// Filters that are not off: the director's first, then those of services.
+    pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
+        let director = [(None, self.filters.director.clone())].into_iter();
+        let services = self.filters.services.iter().filter_map(|(number, filter)| {
+            let service = self.services.get(number)?;
+            Some((Some(service.key), filter.clone()))
+        });
+        director
+            .filter(|(_, filter)| !filter.is_off())
+            .chain(services)
     }
 
     /// The rules that give packets marks. A packet's mark is part of its [`PacketMeta`](crate::PacketMeta): whoever embeds

@@ -31,6 +31,9 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "One source opens more connections than the service's limit for one allows (limits in its TOML, lvsadm limit). \
              Behind an address translator many clients are one source: raise it if honest ones are meant."
         }
+        DropReason::Filtered => {
+            "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT tells which one has a source."
+        }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {
             "This host was short of memory, or drop_packet is 3. More memory, or lvsadm sysctl drop_packet=0 amemthresh=N."
