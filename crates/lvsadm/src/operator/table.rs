@@ -1,7 +1,8 @@
 //! The one table of the additional commands.
 
 use super::{
-    Operator, capture, doctor, drain, explain, flag, limit, local, mark, shell, simple, watch,
+    Operator, capture, doctor, drain, explain, filter, flag, limit, local, mark, shell, simple,
+    watch,
 };
 
 /// Dispatch, help, completions and manual page go by it.
