@@ -58,6 +58,8 @@ reasons! {
         /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or
         /// a translation to a loopback address.
         Martian => "martian",
+        /// Its source is not routed back to where it came from (`--reverse-path`).
+        ReversePath => "reverse_path",
         /// An IPv4 option that makes no sense; the sender is told (parameter problem).
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.

@@ -3,7 +3,7 @@
 use lvs_core::Hook;
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, checks};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath, checks};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId, PortInfo};
@@ -126,6 +126,9 @@ impl Pipeline {
                 self.drop_or_leave(FrameDrop::Martian, &job, cx)
             };
         }
+        if virtual_dst && !self.is_routed_back(&job, net) {
+            return self.drop_or_leave(FrameDrop::ReversePath, &job, cx);
+        }
         match packet.fragment {
             None => self.datagram(frame, job, decide, cx),
             // Fragments that concern nobody here stay with the host.
@@ -133,6 +136,19 @@ impl Pipeline {
                 self.fragment(frame, job, part, decide, cx)
             }
             Some(_) => Fate::Left,
+        }
+    }
+
+    /// Whether the source of a packet from an interface is where a reverse-path check wants it.
+    fn is_routed_back<N: Net>(&self, job: &Job<'_>, net: &N) -> bool {
+        let Some(arrival) = job.arrival else {
+            return true;
+        };
+        let back = || net.route(job.packet.src);
+        match self.common.settings.reverse_path {
+            ReversePath::Off => true,
+            ReversePath::Loose => back().is_some(),
+            ReversePath::Strict => back().is_some_and(|hop| hop.port == arrival.port),
         }
     }
 
