@@ -37,9 +37,9 @@ fn arrives(site: &Site, to: IpAddr, bytes: usize) -> Result<bool> {
 
 /// Replaces the host's rules for what comes in.
 fn firewall(site: &Site, rule: &str) -> Result<()> {
-    site.director.sh(&format!(
-        "nft 'add table inet fw; flush table inet fw; add chain inet fw input {{ type filter hook input priority 0; }}'"
-    ))?;
+    site.director.sh(
+        "nft 'add table inet fw; flush table inet fw; add chain inet fw input { type filter hook input priority 0; }'",
+    )?;
     if !rule.is_empty() {
         site.director
             .sh(&format!("nft 'add rule inet fw input {rule}'"))?;
