@@ -275,6 +275,9 @@ impl Worker {
         for (port, frames) in self.output.queues() {
             self.ports.send(port, frames);
         }
+        for (port, frames) in self.output.returned() {
+            self.ports.give_back(port, frames);
+        }
         self.output.recycle();
     }
 
@@ -484,6 +487,7 @@ mod tests {
                 mtu: 1500,
                 ethernet: true,
                 offload: true,
+                gives_back: false,
             },
             running: true,
             decapsulates: false,

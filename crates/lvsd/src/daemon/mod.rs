@@ -265,6 +265,7 @@ impl<P: Prober> Daemon<P> {
                 id: service.id,
                 name: service.name.clone(),
                 line: service.line,
+                filter: service.filter.clone(),
                 config: service.config.clone(),
                 on_check_failure: service.on_check_failure,
                 servers: service
@@ -288,6 +289,7 @@ impl<P: Prober> Daemon<P> {
                 // A file that never had any leaves to others what they have set.
                 marks: self.had_marks.then(|| self.config.marks.clone()),
                 port_marks: self.config.port_marks.clone(),
+                filter: self.config.filter.clone(),
                 local: self.config.dataplane.local.clone(),
                 adopt: self.config.daemon.adopt,
             },

@@ -406,6 +406,7 @@ impl Link {
             }
         }
         actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
+        actual.filters = lost_only(control.filters(), &mut refusals)?.unwrap_or_default();
         if goal.desired.local.is_some() {
             actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
         }

@@ -2,6 +2,7 @@
 //! together.
 
 mod engine;
+mod filter;
 mod forward;
 mod health;
 mod scheduling;
@@ -49,6 +50,7 @@ pub(in crate::config) fn check(
         .as_ref()
         .map(|local| local.addresses.clone());
     let sysctls = checker.sysctls(raw);
+    let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
     let reuse_templates = sysctls
         .iter()
@@ -63,6 +65,7 @@ pub(in crate::config) fn check(
         },
         dataplane,
         sysctls,
+        filter,
         marks,
         port_marks,
         services,
