@@ -1,0 +1,230 @@
+//! `lvs-bench compare`: ours beside what does nothing, the kernel, and others, in the same run.
+
+mod bed;
+mod contender;
+mod flood;
+mod programs;
+mod progress;
+mod report;
+mod rows;
+mod run;
+mod sample;
+mod tcp;
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde_json::json;
+
+use self::progress::Progress;
+use self::report::Line;
+use self::rows::Group;
+use self::run::{Manner, Runner};
+use crate::machine::{self, Calibration};
+use crate::yardsticks::Yardsticks;
+
+/// What to compare, and how.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Rows to measure, or beginnings of their names; all if none is given
+    names: Vec<String>,
+    /// Fewer rounds and shorter ones, of fewer rows; below two minutes
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON (see benches/README.md)
+    #[arg(long)]
+    json: bool,
+    /// Rounds; each measures everything once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// Length of one measurement, in milliseconds
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
+    window: Option<u64>,
+    /// List the rows, with their bounds
+    #[arg(long)]
+    list: bool,
+    /// Measure on a busy machine too; the figures are worth nothing
+    #[arg(long)]
+    busy: bool,
+}
+
+/// What `--quick` measures when no row is named.
+const QUICK: [&str; 13] = [
+    "nat-1k",
+    "dr-1k",
+    "tunnel-1k",
+    "replies-1k",
+    "nat-100k-1c",
+    "nat-100k",
+    "tun-1k",
+    "bulk",
+    "connections",
+    "latency-idle-p50",
+    "pipeline-1m",
+    "new",
+    "maglev",
+];
+
+impl Options {
+    /// Measures and prints.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such row, when the machine is busy, or without the rights to make hosts.
+    pub fn run(&self) -> Result<()> {
+        let groups = self.select(rows::all())?;
+        if self.list {
+            print!("{}", report::list(&groups));
+            return Ok(());
+        }
+        ensure!(
+            nix::unistd::geteuid().is_root(),
+            "compare needs root: its generator makes packets inside of the kernel, and its hosts are network namespaces"
+        );
+        let (rounds, window) = if self.quick { (3, 400) } else { (5, 1000) };
+        let manner = Manner {
+            rounds: self.rounds.map_or(rounds, usize::from),
+            window: Duration::from_millis(self.window.unwrap_or(window)),
+            busy: self.busy,
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, manner.stop.clone())?;
+        }
+        self.measure(&groups, &manner)
+    }
+
+    fn measure(&self, groups: &[Group], manner: &Manner) -> Result<()> {
+        let yardsticks = Yardsticks::build()?;
+        if !manner.busy {
+            machine::wait_until_quiet(Duration::from_secs(30))?;
+        }
+        let before = Calibration::measure()?;
+        let _conntrack = Conntrack::raise();
+        let window = manner.window.as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
+        let rounds = manner.rounds as f64;
+        let jobs = groups.iter().flat_map(|group| &group.jobs);
+        let seconds = jobs.map(|job| job.work.set_up() + rounds * job.work.seconds(window));
+        let mut progress = Progress::new(seconds.sum());
+        let mut runner = Runner::new(&yardsticks, manner);
+        let (mut lines, mut outcomes) = (Vec::new(), Vec::new());
+        for group in groups {
+            let measured = runner.run(group, &mut progress);
+            let measured = measured.inspect_err(|_| progress.end())?;
+            lines.extend(group.rows.iter().map(|row| Line::of(row, &measured)));
+            outcomes.extend(measured);
+        }
+        progress.end();
+        let after = Calibration::measure()?;
+        let rejected: usize = outcomes.iter().map(|outcome| outcome.rejected).sum();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let kernel = kernel.trim();
+        if self.json {
+            let machine = json!({
+                "kernel": kernel,
+                "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+                "calibration": { "before": before, "after": after },
+                "rounds": manner.rounds,
+                "window_ms": u64::try_from(manner.window.as_millis()).unwrap_or(u64::MAX),
+                "rejected": rejected,
+                "busy": manner.busy,
+            });
+            let json = report::json(machine, &lines, &outcomes);
+            println!("{}", serde_json::to_string_pretty(&json)?);
+            return Ok(());
+        }
+        println!(
+            "Linux {kernel}; {} rounds of {} ms, {rejected} measurements rejected as disturbed; medians, (least-greatest)\n\
+             calibration {:.2} {:.2} {:.2} ns before, {:.2} {:.2} {:.2} after (CPU 0, CPU 1, both at once)\n",
+            manner.rounds,
+            manner.window.as_millis(),
+            before.cpu0,
+            before.cpu1,
+            before.both,
+            after.cpu0,
+            after.cpu1,
+            after.both,
+        );
+        print!("{}", report::table(&lines, &outcomes));
+        Ok(())
+    }
+
+    /// The rows that are asked for, and what they need.
+    fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
+        let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
+            (true, true) => QUICK.to_vec(),
+            (true, false) => return Ok(groups),
+            (false, _) => self.names.iter().map(String::as_str).collect(),
+        };
+        let known: Vec<&str> = groups
+            .iter()
+            .flat_map(|group| &group.rows)
+            .map(|row| row.name.as_str())
+            .collect();
+        // A whole name means that row alone; else it is the beginning of some.
+        let is_asked = |row: &str| {
+            names
+                .iter()
+                .any(|name| row == *name || (!known.contains(name) && row.starts_with(name)))
+        };
+        if let Some(unknown) = names
+            .iter()
+            .find(|name| !known.iter().any(|row| row.starts_with(**name)))
+        {
+            bail!("there is no row {unknown}; `lvs-bench compare --list` shows them");
+        }
+        let kept: Vec<String> = known
+            .iter()
+            .filter(|row| is_asked(row))
+            .map(ToString::to_string)
+            .collect();
+        let groups = groups.into_iter().filter_map(|mut group| {
+            group.rows.retain(|row| kept.contains(&row.name));
+            let rows = &group.rows;
+            let needed = |job: &str| {
+                rows.iter()
+                    .any(|row| row.subject == job || row.against.jobs().contains(&job))
+            };
+            group.jobs.retain(|job| needed(&job.name));
+            (!group.rows.is_empty()).then_some(group)
+        });
+        Ok(groups.collect())
+    }
+}
+
+/// The kernel's limits of tracked connections, which are the machine's and not a namespace's: raised, and restored.
+#[derive(Debug)]
+struct Conntrack(Vec<(&'static str, String)>);
+
+impl Conntrack {
+    const LIMITS: [(&str, u32); 2] = [
+        ("/sys/module/nf_conntrack/parameters/hashsize", 1 << 20),
+        ("/proc/sys/net/netfilter/nf_conntrack_max", 4_000_000),
+    ];
+
+    fn raise() -> Self {
+        let raised = Self::LIMITS.into_iter().filter_map(|(file, wanted)| {
+            let old = fs::read_to_string(file).ok()?.trim().to_owned();
+            let is_less = old.parse::<u32>().is_ok_and(|old| old < wanted);
+            (is_less && fs::write(file, wanted.to_string()).is_ok()).then_some((file, old))
+        });
+        Self(raised.collect())
+    }
+}
+
+impl Drop for Conntrack {
+    fn drop(&mut self) {
+        for (file, old) in &self.0 {
+            let restored =
+                fs::write(file, old).with_context(|| format!("cannot restore {file} to {old}"));
+            if let Err(error) = restored {
+                eprintln!("{error:#}");
+            }
+        }
+    }
+}
