@@ -27,7 +27,19 @@ pub fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot run on CPU {cpu}"))
 }
 
-/// What a CPU does in a nanosecond, in this very moment.
+/// The model of CPU 0, as the kernel names it.
+#[must_use]
+pub fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or("unknown processor", |(_, name)| name.trim())
+        .to_owned()
+}
+
+/// How fast the machine is, in this very moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Calibration {
     /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.

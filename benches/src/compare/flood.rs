@@ -29,9 +29,9 @@ const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
 /// Below this it is no question of the rate.
 const OPENING_LEAST: u32 = 10_000;
-/// Packets of the check, and how fast they come.
+/// Packets of the check, and how fast they come: more slowly if some were lost.
 const CHECKED: u64 = 16_384;
-const CHECKED_RATE: &str = "50000";
+const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
 #[derive(Debug, Deserialize)]
 struct Sent {
@@ -110,8 +110,8 @@ impl Flood {
             ..self
         };
         let mut last = Ok(());
-        for _ in 0..3 {
-            last = few.check(bed, yardsticks);
+        for rate in CHECKED_RATES {
+            last = few.check(bed, yardsticks, rate);
             if last.is_ok() {
                 break;
             }
@@ -153,7 +153,7 @@ impl Flood {
         Ok(())
     }
 
-    fn check(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
+    fn check(self, bed: &Bed, yardsticks: &Yardsticks, rate: &str) -> Result<()> {
         let (host, device) = self.sink(bed);
         let nat = matches!(
             bed.who,
@@ -185,17 +185,7 @@ impl Flood {
             &["-i", device, "-d", to, "-f", from],
         )?)?;
         let count = CHECKED.to_string();
-        let words = [
-            "-m",
-            "send",
-            "-N",
-            "-s",
-            "90",
-            "-n",
-            &count,
-            "-r",
-            CHECKED_RATE,
-        ];
+        let words = ["-m", "send", "-N", "-s", "90", "-n", &count, "-r", rate];
         let mut generator = self.generator(bed, yardsticks, 5, &words)?;
         generator.wait(Duration::from_secs(8))?;
         bed::settle(Duration::from_millis(50));

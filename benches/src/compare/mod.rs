@@ -53,13 +53,10 @@ pub struct Options {
 }
 
 /// What `--quick` measures when no row is named.
-const QUICK: [&str; 13] = [
+const QUICK: [&str; 10] = [
     "nat-1k",
-    "dr-1k",
     "tunnel-1k",
-    "replies-1k",
     "nat-100k-1c",
-    "nat-100k",
     "tun-1k",
     "bulk",
     "connections",
@@ -123,10 +120,11 @@ impl Options {
         let after = Calibration::measure()?;
         let rejected: usize = outcomes.iter().map(|outcome| outcome.rejected).sum();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let kernel = kernel.trim();
+        let (kernel, processor) = (kernel.trim(), machine::processor());
         if self.json {
             let machine = json!({
                 "kernel": kernel,
+                "processor": processor,
                 "cpus": std::thread::available_parallelism().map_or(0, usize::from),
                 "calibration": { "before": before, "after": after },
                 "rounds": manner.rounds,
@@ -139,7 +137,7 @@ impl Options {
             return Ok(());
         }
         println!(
-            "Linux {kernel}; {} rounds of {} ms, {rejected} measurements rejected as disturbed; medians, (least-greatest)\n\
+            "Linux {kernel}, {processor}; {} rounds of {} ms, {rejected} measurements rejected as disturbed; medians, (least-greatest)\n\
              calibration {:.2} {:.2} {:.2} ns before, {:.2} {:.2} {:.2} after (CPU 0, CPU 1, both at once)\n",
             manner.rounds,
             manner.window.as_millis(),
