@@ -6,12 +6,11 @@
 #include <fcntl.h>
 #include <linux/if_tun.h>
 
-static int update(uint8_t *at, uint32_t old, uint32_t new, int unfinished) {
+static void update(uint8_t *at, uint32_t old, uint32_t new, int unfinished) {
     uint32_t sum = get16(at);
     uint32_t away = (0xffff & ~old) + (0xffff & ~(old >> 16)), here = (new & 0xffff) + (new >> 16);
     // An unfinished checksum holds the sum of the pseudo-header, not its complement.
     put16(at, unfinished ? fold(sum + away + here) : (uint16_t)~fold((uint16_t)~sum + away + here));
-    return 0;
 }
 
 int main(int count, char **arguments) {

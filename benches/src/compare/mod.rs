@@ -9,6 +9,7 @@ mod report;
 mod rows;
 mod run;
 mod sample;
+mod table;
 mod tcp;
 
 use std::fs;
@@ -52,6 +53,10 @@ pub struct Options {
     busy: bool,
 }
 
+/// Rounds, and milliseconds of a measurement.
+const USUALLY: (usize, u64) = (5, 1000);
+const QUICKLY: (usize, u64) = (3, 400);
+
 /// What `--quick` measures when no row is named.
 const QUICK: [&str; 10] = [
     "nat-1k",
@@ -73,7 +78,7 @@ impl Options {
     ///
     /// When there is no such row, when the machine is busy, or without the rights to make hosts.
     pub fn run(&self) -> Result<()> {
-        let groups = self.select(rows::all())?;
+        let groups = self.select(table::all())?;
         if self.list {
             print!("{}", report::list(&groups));
             return Ok(());
@@ -82,7 +87,7 @@ impl Options {
             nix::unistd::geteuid().is_root(),
             "compare needs root: its generator makes packets inside of the kernel, and its hosts are network namespaces"
         );
-        let (rounds, window) = if self.quick { (3, 400) } else { (5, 1000) };
+        let (rounds, window) = if self.quick { QUICKLY } else { USUALLY };
         let manner = Manner {
             rounds: self.rounds.map_or(rounds, usize::from),
             window: Duration::from_millis(self.window.unwrap_or(window)),
@@ -102,12 +107,7 @@ impl Options {
         }
         let before = Calibration::measure()?;
         let _conntrack = Conntrack::raise();
-        let window = manner.window.as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
-        let rounds = manner.rounds as f64;
-        let jobs = groups.iter().flat_map(|group| &group.jobs);
-        let seconds = jobs.map(|job| job.work.set_up() + rounds * job.work.seconds(window));
-        let mut progress = Progress::new(seconds.sum());
+        let mut progress = Progress::new(expected(groups, manner.rounds, manner.window));
         let mut runner = Runner::new(&yardsticks, manner);
         let (mut lines, mut outcomes) = (Vec::new(), Vec::new());
         for group in groups {
@@ -195,6 +195,15 @@ impl Options {
     }
 }
 
+/// Seconds that it takes, about.
+fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
+    let rounds = rounds as f64;
+    let jobs = groups.iter().flat_map(|group| &group.jobs);
+    jobs.map(|job| job.work.set_up() + rounds * job.work.seconds(window.as_secs_f64()))
+        .sum()
+}
+
 /// The kernel's limits of tracked connections, which are the machine's and not a namespace's: raised, and restored.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
@@ -224,5 +233,56 @@ impl Drop for Conntrack {
                 eprintln!("{error:#}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn selected(arguments: &[&str]) -> Result<Vec<Group>> {
+        let words = ["compare"].iter().chain(arguments);
+        Cli::parse_from(words).options.select(table::all())
+    }
+
+    fn names(groups: &[Group]) -> Vec<&str> {
+        let rows = groups.iter().flat_map(|group| &group.rows);
+        rows.map(|row| row.name.as_str()).collect()
+    }
+
+    #[test]
+    fn rows_are_selected_by_name_or_its_beginning() {
+        let groups = selected(&["nat-1k", "replies-1m"]).expect("they are there");
+        assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
+        let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(jobs, ["replies/1k/ours", "replies/1m/ours"]);
+        let groups = selected(&["latency-h"]).expect("they are there");
+        assert_eq!(names(&groups), ["latency-half-p50", "latency-half-p99"]);
+        assert!(selected(&["no-such-row"]).is_err());
+        assert_eq!(
+            names(&selected(&["--quick"]).expect("they are there")),
+            QUICK
+        );
+    }
+
+    /// Of what is planned, not of what a run takes.
+    #[test]
+    fn the_plan_fits_its_time() {
+        let seconds = |arguments: &[&str], (rounds, window)| {
+            let groups = selected(arguments).expect("they are there");
+            expected(&groups, rounds, Duration::from_millis(window))
+        };
+        let full = seconds(&[], USUALLY);
+        assert!(full < 15.0 * 60.0, "{full} s");
+        let quick = seconds(&["--quick"], QUICKLY);
+        assert!(quick < 2.0 * 60.0, "{quick} s");
     }
 }
