@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lvs_core::sched::BUILT_IN;
-use lvs_core::{Sysctls, Tunnel, TunnelChecksum};
+use lvs_core::{Sysctls, TunnelChecksum, TunnelType};
 
 /// The text of a file, by its path from the root of the project.
 fn text(path: &str) -> String {
@@ -71,34 +71,28 @@ fn every_sysctl_is_documented_with_its_default() {
     }
 }
 
-/// What tunnel types are called in TOML, the control protocol and ipvsadm's grammar. A type that is added has to be named here.
-fn word(tunnel: Tunnel) -> &'static str {
-    match tunnel {
-        Tunnel::Ipip => "ipip",
-        Tunnel::Gue { .. } => "gue",
-        Tunnel::Gre { .. } => "gre",
-    }
-}
-
 #[test]
 fn every_tunnel_type_is_documented() {
-    let checksum = TunnelChecksum::None;
     let pages = [
         ("docs/tunnelling.md", "tun-type "),
         ("docs/configuration.md", "\""),
         ("docs/control-protocol.md", "\"type\":\""),
     ];
-    for tunnel in [
-        Tunnel::Ipip,
-        Tunnel::Gue { port: 1, checksum },
-        Tunnel::Gre { checksum },
-    ] {
-        let word = word(tunnel);
+    for kind in TunnelType::ALL {
         for (page, before) in pages {
+            let word = kind.name;
             assert!(
                 text(page).contains(&format!("{before}{word}")),
                 "{page} does not have `{before}{word}`"
             );
+        }
+    }
+    for checksum in TunnelChecksum::ALL {
+        for (page, word) in [
+            ("docs/tunnelling.md", format!("--tun-{}", checksum.option())),
+            ("docs/configuration.md", format!("\"{}\"", checksum.name())),
+        ] {
+            assert!(text(page).contains(&word), "{page} does not have {word}");
         }
     }
 }
