@@ -227,7 +227,7 @@ fn short_packets_of_protocols_without_a_service_are_the_hosts() {
     segment.truncate(30);
     repair(&mut segment);
     assert!(lab.request(&segment, Offload::default()).is_empty());
-    assert_eq!(lab.pipeline.counters.left, 1);
+    assert!(!lab.covers(&segment), "the host has it");
 }
 
 /// The kernel's host writes into the options of an error that passes through, and its IPVS then takes the error for a damaged
