@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
         assert!(
-            findings.0[0].cure.contains("lvsadm mark add"),
+            findings.0[0].cure.contains("lvsadm filter add"),
             "{findings:?}"
         );
     }
