@@ -1,5 +1,6 @@
 //! Connections: the table, its timers, and the protocols' state machines.
 
+mod flow;
 mod index;
 pub(crate) mod state;
 pub(crate) mod table;

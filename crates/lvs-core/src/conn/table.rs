@@ -43,6 +43,8 @@ pub(crate) mod flag {
 
     // Of this crate, not of the kernel:
 
+    /// It controls others, or did.
+    pub(crate) const CONTROLS: u32 = 0x0200_0000;
     /// The time until the server's first answer is measured.
     pub(crate) const TIMED: u32 = 0x0400_0000;
     /// Its server went down, and it does not come back with it.
@@ -56,7 +58,7 @@ pub(crate) mod flag {
     /// What passes is looked at before anything else.
     pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
     /// All of these: they are of no concern to others.
-    pub(crate) const OWN: u32 = TIMED | GONE | TRACKED | HELPED | DYING;
+    pub(crate) const OWN: u32 = CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
 }
 
 /// The identity of a connection: protocol, client and virtual address.
