@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::conn::table::flag;
+use crate::conn::flag;
 use crate::{
     Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
     TunnelChecksum,
@@ -160,6 +160,19 @@ impl Server {
         } else {
             watches & !flag::TRACKED
         }
+    }
+
+    /// The kernel's flags that a connection to it begins with (`ip_vs_bind_dest`).
+    pub(crate) fn connection_flags(&self, conntrack: bool) -> u32 {
+        let method = self.forwarding();
+        let mut flags = method as u32 | flag::INACTIVE;
+        if !method.translates() {
+            flags |= flag::NO_OUTPUT;
+        }
+        if conntrack {
+            flags |= flag::NFCT;
+        }
+        flags
     }
 
     /// What becomes of its connections when it goes down.

@@ -9,7 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::sync::SyncRole;
 use crate::{
     Control, Error, Family, Forwarding, Protocol, Scheduler, Server, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, engine,
+    ServiceFlags, ServiceKey, persistence_sip,
 };
 
 /// The kernel keeps timeouts in ticks of 4 ms in an `int`.
@@ -138,7 +138,7 @@ fn scheduler(
     if config
         .engine
         .as_deref()
-        .is_some_and(|name| name != engine::SIP)
+        .is_some_and(|name| name != persistence_sip::SIP)
     {
         return Err(Error::UnknownEngine);
     }

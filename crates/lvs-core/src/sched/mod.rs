@@ -7,7 +7,6 @@ mod cache;
 mod dh;
 mod ewma;
 mod fo;
-pub mod hash;
 mod lblc;
 mod lblcr;
 mod lc;
@@ -26,6 +25,8 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
+
+pub use crate::hash;
 
 pub use self::dh::DestinationHashing;
 pub use self::ewma::PeakEwma;

@@ -57,7 +57,7 @@ use self::sparse::Sparse;
 pub(crate) use self::wheel::tick_of;
 use self::wheel::{Entries, Wheel};
 use super::{Key, TEMPLATE_BIT};
-use crate::conn::table::flag;
+use crate::conn::flag;
 use crate::{Forwarding, Instant, Protocol};
 
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.

@@ -28,7 +28,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::hash::sip13;
-use crate::conn::table::flag;
+use crate::conn::flag;
 use crate::conn::{Key, NO_SLOT, TEMPLATE_BIT};
 use crate::{Forwarding, Instant, Protocol, State};
 

@@ -361,17 +361,25 @@ impl Naive {
     }
 
     fn find_out(&self, protocol: Protocol, source: SocketAddr, client: SocketAddr) -> Option<u32> {
-        self.newest(|draft| {
+        let mut newest_first = self.entries.iter().rev();
+        let entry = newest_first.find(|(handle, draft, _)| {
             let from = match draft.method() {
                 Forwarding::Nat => draft.server_addr,
                 Forwarding::FullNat => return false,
+                // A newer connection of the same client with the same address has taken its place.
+                _ if self.find_client(&draft.key, client.port(), draft.kinds())
+                    != Some(*handle) =>
+                {
+                    return false;
+                }
                 _ => draft.key.virt,
             };
             from == source
                 && draft.key.client == client
                 && draft.key.protocol == protocol
                 && !draft.has(flag::TEMPLATE)
-        })
+        });
+        entry.map(|entry| entry.0)
     }
 }
 

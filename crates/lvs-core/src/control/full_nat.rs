@@ -1,0 +1,105 @@
+//! Full NAT: connections whose clients are translated too, so that replies come back to the director whatever way the
+//! servers' other packets go. IPVS has no such method.
+
+use super::Control;
+use super::check::{self};
+use crate::conn::flag;
+pub(super) use crate::prefix::prefixes;
+use crate::{Error, Family, Forwarding, LocalAddress, Prefix, Server};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+/// What the director knows of itself and the networks around, as far as full NAT goes.
+#[derive(Debug, Default)]
+pub(crate) struct FullNat {
+    /// The addresses that stand for clients.
+    pub(crate) pool: Arc<[LocalAddress]>,
+    /// NAT connections whose replies would not come back are translated at both ends.
+    hairpin: bool,
+    /// Networks that the director is on, as prefixes: hosts on one of them reach each other without it.
+    networks: Vec<Prefix>,
+    /// Servers of full NAT in services of IPv4 and of IPv6.
+    servers: [usize; 2],
+}
+
+impl FullNat {
+    /// Servers of full NAT in services of this family.
+    pub(crate) const fn servers(&self, family: Family) -> usize {
+        self.servers[family as usize]
+    }
+
+    /// A service of this family had `before` servers of full NAT and has `after`.
+    pub(crate) const fn count(&mut self, family: Family, before: usize, after: usize) {
+        let all = &mut self.servers[family as usize];
+        *all = *all - before + after;
+    }
+
+    pub(crate) fn serves(&self, family: Family) -> bool {
+        self.pool
+            .iter()
+            .any(|local| Family::of(&local.addr) == family)
+    }
+}
+
+impl Control {
+    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates both ends where
+    /// replies would not come back to the director (hairpin).
+    pub fn local_pool(&self) -> (&[LocalAddress], bool) {
+        (&self.full_nat.pool, self.full_nat.hairpin)
+    }
+
+    /// Replaces both. Connections keep what they have.
+    ///
+    /// # Errors
+    /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full NAT need, or if hairpin
+    /// is left without any.
+    pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
+        let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
+        check::local_pool(self, serves, hairpin)?;
+        self.full_nat.pool = pool.into();
+        self.full_nat.hairpin = hairpin;
+        Ok(())
+    }
+
+    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same one, reach each other
+    /// without the director.
+    pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
+        self.full_nat.networks = prefixes(networks);
+    }
+
+    /// The flags of a connection to `server`, which are `flags` as far as the server says: with another method where
+    /// the director is the server itself, or where replies would not come back.
+    pub(crate) fn translated_flags(
+        &self,
+        server: &Server,
+        client: IpAddr,
+        once: bool,
+        flags: u32,
+    ) -> u32 {
+        let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
+        let local = || self.is_local(server.addr().ip());
+        match server.forwarding() {
+            // This host's replies to an address of its own would never leave its loopback interface.
+            Forwarding::FullNat if local() => method(Forwarding::Nat),
+            Forwarding::Nat
+                if self.full_nat.hairpin && !once && !local() && self.bypasses(server, client) =>
+            {
+                method(Forwarding::FullNat)
+            }
+            _ => flags,
+        }
+    }
+
+    /// Whether what `server` sends to `client` would not come by here: they share a network, or the client is a server
+    /// of the same service.
+    fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
+        let entry = self.records.get(server.id().index());
+        let service = entry.and_then(|entry| self.services.get(&entry.service));
+        let mut peers = service.into_iter().flat_map(|service| service.servers());
+        let mut networks = self.full_nat.networks.iter();
+        let server = server.addr().ip();
+        peers.any(|peer| peer.addr().ip() == client)
+            || networks.any(|network| network.contains(server) && network.contains(client))
+    }
+}

@@ -1,0 +1,209 @@
+//! Limits of a service: connections, new connections a second, and new connections a second from one source, so that a
+//! flood of one service, or from one place, leaves the others their share.
+
+use crate::{DropReason, Instant, Limits, Server};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::hash::Hasher;
+use core::net::IpAddr;
+use core::time::Duration;
+use siphasher::sip::SipHasher13;
+
+/// Sources that are kept in one set; the one that has opened least of late gives way to a new one.
+const WAYS: usize = 4;
+
+/// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
+const SETS: usize = 4096;
+
+/// Nanoseconds in a second, which is how much may come at once.
+const SECOND: u64 = 1_000_000_000;
+
+/// How soon after a look at a full service's servers they are looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What a service has taken of its limits.
+#[derive(Debug, Default)]
+pub(crate) struct Limiter {
+    rate: Meter,
+    sources: Vec<Source>,
+    /// Connections when the servers were looked at, and those that were opened since: never fewer than there are.
+    connections: u64,
+    looked: Option<Instant>,
+}
+
+/// A token bucket that holds a second's worth, as the time at which it is full again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter(u64);
+
+impl Meter {
+    fn take(&mut self, rate: u32, now: Instant) -> bool {
+        let Some(cost) = SECOND.checked_div(rate.into()) else {
+            return true;
+        };
+        let now = now.as_nanos();
+        let full_at = self.0.max(now).saturating_add(cost);
+        let allowed = full_at <= now.saturating_add(SECOND);
+        if allowed {
+            self.0 = full_at;
+        }
+        allowed
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Source {
+    /// Hash of its prefix.
+    prefix: u64,
+    meter: Meter,
+}
+
+impl Limiter {
+    /// Why a new connection from `client` is over a limit, if it is; what is not, counts. `seed` keys the hash of
+    /// sources.
+    pub(crate) fn check<'a>(
+        &mut self,
+        limits: &Limits,
+        client: IpAddr,
+        servers: impl Iterator<Item = &'a Server>,
+        seed: u64,
+        now: Instant,
+    ) -> Result<(), DropReason> {
+        // Who is over a limit of his own takes nothing from the others.
+        if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
+            return Err(DropReason::SourceRate);
+        }
+        if limits.connections > 0 && !self.has_room(limits.connections, servers, now) {
+            return Err(DropReason::ServiceFull);
+        }
+        if !self.rate.take(limits.rate, now) {
+            return Err(DropReason::ServiceRate);
+        }
+        self.connections += 1;
+        Ok(())
+    }
+
+    /// Whether there are fewer connections than `most`.
+    fn has_room<'a>(
+        &mut self,
+        most: u32,
+        servers: impl Iterator<Item = &'a Server>,
+        now: Instant,
+    ) -> bool {
+        let fresh = |looked: Instant| now.saturating_since(looked) < LOOK_AGAIN;
+        if self.looked.is_none()
+            || (self.connections >= most.into() && !self.looked.is_some_and(fresh))
+        {
+            self.connections = servers.map(|server| u64::from(server.total())).sum();
+            self.looked = Some(now);
+        }
+        self.connections < most.into()
+    }
+
+    fn takes_source(&mut self, limits: &Limits, client: IpAddr, seed: u64, now: Instant) -> bool {
+        if self.sources.is_empty() {
+            self.sources = vec![Source::default(); SETS * WAYS];
+        }
+        let prefix = hash(limits, client, seed);
+        let set = usize::try_from(prefix % SETS as u64).unwrap_or(0) * WAYS;
+        let set = &mut self.sources[set..set + WAYS];
+        let known = set.iter().position(|source| source.prefix == prefix);
+        let place = known.unwrap_or_else(|| {
+            let least = (0..WAYS).min_by_key(|&way| set[way].meter.0).unwrap_or(0);
+            set[least] = Source {
+                prefix,
+                meter: Meter::default(),
+            };
+            least
+        });
+        set[place].meter.take(limits.source_rate, now)
+    }
+}
+
+/// Keyed hash of the network that counts as the source of `client`; never 0, which is nobody's.
+fn hash(limits: &Limits, client: IpAddr, seed: u64) -> u64 {
+    let bits = |bits: u8, default: u32| match u32::from(bits) {
+        0 => default,
+        bits => bits,
+    };
+    let mut hasher = SipHasher13::new_with_keys(seed, !seed);
+    match client {
+        IpAddr::V4(addr) => {
+            let host = 32u32.saturating_sub(bits(limits.source_bits_v4, 32));
+            hasher.write_u32(addr.to_bits() >> host);
+        }
+        IpAddr::V6(addr) => {
+            let host = 128u32.saturating_sub(bits(limits.source_bits_v6, 64));
+            hasher.write_u128(addr.to_bits() >> host);
+        }
+    }
+    hasher.finish().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(limiter: &mut Limiter, limits: &Limits, client: &str, n: u32, now: Instant) -> usize {
+        let client = client.parse().unwrap();
+        (0..n)
+            .filter(|_| {
+                limiter
+                    .check(limits, client, core::iter::empty(), 1, now)
+                    .is_ok()
+            })
+            .count()
+    }
+
+    #[test]
+    fn a_rate_is_a_seconds_worth_at_once_and_as_much_every_second() {
+        let limits = Limits {
+            rate: 10,
+            ..Limits::default()
+        };
+        let mut limiter = Limiter::default();
+        let at = Instant::from_secs(5);
+        assert_eq!(taken(&mut limiter, &limits, "192.0.2.1", 100, at), 10);
+        let later = at + Duration::from_millis(500);
+        assert_eq!(taken(&mut limiter, &limits, "192.0.2.2", 100, later), 5);
+        let later = at + Duration::from_secs(60);
+        assert_eq!(taken(&mut limiter, &limits, "192.0.2.2", 100, later), 10);
+    }
+
+    #[test]
+    fn a_source_over_its_limit_takes_nothing_from_others() {
+        let limits = Limits {
+            rate: 50,
+            source_rate: 5,
+            ..Limits::default()
+        };
+        let mut limiter = Limiter::default();
+        let now = Instant::from_secs(5);
+        assert_eq!(taken(&mut limiter, &limits, "192.0.2.1", 1000, now), 5);
+        for n in 2..8 {
+            let client = alloc::format!("192.0.2.{n}");
+            assert_eq!(taken(&mut limiter, &limits, &client, 5, now), 5, "{n}");
+        }
+        // An IPv6 host is its /64.
+        assert_eq!(taken(&mut limiter, &limits, "2001:db8::1", 5, now), 5);
+        assert_eq!(taken(&mut limiter, &limits, "2001:db8::2", 5, now), 0);
+        assert_eq!(taken(&mut limiter, &limits, "2001:db8:0:1::2", 5, now), 5);
+    }
+
+    #[test]
+    fn a_flood_of_sources_is_bounded_and_does_not_free_the_busy_one() {
+        let limits = Limits {
+            source_rate: 5,
+            ..Limits::default()
+        };
+        let mut limiter = Limiter::default();
+        let now = Instant::from_secs(5);
+        let mut busy = 0;
+        for n in 0..200_000u32 {
+            let client = IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+            let _ = limiter.check(&limits, client, core::iter::empty(), 1, now);
+            busy += taken(&mut limiter, &limits, "192.0.2.1", 1, now);
+        }
+        assert_eq!(limiter.sources.len(), SETS * WAYS);
+        assert_eq!(busy, 5, "whoever opens most stays known");
+    }
+}

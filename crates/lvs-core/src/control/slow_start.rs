@@ -1,0 +1,155 @@
+//! Slow start: a server that comes into a running service gets its share bit by bit.
+//!
+//! Schedulers look at weights, which are whole numbers and mostly small. While a server starts slowly, every weight of its
+//! service is multiplied by ten, and that server's by the tenths that it has earned: one more with each ninth of the time,
+//! from one tenth at first to ten at the end. Where weights are numbers of connections, or large, the others stay as they
+//! are, and that server gets the tenths of its own.
+//!
+//! Who starts slowly: a server that begins to take connections (it is added, or its weight rises from 0) while another one
+//! has done so for the whole time already. With nobody there to spare it, slowness would only cost.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::control::Service;
+use crate::{Control, Instant, Server, ServerId};
+
+/// What weights are multiplied by.
+const FINER: i32 = 10;
+/// Above this, weights are fine enough by themselves.
+const FINE: i32 = 100_000;
+
+/// The servers of a service that take connections, and since when.
+#[derive(Debug)]
+pub(crate) struct SlowStart {
+    since: BTreeMap<ServerId, Since>,
+    /// When the next tenth is due.
+    pub(crate) next: Option<Instant>,
+    /// What the weights are multiplied by now.
+    factor: i32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Since {
+    /// `None` for longer than was looked at.
+    when: Option<Instant>,
+    /// It has begun slowly.
+    slow: bool,
+}
+
+impl Default for SlowStart {
+    fn default() -> Self {
+        Self {
+            since: BTreeMap::new(),
+            next: None,
+            factor: 1,
+        }
+    }
+}
+
+impl SlowStart {
+    /// Takes those that are there as long established: they have begun before a slow start was asked for.
+    pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
+        let taking = servers.iter().filter(|server| server.config().weight > 0);
+        self.since = taking
+            .map(|server| {
+                let since = Since {
+                    when: None,
+                    slow: false,
+                };
+                (server.id(), since)
+            })
+            .collect();
+    }
+
+    /// Notes who takes connections now.
+    fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
+        let taking = servers.iter().filter(|server| server.config().weight > 0);
+        let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();
+        self.since.retain(|id, _| taking.contains(id));
+        let established = self
+            .since
+            .values()
+            .any(|since| since.when.is_none_or(|when| when + takes <= now));
+        for id in taking {
+            self.since.entry(id).or_insert(Since {
+                when: Some(now),
+                slow: established,
+            });
+        }
+    }
+
+    /// The tenths that a server has earned, and when it earns the next one.
+    fn earned(&self, id: ServerId, takes: Duration, now: Instant) -> (u8, Option<Instant>) {
+        let since = self.since.get(&id).filter(|since| since.slow);
+        let Some(when) = since.and_then(|since| since.when) else {
+            return (10, None);
+        };
+        let at = |ninths: u32| when + takes * ninths / 9;
+        match (1..=9u8).find(|&ninths| now < at(ninths.into())) {
+            Some(ninths) => (ninths, Some(at(ninths.into()))),
+            None => (10, None),
+        }
+    }
+}
+
+impl Service {
+    /// Gives each server the weight that it has at `now`, and tells the scheduler of those that have changed. `false` if
+    /// the service has nothing to do with slow starts.
+    pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
+        let takes = Duration::from_secs(self.config.extras.slow_start.into());
+        if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {
+            return false;
+        }
+        let servers = self.pool.servers();
+        if takes.is_zero() {
+            self.slow.since.clear();
+        } else {
+            self.slow.note(servers, takes, now);
+        }
+        let earned: Vec<(u8, Option<Instant>)> = servers
+            .iter()
+            .map(|server| self.slow.earned(server.id(), takes, now))
+            .collect();
+        self.slow.next = earned.iter().filter_map(|(_, next)| *next).min();
+        let heaviest = servers.iter().map(|server| server.config().weight).max();
+        let slow = earned.iter().any(|&(tenths, _)| tenths < 10);
+        let finer =
+            slow && !self.pool.weight_is_capacity() && heaviest.is_none_or(|weight| weight <= FINE);
+        let factor = if finer { FINER } else { 1 };
+        let mut changed = Vec::new();
+        for (place, (server, &(tenths, _))) in servers.iter().zip(&earned).enumerate() {
+            let own = server.config().weight;
+            if own == 0 {
+                server.scale_last_weight(self.slow.factor, factor);
+                continue;
+            }
+            let weight = i64::from(own) * i64::from(tenths) * i64::from(factor) / 10;
+            let weight = i32::try_from(weight.max(1)).unwrap_or(own);
+            if weight != server.weight() || server.slow_start().is_some() != (tenths < 10) {
+                changed.push(place);
+            }
+            server.set_share(weight, tenths);
+        }
+        let rescaled = factor != self.slow.factor;
+        self.slow.factor = factor;
+        if rescaled {
+            // A scheduler that remembers the last weights of servers that have none now has to look at those, too.
+            changed = (0..servers.len()).collect();
+        }
+        self.pool.weights_changed(&changed);
+        true
+    }
+}
+
+impl Control {
+    /// As [`Service::apply_slow_start`], after a change of service `number`.
+    pub(crate) fn apply_slow_start(&mut self, number: u32, now: Instant) {
+        let service = self.services.get_mut(&number);
+        if service.is_some_and(|service| service.apply_slow_start(now)) {
+            self.plan_service(number);
+        }
+    }
+}

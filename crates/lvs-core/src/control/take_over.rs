@@ -1,0 +1,275 @@
+//! What a backup makes of a message (`ip_vs_proc_conn`).
+
+use alloc::sync::Arc;
+use core::net::{Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Control;
+use crate::conn::{Key, NO_SLOT, Slot, State, Template, flag};
+use crate::persistence_sip;
+use crate::shard::Shard;
+use crate::sync::wire::{self, Entry};
+use crate::{Forwarding, Instant, Protocol, Server};
+
+/// Flags that a message may set on a new entry (`IP_VS_CONN_F_BACKUP_MASK`).
+const TAKEN: u32 = flag::METHOD
+    | flag::NO_OUTPUT
+    | flag::INACTIVE
+    | flag::OUT_SEQ
+    | flag::IN_SEQ
+    | flag::NO_CPORT
+    | flag::TEMPLATE;
+/// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
+const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
+
+/// Seconds that an entry gets whose message tells none and whose protocol has none.
+const TIMEOUT: u32 = 180;
+
+impl Control {
+    /// Takes over the connections of a message. Connections go to `shard`, templates to the control half. Nothing
+    /// happens without a backup, or with a shard of another director.
+    pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
+        let Some(backup) = self.backup else { return };
+        if message.len() > backup.maxlen.into() || !self.owns(shard) {
+            return;
+        }
+        self.sweep(shard);
+        for entry in wire::parse(message, backup.syncid).unwrap_or_default() {
+            self.take_over(shard, entry, now);
+        }
+    }
+
+    fn take_over(&mut self, shard: &mut Shard, mut entry: Entry, now: Instant) {
+        let template = entry.flags & flag::TEMPLATE != 0;
+        if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
+            return;
+        }
+        let states = if template {
+            Some(2)
+        } else {
+            State::count(entry.protocol)
+        };
+        if states.is_none_or(|states| entry.state >= states) {
+            return;
+        }
+        if entry.data.is_some() {
+            let name = entry.engine.as_deref().unwrap_or_default();
+            let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+            if name != persistence_sip::SIP.as_bytes() {
+                return;
+            }
+        }
+        if entry.protocol == Protocol(0)
+            && let SocketAddr::V6(virt) = &mut entry.virt
+        {
+            // Only the mark is kept.
+            virt.set_ip(Ipv6Addr::from_bits(virt.ip().to_bits() >> 96 << 96));
+        }
+        let flags = entry.flags & TAKEN | flag::SYNC;
+        if template {
+            self.take_over_template(&entry, flags, now);
+        } else {
+            self.take_over_connection(shard, &entry, flags, now);
+        }
+    }
+
+    fn take_over_connection(&mut self, shard: &mut Shard, entry: &Entry, flags: u32, now: Instant) {
+        let key = Key {
+            protocol: entry.protocol,
+            client: entry.client,
+            virt: entry.virt,
+        };
+        let mut replaced = None;
+        let mut found = shard.table.find_in(&key);
+        if let Some(index) = found
+            && shard.table.get(index).server_addr() != entry.server
+        {
+            if flags & flag::INACTIVE != 0 {
+                // News of the end of a connection that has been replaced.
+                return;
+            }
+            replaced = found.take();
+        }
+        let index = match found {
+            Some(index) => {
+                let slot = shard.table.get_mut(index);
+                let toggled = (slot.flags ^ flags) & flag::INACTIVE != 0;
+                slot.flags = slot.flags & !UPDATED | flags & UPDATED;
+                let unbound = slot.server == NO_SLOT;
+                if let Some(link) = shard.link(index)
+                    && toggled
+                {
+                    link.server.set_active(flags & flag::INACTIVE == 0);
+                }
+                if unbound {
+                    self.bind_late(shard, index);
+                }
+                index
+            }
+            None => {
+                let mut slot = Slot::new(&key, entry.server, self.conntrack_flag() | flags);
+                slot.mark = entry.mark;
+                slot.sync_end = now.ticks() & !3;
+                let server = self.find_server(entry, flags);
+                if let Some(server) = &server {
+                    slot.server = server.id().0;
+                    slot.flags = inherit(slot.flags, server);
+                }
+                slot.flags |= self
+                    .settings
+                    .helper_flags(key.protocol, key.virt, slot.flags);
+                let active = slot.flags & flag::INACTIVE == 0;
+                let Some(index) = shard.open(slot, None, now) else {
+                    return;
+                };
+                if let Some(server) = server {
+                    server.bind(active);
+                }
+                index
+            }
+        };
+        if let Some(sequences) = entry.sequences {
+            shard.sequences.insert(index, sequences);
+        }
+        let state = State(u8::try_from(entry.state).unwrap_or(0));
+        let timeout = match (entry.timeout, entry.protocol) {
+            (0, Protocol::AH | Protocol::ESP) => TIMEOUT,
+            (0, protocol) => self.settings.timeouts.of(protocol, state),
+            (timeout, _) => timeout,
+        };
+        let slot = shard.table.get_mut(index);
+        slot.in_packets = self.settings.sysctls.sync_threshold.0;
+        slot.state = state;
+        slot.old_state = state;
+        slot.timeout = timeout;
+        shard.table.restart(index, now);
+        if let Some(replaced) = replaced {
+            shard.end(replaced);
+            shard.reap();
+        }
+    }
+
+    /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
+    fn bind_late(&mut self, shard: &mut Shard, index: u32) {
+        let slot = shard.table.get(index);
+        let entry = Entry {
+            protocol: slot.protocol(),
+            client: slot.client(),
+            virt: slot.virt(),
+            server: slot.server_addr(),
+            flags: slot.flags,
+            state: 0,
+            mark: slot.mark,
+            timeout: 0,
+            sequences: None,
+            engine: None,
+            data: None,
+        };
+        if let Some(server) = self.find_server(&entry, entry.flags) {
+            shard.table.change(index, |slot| {
+                slot.server = server.id().0;
+                slot.flags = inherit(slot.flags, &server);
+            });
+            server.bind(!shard.table.get(index).has(flag::INACTIVE));
+        }
+    }
+
+    fn take_over_template(&mut self, entry: &Entry, flags: u32, now: Instant) {
+        let key = Key {
+            protocol: entry.protocol,
+            client: entry.client,
+            virt: entry.virt,
+        };
+        let data = entry.data.as_deref();
+        let timeout = match entry.timeout {
+            0 => TIMEOUT,
+            timeout => timeout,
+        };
+        let (index, template) = match self.templates.find(&key, data) {
+            Some(index) => {
+                let template = self.templates.get(index).clone();
+                let old = template.flags.load(Relaxed);
+                template
+                    .flags
+                    .store(old & !UPDATED | flags & UPDATED, Relaxed);
+                if template.server.load(Relaxed) == NO_SLOT
+                    && let Some(server) = self.find_server(
+                        &Entry {
+                            server: template.server_addr,
+                            mark: template.mark,
+                            ..entry.clone()
+                        },
+                        template.flags.load(Relaxed),
+                    )
+                {
+                    template.server.store(server.id().0, Relaxed);
+                    let flags = template.flags.load(Relaxed);
+                    template.flags.store(inherit(flags, &server), Relaxed);
+                    server.bind_template();
+                }
+                (index, template)
+            }
+            None => {
+                let mut flags = flags | self.conntrack_flag();
+                let server = self.find_server(entry, flags);
+                if let Some(server) = &server {
+                    flags = inherit(flags, server);
+                }
+                let mut template = Template::new(key, entry.server, flags, timeout, now);
+                template.mark = entry.mark;
+                template.engine = data.map(|data| (persistence_sip::SIP, data.into()));
+                if let Some(server) = &server {
+                    template.server = server.id().0.into();
+                }
+                let Some(made) = self.templates.insert(template, now) else {
+                    return;
+                };
+                if let Some(server) = server {
+                    server.bind_template();
+                }
+                made
+            }
+        };
+        if let Some(sequences) = entry.sequences {
+            template.set_sequences(sequences);
+        }
+        let threshold = self.settings.sysctls.sync_threshold.0;
+        template.in_packets.store(threshold, Relaxed);
+        template.assured.store(entry.state & 1 != 0, Relaxed);
+        template.timeout.store(timeout, Relaxed);
+        self.templates.restart(index, now);
+    }
+
+    /// The configured server of an entry (`ip_vs_find_dest`).
+    fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
+        let number = self.find_service(entry.mark, entry.protocol, entry.virt)?;
+        let service = self.services.get(&number)?;
+        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
+        let (ip, port) = (entry.server.ip(), entry.server.port());
+        let first = if entry.mark != 0 && !nat { 0 } else { port };
+        let find = |port| service.pool.find(SocketAddr::new(ip, port));
+        find(first).or_else(|| find(first ^ port)).cloned()
+    }
+
+    fn conntrack_flag(&self) -> u32 {
+        if self.settings.sysctls.conntrack {
+            flag::NFCT
+        } else {
+            0
+        }
+    }
+}
+
+/// An entry that came by synchronisation takes the forwarding method from the server that is configured here; a template
+/// also becomes inactive (`ip_vs_bind_dest`).
+fn inherit(flags: u32, server: &Server) -> u32 {
+    let method = server.forwarding();
+    let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;
+    if !method.translates() {
+        flags |= flag::NO_OUTPUT;
+    }
+    if flags & flag::TEMPLATE != 0 {
+        flags |= flag::INACTIVE;
+    }
+    flags
+}

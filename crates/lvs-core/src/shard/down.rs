@@ -1,0 +1,426 @@
+//! What becomes of the connections of a server that went down, where its service asks for something better than the
+//! kernel's silence ([`OnServerDown`]).
+//!
+//! When a server leaves such a service, the shard walks over its table once, a bounded number of slots at a time, and ends
+//! what belonged to the server. A TCP connection ends with a reset to both ends. RFC 5961 lets only the very number that
+//! the receiver expects next reset a connection, so the shard keeps two numbers of each connection of such a service,
+//! taken from the segments that pass: behind NAT from both directions, else from the client's, whose acknowledgements
+//! tell the server's side. Where they are not exact (segments on their way, a lost one, a connection older than the
+//! setting), the receiver answers with an acknowledgement that says what it expects, and that is answered with the right
+//! number: an entry that has ended stays for a while and resets what still comes.
+
+use super::{NeedsControl, Shard};
+use crate::conn::{NO_SLOT, State, flag};
+use crate::packet::{is_ipsec, opens};
+use crate::{
+    AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
+    Transport, Tuple, Verdict,
+};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+/// How long packets of connections that end silently are dropped at most.
+const SILENCE: u32 = 120;
+
+/// What a TCP segment says about sequence numbers (RFC 9293 section 3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Numbers {
+    /// What comes after it: its sequence number and what it takes of the sequence space, which is its payload in bytes, and
+    /// one each for SYN and FIN.
+    next: u32,
+    /// The acknowledgement number, if it has one.
+    ack: Option<u32>,
+    /// It is a SYN: the numbers begin anew.
+    syn: bool,
+}
+
+impl Numbers {
+    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments; `None` if the header is
+    /// cut short.
+    fn read(tcp: &[u8]) -> Option<Self> {
+        let number = |at: usize| {
+            let bytes = tcp.get(at..at + 4)?;
+            Some(u32::from_be_bytes(bytes.try_into().ok()?))
+        };
+        let header = usize::from(tcp.get(12)? >> 4) * 4;
+        let payload = tcp.len().checked_sub(header.max(20))?;
+        let flags = TcpFlags(tcp[13]);
+        let syn = flags.has(TcpFlags::SYN);
+        let len =
+            u32::try_from(payload).ok()? + u32::from(syn) + u32::from(flags.has(TcpFlags::FIN));
+        Some(Self {
+            next: number(4)?.wrapping_add(len),
+            ack: if flags.has(TcpFlags::ACK) {
+                number(8)
+            } else {
+                None
+            },
+            syn,
+        })
+    }
+}
+
+/// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// Who it comes from and whom it is for: from the virtual address to the client, or from the client to the virtual
+    /// address.
+    pub tuple: Tuple,
+    /// Its sequence number: what the receiver expects next.
+    pub seq: u32,
+    /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
+    pub ack: Option<u32>,
+    /// How it gets to the server, like any packet of the client; `None` for the one to the client, which is routed.
+    pub forward: Option<Forward>,
+}
+
+/// What each end of a connection expects next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Expected {
+    /// The server, of the client.
+    of_client: Option<u32>,
+    /// The client, of the server.
+    of_server: Option<u32>,
+}
+
+/// A shard's part in it.
+#[derive(Debug, Default)]
+pub(crate) struct Down {
+    /// By the indices of connections that are tracked.
+    expected: Vec<Expected>,
+    /// The slot that the walk goes on at.
+    at: Option<u32>,
+    /// Another server went down since the walk began.
+    again: bool,
+    /// To be sent.
+    resets: Vec<Reset>,
+}
+
+impl Down {
+    /// Connection `index` is new.
+    pub(crate) fn track(&mut self, index: u32) {
+        let place = index as usize;
+        if self.expected.len() <= place {
+            self.expected.resize(place + 1, Expected::default());
+        }
+        self.expected[place] = Expected::default();
+    }
+
+    /// A server went down: the table is to be walked over.
+    pub(crate) fn begin(&mut self) {
+        match self.at {
+            None => self.at = Some(0),
+            Some(_) => self.again = true,
+        }
+    }
+}
+
+impl Expected {
+    fn note(&mut self, said: Numbers, from_client: bool) {
+        let (sender, receiver) = if from_client {
+            (&mut self.of_client, &mut self.of_server)
+        } else {
+            (&mut self.of_server, &mut self.of_client)
+        };
+        if said.syn {
+            *sender = Some(said.next);
+        } else {
+            raise(sender, said.next);
+        }
+        if let Some(ack) = said.ack {
+            raise(receiver, ack);
+        }
+    }
+}
+
+/// The later of two sequence numbers: retransmissions and reordered segments say nothing new.
+fn raise(number: &mut Option<u32>, to: u32) {
+    let later = number.is_none_or(|now| to.wrapping_sub(now).cast_signed() > 0);
+    if later {
+        *number = Some(to);
+    }
+}
+
+impl Shard {
+    /// Takes note of the sequence numbers of a segment of connection `index`.
+    fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
+        if meta.tuple.protocol == Protocol::TCP
+            && let Some(mut said) = Numbers::read(meta.segment.bytes)
+        {
+            if from_client && self.table.get(index).has(flag::HELPED) {
+                // The server's numbers are kept as the server counts.
+                let shift = self.shift(index);
+                said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
+            }
+            if let Some(expected) = self.down.expected.get_mut(index as usize) {
+                expected.note(said, from_client);
+            }
+        }
+    }
+
+    /// Whether [`end_down`](Self::end_down) has something to do.
+    pub fn has_down(&self) -> bool {
+        self.down.at.is_some() || !self.down.resets.is_empty()
+    }
+
+    /// Goes on ending the connections of servers that went down, looking at no more than `budget` entries and ending no
+    /// more than a sixteenth of that; gives the resets that are to be sent. Call it until [`has_down`](Self::has_down) is
+    /// false, and give packets their turn in between.
+    pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
+        let mut ends = (budget / 16).max(1);
+        let mut left = budget.max(1);
+        while let Some(index) = self.down.at {
+            if index as usize >= self.table.slots_len() {
+                self.down.at = core::mem::take(&mut self.down.again).then_some(0);
+                continue;
+            }
+            if left == 0 || ends == 0 {
+                break;
+            }
+            left -= 1;
+            self.down.at = Some(index + 1);
+            if self.table.is_used(index) && self.is_orphan(index) {
+                ends -= 1;
+                self.end_orphan(index, now);
+            }
+        }
+        core::mem::take(&mut self.down.resets)
+    }
+
+    /// Whether the server of entry `index` went down and the entry does not know yet.
+    pub(crate) fn is_orphan(&self, index: u32) -> bool {
+        !self.table.get(index).has(flag::GONE)
+            && self.link(index).is_some_and(|link| link.server.has_gone())
+    }
+
+    /// Ends a connection whose server went down.
+    pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
+        let on_down = self.on_down(index);
+        let slot = self.table.get_mut(index);
+        slot.flags |= flag::GONE;
+        match (on_down, slot.protocol()) {
+            (OnServerDown::Drop, protocol) => {
+                if protocol == Protocol::TCP {
+                    self.close(index);
+                }
+                if self.table.get(index).expires > now + Duration::from_secs(SILENCE.into()) {
+                    self.table.get_mut(index).timeout = SILENCE;
+                    self.table.restart(index, now);
+                }
+            }
+            (_, Protocol::TCP) => self.reset_both(index, now),
+            // What is next is a new connection.
+            (OnServerDown::Reschedule, _) if slot.controlled == 0 => {
+                // A template that controlled it leads to nobody; it ends when its time comes.
+                let _ = self.kill(index);
+            }
+            _ => {}
+        }
+    }
+
+    /// Has both ends of a TCP connection reset, as far as it is known what they expect.
+    fn reset_both(&mut self, index: u32, now: Instant) {
+        let slot = self.table.get(index);
+        if matches!(slot.state, State::TCP_TIME_WAIT | State::TCP_CLOSE) {
+            // Both ends have said their last word.
+            return;
+        }
+        let tracked = slot.has(flag::TRACKED);
+        let expected = self.down.expected.get(index as usize).copied();
+        let Some(expected) = expected.filter(|_| tracked) else {
+            return;
+        };
+        let (client, virt) = (slot.client(), slot.virt());
+        let tuple = |src, dst| Tuple {
+            protocol: Protocol::TCP,
+            src,
+            dst,
+        };
+        let (of_client, of_server) = (expected.of_client, expected.of_server);
+        if of_server.is_some() || of_client.is_some() {
+            self.down.resets.push(Reset {
+                tuple: tuple(virt, client),
+                // A client that waits for the answer to its SYN looks at the acknowledgement.
+                seq: of_server.map_or(0, |seq| self.shift(index).sequence(seq)),
+                ack: of_client,
+                forward: None,
+            });
+        }
+        if let Some(seq) = of_client {
+            let forward = self.forward_of(index, false);
+            self.down.resets.push(Reset {
+                tuple: tuple(client, virt),
+                seq,
+                ack: of_server,
+                forward: Some(forward),
+            });
+        }
+        self.close(index);
+        self.table.restart(index, now);
+    }
+
+    /// Puts a TCP connection into CLOSE.
+    fn close(&mut self, index: u32) {
+        let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_CLOSE);
+        let slot = self.table.get_mut(index);
+        slot.state = State::TCP_CLOSE;
+        slot.timeout = timeout;
+        if !slot.has(flag::INACTIVE) && slot.server != NO_SLOT {
+            slot.flags |= flag::INACTIVE;
+            if let Some(link) = self.link(index) {
+                link.server.set_active(false);
+            }
+        }
+    }
+
+    /// What becomes of the next packet from the client of connection `index`, whose server is gone; `None` if it is not.
+    pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
+        let gone = self.table.get(index).has(flag::GONE);
+        let removed = self
+            .link(index)
+            .is_some_and(|link| !link.server.is_available());
+        if !gone && !removed {
+            return None;
+        }
+        let tcp = self.table.get(index).protocol() == Protocol::TCP;
+        Some(match self.on_down(index) {
+            OnServerDown::Reset | OnServerDown::Reschedule if tcp => {
+                "answered with a reset, unless it is a SYN: the server of its connection went down"
+            }
+            OnServerDown::Reset => {
+                "refused (port unreachable): the server of its connection went down"
+            }
+            OnServerDown::Reschedule => "scheduled anew: the server of its connection went down",
+            OnServerDown::Drop => "dropped: the server of its connection went down",
+            OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
+                "scheduled anew if it may open a connection: the server of its own was removed"
+            }
+            OnServerDown::Kernel => "dropped: the server of its connection was removed",
+        })
+    }
+
+    fn on_down(&self, index: u32) -> OnServerDown {
+        self.link(index)
+            .map_or(OnServerDown::Kernel, |link| link.server.on_down())
+    }
+
+    /// A client's packet of a connection that ended with its server.
+    pub(crate) fn decide_gone(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
+        let replaced = NeedsControl::replacing(index);
+        if opens(meta) {
+            return Err(replaced);
+        }
+        let protocol = meta.tuple.protocol;
+        match self.on_down(index) {
+            OnServerDown::Kernel | OnServerDown::Drop => Ok(Verdict::Drop(DropReason::ServerDown)),
+            _ if is_ipsec(protocol) => {
+                self.end(index);
+                Ok(Verdict::Accept(AcceptReason::NoConnection))
+            }
+            OnServerDown::Reset | OnServerDown::Reschedule if protocol == Protocol::TCP => {
+                let Transport::Tcp(flags) = meta.transport else {
+                    return Ok(Verdict::Drop(DropReason::ShortHeader));
+                };
+                if flags.has(TcpFlags::RST) {
+                    // The client's own answer to a server that does not know yet.
+                    return Ok(Verdict::Forward(self.forward_of(index, false)));
+                }
+                self.close(index);
+                self.table.restart(index, now);
+                Ok(Verdict::Reset(DropReason::ServerDown))
+            }
+            OnServerDown::Reschedule => Err(replaced),
+            OnServerDown::Reset => {
+                self.end(index);
+                Ok(Verdict::Unreachable(DropReason::ServerDown))
+            }
+        }
+    }
+
+    /// A server's packet of a connection that ended with it; `None` if it goes on to the client.
+    fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
+        match (self.on_down(index), meta.transport) {
+            (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),
+            (OnServerDown::Reset | OnServerDown::Reschedule, Transport::Tcp(flags))
+                if !flags.has(TcpFlags::RST) =>
+            {
+                Some(Verdict::Reset(DropReason::ServerDown))
+            }
+            _ => None,
+        }
+    }
+
+    /// Before a packet from the server of connection `index`, which is watched.
+    pub(crate) fn watch_reply(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Option<Verdict> {
+        let slot = self.table.get_mut(index);
+        if slot.has(flag::TIMED) {
+            slot.flags &= !flag::TIMED;
+            let took = now.saturating_since(slot.last_restart());
+            if let Some(link) = self.link(index) {
+                link.server.latency().observe(took, now);
+            }
+        }
+        if self.table.get(index).has(flag::GONE) {
+            return self.reply_gone(index, meta);
+        }
+        if self.table.get(index).has(flag::TRACKED) {
+            self.track(index, meta, false);
+        }
+        None
+    }
+
+    /// Before a packet from the client of connection `index`, which is watched. Where the server's first answer is
+    /// measured, a packet that opens the connection once more says that the one before was not answered.
+    pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
+        let slot = self.table.get(index);
+        if slot.has(flag::TRACKED) {
+            self.track(index, meta, true);
+        }
+        let slot = self.table.get(index);
+        if slot.has(flag::TIMED)
+            && slot.in_packets > 0
+            && opens(meta)
+            && let Some(link) = self.link(index)
+        {
+            let waited = now.saturating_since(slot.last_restart());
+            link.server.latency().observe_at_least(waited, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_in_the_sequence_space() {
+        let read = |flags: u8, payload: usize| {
+            let mut tcp = std::vec![0; 20 + payload];
+            tcp[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+            tcp[12] = 0x50;
+            tcp[13] = flags;
+            let said = Numbers::read(&tcp).unwrap();
+            (said.next, said.ack, said.syn)
+        };
+        assert_eq!(read(0x02, 0), (0, None, true));
+        assert_eq!(read(0x12, 0), (0, Some(0), true));
+        assert_eq!(read(0x11, 10), (10, Some(0), false));
+        assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
+        assert_eq!(Numbers::read(&[0; 12]), None);
+        assert_eq!(
+            Numbers::read(&[0xf0; 30]),
+            None,
+            "options that are not there"
+        );
+    }
+}

@@ -1,0 +1,453 @@
+//! The helper for FTP: data connections follow the control connection that announces them (`ip_vs_ftp`).
+//!
+//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT) becomes a connection that
+//! the server may open; what a server announces (in answer to PASV, EPSV) becomes one that the client may open, and the
+//! client is told the virtual address in place of the server's. So the text changes, sometimes its length, and then
+//! every later number of the stream: see [`Shift`].
+//!
+//! The kernel leaves that to its connection tracking. Of what else this does, two things can be seen and are done here: a
+//! client's segment that acknowledges what no server has sent is dropped, and so is one that comes before the server's
+//! answer to the SYN.
+
+mod announce;
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
+
+use self::announce::Command;
+use super::Shard;
+use crate::conn::{Key, Slot, State, flag};
+use crate::verdict::{Edit, Replacement, Shift, is_after};
+use crate::{
+    DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
+};
+
+/// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
+pub const FTP_PORTS_MAX: usize = 8;
+
+/// Where the helper looks if nothing else is said.
+const FTP_PORT: u16 = 21;
+
+/// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+///
+/// # Errors
+/// [`Error::UnknownHelper`], [`Error::HelperPorts`].
+pub fn helper_ports(text: &str) -> Result<Vec<u16>, Error> {
+    let (name, ports) = match text.split_once('=') {
+        Some((name, ports)) => (name, Some(ports)),
+        None => (text, None),
+    };
+    if name != "ftp" {
+        return Err(Error::UnknownHelper);
+    }
+    let ports = match ports {
+        Some(ports) => ports
+            .split(',')
+            .map(|port| port.parse().map_err(|_| Error::HelperPorts))
+            .collect::<Result<Vec<u16>, Error>>()?,
+        None => alloc::vec![FTP_PORT],
+    };
+    check_ports(&ports)?;
+    Ok(ports)
+}
+
+/// Whether the helper can look at these ports.
+pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
+    let twice = |(at, port): (usize, &u16)| ports[..at].contains(port);
+    if ports.iter().enumerate().any(twice) || ports.contains(&0) || ports.len() > FTP_PORTS_MAX {
+        return Err(Error::HelperPorts);
+    }
+    Ok(())
+}
+
+impl Replacement {
+    /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client connects to where it is
+    /// connected already after EPSV.
+    fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
+        let mut new = Self::of(place)?;
+        match (mode, listens.ip()) {
+            (Mode::Passive, IpAddr::V4(addr)) => {
+                let [high, low] = listens.port().to_be_bytes();
+                for number in addr.octets().into_iter().chain([high]) {
+                    new.push_number(number.into());
+                    new.push(b',');
+                }
+                new.push_number(low.into());
+            }
+            (Mode::ExtendedPassive, _) => {
+                (0..3).for_each(|_| new.push(b'|'));
+                new.push_number(listens.port());
+                new.push(b'|');
+            }
+            _ => return None,
+        }
+        Some(new)
+    }
+}
+
+/// What the client of a control connection has asked for last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    /// Nothing that the server's reply matters to.
+    #[default]
+    Active,
+    /// PASV.
+    Passive,
+    /// EPSV.
+    ExtendedPassive,
+}
+
+/// What the helper knows of a control connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Session {
+    mode: Mode,
+    /// Of the server's stream; nothing changes the client's.
+    shift: Shift,
+    /// The reply that was changed last: its number and what it answered. It may have to be sent again.
+    changed: Option<(u32, Mode)>,
+    /// Past the last byte that the client has sent, once it has sent something.
+    client_end: Option<u32>,
+    /// The same of the server.
+    server_end: Option<u32>,
+    /// What the server has acknowledged, and what the client has, in the server's numbers.
+    client_acknowledged: Option<u32>,
+    server_acknowledged: Option<u32>,
+    /// The client's SYN has been seen.
+    opened: bool,
+}
+
+/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is (RFC 7323 section 2.3).
+const WINDOW_MAX: u32 = 1 << 30;
+
+impl Session {
+    /// Follows a segment from the client. `true` if it belongs to the stream.
+    fn follow_client(&mut self, tcp: &Tcp<'_>) -> bool {
+        if tcp.flags.has(TcpFlags::SYN) && !tcp.flags.has(TcpFlags::ACK) {
+            self.opened = true;
+        }
+        let possible = match self.server_end {
+            _ if !tcp.acknowledges() => true,
+            Some(end) => !is_after(self.shift.acknowledgement(tcp.acknowledgement), end),
+            None => !self.opened,
+        };
+        // A stray SYN says nothing about where a known stream ends.
+        if possible && !(tcp.flags.has(TcpFlags::SYN) && self.client_end.is_some()) {
+            extend(&mut self.client_end, tcp.end(), self.client_acknowledged);
+            if tcp.acknowledges() {
+                let acknowledged = self.shift.acknowledgement(tcp.acknowledgement);
+                extend(&mut self.server_acknowledged, acknowledged, None);
+            }
+        }
+        possible
+    }
+
+    /// The same of a segment from the server.
+    fn follow_server(&mut self, tcp: &Tcp<'_>) -> bool {
+        let acknowledged = |end| !is_after(tcp.acknowledgement, end);
+        let possible = !tcp.acknowledges() || self.client_end.is_none_or(acknowledged);
+        if possible {
+            extend(&mut self.server_end, tcp.end(), self.server_acknowledged);
+            if tcp.acknowledges() {
+                extend(&mut self.client_acknowledged, tcp.acknowledgement, None);
+            }
+        }
+        possible
+    }
+}
+
+/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else a few forged segments
+/// would carry it around the circle of numbers.
+fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
+    let reaches = acknowledged.is_none_or(|from| to.wrapping_sub(from) <= WINDOW_MAX);
+    if reaches && end.is_none_or(|end| is_after(to, end)) {
+        *end = Some(to);
+    }
+}
+
+/// What the helper reads of a TCP segment.
+struct Tcp<'a> {
+    sequence: u32,
+    acknowledgement: u32,
+    flags: TcpFlags,
+    payload: &'a [u8],
+}
+
+impl<'a> Tcp<'a> {
+    fn read(meta: &PacketMeta<'a>) -> Option<Self> {
+        let bytes = meta.segment.bytes;
+        let (header, _) = bytes.split_first_chunk::<20>()?;
+        let Transport::Tcp(flags) = meta.transport else {
+            return None;
+        };
+        let number = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|n| header[at + n]));
+        let len = usize::from(header[12] >> 4) * 4;
+        Some(Self {
+            sequence: number(4),
+            acknowledgement: number(8),
+            flags,
+            // A header that claims to be shorter than it can be has nothing behind it.
+            payload: bytes.get(len..).filter(|_| len >= 20).unwrap_or_default(),
+        })
+    }
+
+    /// A reset need not acknowledge what was sent.
+    const fn acknowledges(&self) -> bool {
+        let acks = self.flags.has(TcpFlags::ACK);
+        acks && !(self.flags.has(TcpFlags::RST) && self.acknowledgement == 0)
+    }
+
+    fn end(&self) -> u32 {
+        let controls = [TcpFlags::SYN, TcpFlags::FIN];
+        let controls = controls.map(|bit| usize::from(self.flags.has(bit)));
+        let len = self.payload.len() + controls[0] + controls[1];
+        self.sequence
+            .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    /// Opens, ends or breaks off a connection.
+    const fn controls(&self) -> bool {
+        self.flags.0 & (TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) != 0
+    }
+}
+
+impl Shard {
+    /// Looks at a segment from the client of control connection `index`, whose state it has changed already
+    /// (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the client acknowledges.
+    ///
+    /// # Errors
+    /// Why the segment is dropped.
+    pub(crate) fn help_request(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Option<Shift>, DropReason> {
+        let Some(tcp) = Tcp::read(meta) else {
+            return Ok(None);
+        };
+        if !meta.segment.is_intact(&meta.tuple) {
+            return Err(DropReason::HelperChecksum);
+        }
+        let mut session = self.session(index);
+        let slot = self.table.get(index);
+        let virt = slot.virt();
+        let mut expected = None;
+        if slot.state == State::TCP_ESTABLISHED {
+            match announce::command(tcp.payload, Family::of(&virt.ip())) {
+                Some(Command::Passive(mode)) => session.mode = mode,
+                Some(Command::Active(client)) => {
+                    session.mode = Mode::Active;
+                    // Data come from the port before that of commands (RFC 959 section 3.2).
+                    expected = Some((client, before(virt), before(slot.server_addr())));
+                }
+                None => {}
+            }
+        } else if slot.state == State::TCP_SYN_RECV
+            && tcp.flags.has(TcpFlags::SYN)
+            && session.client_end != Some(tcp.end())
+        {
+            // The first segment of a new connection, be it with the addresses and ports of an old one.
+            session = Session {
+                mode: session.mode,
+                ..Session::default()
+            };
+        }
+        let possible = session.follow_client(&tcp);
+        let shift = session.shift;
+        self.sessions.insert(index, session);
+        if let Some((client, virt, server)) = expected {
+            let protocol = Protocol::TCP;
+            let key = Key {
+                protocol,
+                client,
+                virt,
+            };
+            let known = self.table.find_in(&key);
+            self.expect(index, known, &key, server, 0, meta.mark, now)?;
+        }
+        if possible {
+            Ok((!shift.is_none()).then_some(shift))
+        } else if tcp.controls() {
+            Ok(None)
+        } else {
+            Err(DropReason::HelperSequence)
+        }
+    }
+
+    /// Looks at a segment from the server of control connection `index`, before that changes its state (`ip_vs_ftp_out`).
+    ///
+    /// # Errors
+    /// Why the segment is dropped.
+    pub(crate) fn help_reply(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Option<Edit>, DropReason> {
+        let Some(tcp) = Tcp::read(meta) else {
+            return Ok(None);
+        };
+        if !meta.segment.is_intact(&meta.tuple) {
+            return Err(DropReason::HelperChecksum);
+        }
+        let mut session = self.session(index);
+        let mut replacement = None;
+        if self.table.get(index).state == State::TCP_ESTABLISHED {
+            replacement = self.announced(index, &mut session, &tcp, meta.mark, now)?;
+        }
+        let possible = session.follow_server(&tcp);
+        if let Some(replacement) = replacement
+            && possible
+        {
+            session.shift.replaced(tcp.sequence, replacement.growth());
+        }
+        let replacement = replacement.or_else(|| self.announced_again(index, &session, &tcp));
+        let shift = session.shift;
+        self.sessions.insert(index, session);
+        match (possible, replacement) {
+            (true, None) if shift.is_none() => Ok(None),
+            (true, replacement) => Ok(Some(Edit { shift, replacement })),
+            (false, None) => Ok(None),
+            // The kernel cannot change what its connection tracking does not know.
+            (false, Some(_)) => Err(DropReason::HelperSequence),
+        }
+    }
+
+    /// Expects the data connection that a reply announces, and tells what the client is to read there.
+    fn announced(
+        &mut self,
+        index: u32,
+        session: &mut Session,
+        tcp: &Tcp<'_>,
+        mark: u32,
+        now: Instant,
+    ) -> Result<Option<Replacement>, DropReason> {
+        let slot = self.table.get(index);
+        let (client, virt, server) = (slot.client(), slot.virt(), slot.server_addr());
+        let Some((listens, place)) = announce::reply(tcp.payload, session.mode, server.ip()) else {
+            return Ok(None);
+        };
+        // The port from which the client will come is not known yet.
+        let client = SocketAddr::new(client.ip(), 0);
+        let key = Key {
+            protocol: Protocol::TCP,
+            client,
+            virt: SocketAddr::new(virt.ip(), listens.port()),
+        };
+        let known = self.table.find_out(Protocol::TCP, listens, client);
+        let data = self.expect(index, known, &key, listens, flag::NO_CPORT, mark, now)?;
+        let virt = self.table.get(data).virt();
+        session.changed = Some((tcp.sequence, session.mode));
+        let replacement = Replacement::new(&place, session.mode, virt);
+        session.mode = Mode::Active;
+        Ok(replacement)
+    }
+
+    /// What the client is to read in a reply that the server sends again, because it was lost behind the director. The
+    /// kernel lets it pass as it is, with the wrong address and, if the length had changed, in the wrong place.
+    fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
+        let (sequence, mode) = session.changed?;
+        let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
+        let slot = self.table.get(index);
+        let server = slot.server_addr().ip();
+        let (listens, place) = announce::reply(tcp.payload.get(at..)?, mode, server)?;
+        let virt = SocketAddr::new(slot.virt().ip(), listens.port());
+        Replacement::new(&place, mode, virt)?.moved(at)
+    }
+
+    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait for its first packet
+    /// (`ip_vs_tcp_conn_listen`). Returns its index.
+    #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
+    fn expect(
+        &mut self,
+        control: u32,
+        known: Option<u32>,
+        key: &Key,
+        server: SocketAddr,
+        flags: u32,
+        mark: u32,
+        now: Instant,
+    ) -> Result<u32, DropReason> {
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let record = self.table.get(control).server;
+                let conntrack = self.settings.sysctls.conntrack;
+                let mut flags = flags | flag::NFCT;
+                if let Some(link) = self.link(control) {
+                    flags |= link.server.connection_flags(conntrack);
+                    // Not how long an answer takes: it is not known who speaks first, and when.
+                    flags |= link.server.watches(key.protocol) & flag::TRACKED;
+                    // The server has been taken from NAT to a method that the helper does not know.
+                    if link.server.forwarding() == Forwarding::FullNat {
+                        flags = flags & !flag::METHOD | Forwarding::Nat as u32;
+                    }
+                }
+                flags |= self.settings.helper_flags(key.protocol, key.virt, flags);
+                let mut slot = Slot::new(key, server, flags);
+                slot.server = record;
+                slot.mark = mark;
+                slot.sync_end = now.ticks() & !3;
+                slot.control = control;
+                let index = self.open(slot, None, now).ok_or(DropReason::TableFull)?;
+                self.table.get_mut(control).controlled += 1;
+                if let Some(link) = self.link(index) {
+                    link.server.bind(false);
+                }
+                index
+            }
+        };
+        let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_LISTEN);
+        let slot = self.table.get_mut(index);
+        slot.state = State::TCP_LISTEN;
+        slot.timeout = timeout;
+        self.table.restart(index, now);
+        Ok(index)
+    }
+
+    /// How the numbers of what the server of connection `index` sends change on their way; not at all without a helper.
+    pub(crate) fn shift(&self, index: u32) -> Shift {
+        self.session(index).shift
+    }
+
+    fn session(&self, index: u32) -> Session {
+        self.sessions.get(&index).copied().unwrap_or_default()
+    }
+}
+
+/// The address with the port before its own.
+const fn before(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip(), addr.port().wrapping_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(sequence: u32, acknowledgement: u32) -> Tcp<'static> {
+        Tcp {
+            sequence,
+            acknowledgement,
+            flags: TcpFlags(TcpFlags::ACK),
+            payload: &[],
+        }
+    }
+
+    #[test]
+    fn forged_segments_do_not_carry_a_stream_around_the_circle() {
+        let mut session = Session::default();
+        assert!(session.follow_client(&tcp(1000, 5000)));
+        assert!(session.follow_server(&tcp(5000, 1000)));
+        for jump in 1..=4u32 {
+            let far = 1000u32.wrapping_add(jump.wrapping_mul(0x3fff_ffff));
+            session.follow_client(&tcp(far, 5000));
+        }
+        assert!(
+            session.follow_server(&tcp(5000, 1010)),
+            "the server's own go on"
+        );
+        let ahead = session.client_end.map(|end| end.wrapping_sub(1000));
+        assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
+    }
+}

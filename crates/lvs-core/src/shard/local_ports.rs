@@ -1,0 +1,556 @@
+//! Local ports: which address and port of the director stands for a client towards a server, where both ends of a
+//! connection are translated (full NAT).
+//!
+//! A port is taken for one server: protocol, server, local address and local port together identify the connection, so
+//! that each further server, and each further local address, brings as many connections again. Which worker a reply
+//! belongs to follows from the port alone ([`worker_of`]).
+//!
+//! ```text
+//! entries   by the connection's index: its local address and port      16 + 2 bytes, beside the table's slots
+//! chains    a hash of (protocol, server, local address and port)       replies
+//! tuples    (protocol, server, local address): which ports are free    connections that open and end
+//! ```
+
+use alloc::collections::{BTreeMap, BinaryHeap};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::hash::Hasher;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use siphasher::sip::SipHasher13;
+
+use crate::conn::{ConnTable, NO_SLOT};
+use crate::{Instant, Protocol};
+
+/// How long after its last packet a port is not used again towards the same server: as long as a Linux server keeps
+/// TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept in TIME_WAIT is older than that.
+const QUIET: Duration = Duration::from_secs(60);
+/// Ports of one local address that are looked at for one connection. More than one only while connections of an earlier
+/// range of ports are still there.
+const TRIES: usize = 32;
+/// Pairs of server and local address below which unused ones are not looked for.
+const TUPLES_MIN: usize = 1024;
+
+/// An address of the director's that stands for clients, and the ports of it that may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalAddress {
+    /// The address.
+    pub addr: IpAddr,
+    /// The first port.
+    pub first: u16,
+    /// The last port.
+    pub last: u16,
+}
+
+impl LocalAddress {
+    /// All ports above the privileged ones.
+    pub const fn new(addr: IpAddr) -> Self {
+        Self {
+            addr,
+            first: 1024,
+            last: u16::MAX,
+        }
+    }
+}
+
+/// The worker, counted from 0, that connections with this local port belong to.
+pub const fn worker_of(port: u16, workers: usize) -> usize {
+    port as usize % workers
+}
+
+/// Ports of one local address towards one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Tuple {
+    protocol: Protocol,
+    server: SocketAddr,
+    local: LocalAddress,
+}
+
+/// Which of them are free.
+#[derive(Debug)]
+struct Free {
+    /// Where the ports that have never been used begin: `fresh` of them, from number `from` on.
+    from: u16,
+    fresh: u16,
+    /// Ports that were given back, and when their last packets came; the one that has been quiet longest comes first.
+    released: BinaryHeap<Reverse<(Instant, u16)>>,
+    /// When all of them have been quiet for long enough.
+    quiet_at: Instant,
+    used: u32,
+}
+
+/// A port that was taken, with the range that it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    local: LocalAddress,
+    port: u16,
+}
+
+impl Taken {
+    const fn addr(&self) -> SocketAddr {
+        SocketAddr::new(self.local.addr, self.port)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    taken: Option<Taken>,
+    next: u32,
+}
+
+/// The local ports of one shard.
+#[derive(Debug)]
+pub(crate) struct LocalPorts {
+    worker: u16,
+    workers: u16,
+    hash_keys: (u64, u64),
+    tuples: BTreeMap<Tuple, Free>,
+    /// Tuples at which unused ones are looked for.
+    tuples_max: usize,
+    entries: Vec<Entry>,
+    buckets: Vec<u32>,
+    /// Addresses in use, and by how many connections; sorted.
+    in_use: Vec<(IpAddr, u32)>,
+    /// Which local address comes next.
+    turn: usize,
+}
+
+impl LocalPorts {
+    /// None in use. `seed` keys the hash function.
+    pub(crate) fn new(worker: usize, workers: usize, seed: u64) -> Self {
+        let workers = u16::try_from(workers.max(1)).unwrap_or(u16::MAX);
+        Self {
+            worker: u16::try_from(worker).unwrap_or(0) % workers,
+            workers,
+            hash_keys: (seed ^ 0x6c61_6464_725f_706f, seed.rotate_left(23)),
+            tuples: BTreeMap::new(),
+            tuples_max: TUPLES_MIN,
+            entries: Vec::new(),
+            buckets: Vec::new(),
+            in_use: Vec::new(),
+            turn: 0,
+        }
+    }
+
+    /// Addresses that connections use.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.in_use.iter().map(|&(addr, _)| addr)
+    }
+
+    /// Whether a packet to `addr` may be a reply.
+    #[inline]
+    pub(crate) fn is_used(&self, addr: IpAddr) -> bool {
+        !self.in_use.is_empty() && self.position(addr).is_ok()
+    }
+
+    /// Connections that use `addr`.
+    pub(crate) fn connections(&self, addr: IpAddr) -> u64 {
+        let at = self.position(addr);
+        at.map_or(0, |at| self.in_use[at].1.into())
+    }
+
+    fn position(&self, addr: IpAddr) -> Result<usize, usize> {
+        self.in_use.binary_search_by_key(&addr, |&(addr, _)| addr)
+    }
+
+    /// Takes a port towards `server`, of the addresses in `pool` in turn; `None` if none is free.
+    pub(crate) fn take(
+        &mut self,
+        protocol: Protocol,
+        server: SocketAddr,
+        pool: &Arc<[LocalAddress]>,
+        table: &ConnTable,
+        now: Instant,
+    ) -> Option<Taken> {
+        self.turn = self.turn.wrapping_add(1);
+        for step in 0..pool.len() {
+            let local = pool[(self.turn % pool.len() + step) % pool.len()];
+            if local.addr.is_ipv4() != server.is_ipv4() {
+                continue;
+            }
+            let tuple = Tuple {
+                protocol,
+                server,
+                local,
+            };
+            for _ in 0..TRIES {
+                let Some(port) = self.take_of(&tuple, now) else {
+                    break;
+                };
+                let taken = Taken { local, port };
+                if self.find(protocol, server, taken.addr(), table).is_none() {
+                    return Some(taken);
+                }
+                self.give_back(protocol, server, taken, now);
+            }
+        }
+        None
+    }
+
+    fn take_of(&mut self, tuple: &Tuple, now: Instant) -> Option<u16> {
+        if !self.tuples.contains_key(tuple) {
+            self.forget_unused(now);
+            let fresh = self.count(tuple.local);
+            // RFC 6056, 3.3.3: where ports begin is not to be guessed.
+            let from = (self.hash(tuple.protocol, tuple.server, tuple.local.addr, 0) >> 16)
+                % u64::from(fresh.max(1));
+            let free = Free {
+                from: u16::try_from(from).unwrap_or(0),
+                fresh,
+                released: BinaryHeap::new(),
+                quiet_at: Instant::ZERO,
+                used: 0,
+            };
+            self.tuples.insert(*tuple, free);
+        }
+        let (count, base) = (self.count(tuple.local), self.base(tuple.local));
+        let free = self.tuples.get_mut(tuple)?;
+        let quiet = free
+            .released
+            .peek()
+            .filter(|Reverse((since, _))| *since + QUIET <= now);
+        let port = if let Some(&Reverse((_, port))) = quiet {
+            free.released.pop();
+            port
+        } else {
+            free.fresh = free.fresh.checked_sub(1)?;
+            let number = (u32::from(free.from) + u32::from(free.fresh)) % u32::from(count.max(1));
+            u16::try_from(base + number * u32::from(self.workers)).ok()?
+        };
+        free.used += 1;
+        Some(port)
+    }
+
+    /// The worker's ports in a range.
+    fn count(&self, local: LocalAddress) -> u16 {
+        let (base, last) = (self.base(local), u32::from(local.last));
+        let count = (last + 1)
+            .saturating_sub(base)
+            .div_ceil(u32::from(self.workers));
+        u16::try_from(count).unwrap_or(u16::MAX)
+    }
+
+    /// The first of them.
+    fn base(&self, local: LocalAddress) -> u32 {
+        let (first, workers) = (u32::from(local.first), u32::from(self.workers));
+        first + (u32::from(self.worker) + workers - first % workers) % workers
+    }
+
+    /// Gives back a port whose connection had its last packet at `quiet_since`, or that was not used after all.
+    pub(crate) fn give_back(
+        &mut self,
+        protocol: Protocol,
+        server: SocketAddr,
+        taken: Taken,
+        quiet_since: Instant,
+    ) {
+        let tuple = Tuple {
+            protocol,
+            server,
+            local: taken.local,
+        };
+        if let Some(free) = self.tuples.get_mut(&tuple) {
+            free.used = free.used.saturating_sub(1);
+            free.quiet_at = free.quiet_at.max(quiet_since + QUIET);
+            free.released.push(Reverse((quiet_since, taken.port)));
+        }
+    }
+
+    /// Forgets servers that are not used and need no caution any more, once there are twice as many as the last time.
+    fn forget_unused(&mut self, now: Instant) {
+        if self.tuples.len() < self.tuples_max {
+            return;
+        }
+        self.tuples
+            .retain(|_, free| free.used > 0 || free.quiet_at > now);
+        self.tuples_max = (self.tuples.len() * 2).max(TUPLES_MIN);
+    }
+
+    /// Binds a port that was taken to connection `index`.
+    pub(crate) fn bind(&mut self, index: u32, taken: Taken, table: &ConnTable) {
+        if self.buckets.is_empty() {
+            // 0 is "none", so that fresh zero pages need not be written.
+            self.buckets = vec![0; table.capacity().next_power_of_two()];
+        }
+        let place = index as usize;
+        if self.entries.len() <= place {
+            let none = Entry {
+                taken: None,
+                next: NO_SLOT,
+            };
+            self.entries.resize(place + 1, none);
+        }
+        let bucket = self.bucket_of(index, taken, table);
+        self.entries[place] = Entry {
+            taken: Some(taken),
+            next: self.buckets[bucket].wrapping_sub(1),
+        };
+        self.buckets[bucket] = index + 1;
+        match self.position(taken.local.addr) {
+            Ok(at) => self.in_use[at].1 += 1,
+            Err(at) => self.in_use.insert(at, (taken.local.addr, 1)),
+        }
+    }
+
+    /// Connection `index`, which is still in the table, ends: its port may be used again.
+    pub(crate) fn release(&mut self, index: u32, table: &ConnTable) {
+        let Some(taken) = self
+            .entries
+            .get_mut(index as usize)
+            .and_then(|entry| entry.taken.take())
+        else {
+            return;
+        };
+        let bucket = self.bucket_of(index, taken, table);
+        let next = self.entries[index as usize].next;
+        let mut at = self.buckets[bucket].wrapping_sub(1);
+        if at == index {
+            self.buckets[bucket] = next.wrapping_add(1);
+        } else {
+            while at != NO_SLOT && self.entries[at as usize].next != index {
+                at = self.entries[at as usize].next;
+            }
+            if at != NO_SLOT {
+                self.entries[at as usize].next = next;
+            }
+        }
+        if let Ok(at) = self.position(taken.local.addr) {
+            self.in_use[at].1 -= 1;
+            if self.in_use[at].1 == 0 {
+                self.in_use.remove(at);
+            }
+        }
+        let slot = table.get(index);
+        let quiet_since = slot.last_restart();
+        self.give_back(slot.protocol(), slot.server_addr(), taken, quiet_since);
+    }
+
+    /// What stands for the client of connection `index` towards its server.
+    #[inline]
+    pub(crate) fn of(&self, index: u32) -> Option<SocketAddr> {
+        Some(self.entries.get(index as usize)?.taken?.addr())
+    }
+
+    /// The connection of a packet from `server` to `local`.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        protocol: Protocol,
+        server: SocketAddr,
+        local: SocketAddr,
+        table: &ConnTable,
+    ) -> Option<u32> {
+        if self.buckets.is_empty() {
+            return None;
+        }
+        let bucket = self.bucket(protocol, server, local);
+        let mut index = self.buckets[bucket].wrapping_sub(1);
+        while let Some(entry) = self.entries.get(index as usize) {
+            let slot = table.get(index);
+            if entry.taken.is_some_and(|taken| taken.addr() == local)
+                && slot.server_addr() == server
+                && slot.protocol() == protocol
+            {
+                return Some(index);
+            }
+            index = entry.next;
+        }
+        None
+    }
+
+    fn bucket_of(&self, index: u32, taken: Taken, table: &ConnTable) -> usize {
+        let slot = table.get(index);
+        self.bucket(slot.protocol(), slot.server_addr(), taken.addr())
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "masked to the number of buckets"
+    )]
+    fn bucket(&self, protocol: Protocol, server: SocketAddr, local: SocketAddr) -> usize {
+        let hash = self.hash(protocol, server, local.ip(), local.port());
+        hash as usize & (self.buckets.len() - 1)
+    }
+
+    fn hash(&self, protocol: Protocol, server: SocketAddr, local: IpAddr, port: u16) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0, self.hash_keys.1);
+        for addr in [server.ip(), local] {
+            match addr {
+                IpAddr::V4(addr) => hasher.write_u32(addr.to_bits()),
+                IpAddr::V6(addr) => hasher.write_u128(addr.to_bits()),
+            }
+        }
+        let ports = u64::from(server.port()) << 24 | u64::from(port) << 8;
+        hasher.write_u64(ports | u64::from(protocol.0));
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv4Addr;
+
+    use crate::conn::{Key, Slot};
+    use std::collections::HashSet;
+
+    fn addr(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn pool(last: u16) -> Arc<[LocalAddress]> {
+        let local = |addr: &str| LocalAddress {
+            addr: addr.parse().unwrap(),
+            first: 1024,
+            last,
+        };
+        Arc::from([local("10.0.0.2"), local("fd00::2")])
+    }
+
+    /// A table with the ports beside it, as a shard has them.
+    struct Bed {
+        table: ConnTable,
+        ports: LocalPorts,
+        pool: Arc<[LocalAddress]>,
+    }
+
+    impl Bed {
+        fn new(last: u16, worker: usize, workers: usize) -> Self {
+            Self {
+                table: ConnTable::new(1 << 17, 1),
+                ports: LocalPorts::new(worker, workers, 7),
+                pool: pool(last),
+            }
+        }
+
+        fn open(&mut self, client: u16, server: SocketAddr, now: Instant) -> Option<u32> {
+            let Self { table, ports, pool } = self;
+            let taken = ports.take(Protocol::TCP, server, pool, table, now)?;
+            let key = Key {
+                protocol: Protocol::TCP,
+                client: SocketAddr::from(([192, 0, 2, 1], client)),
+                virt: addr("198.51.100.1:80"),
+            };
+            let index = table.insert(Slot::new(&key, server, 5), now)?;
+            ports.bind(index, taken, table);
+            Some(index)
+        }
+
+        fn close(&mut self, index: u32) {
+            self.ports.release(index, &self.table);
+            self.table.remove(index);
+        }
+    }
+
+    #[test]
+    fn every_port_is_given_once_for_each_server_and_found_again() {
+        let mut bed = Bed::new(u16::MAX, 0, 1);
+        let mut seen = HashSet::new();
+        for server in ["10.1.0.1:80", "10.1.0.2:80"] {
+            let server = addr(server);
+            for n in 0..64_512u16 {
+                let index = bed.open(n, server, Instant::ZERO).expect("a port is free");
+                let local = bed.ports.of(index).unwrap();
+                assert!(
+                    local.port() >= 1024 && seen.insert((server, local)),
+                    "{local} twice"
+                );
+                let found = bed.ports.find(Protocol::TCP, server, local, &bed.table);
+                assert_eq!(found, Some(index));
+                assert_eq!(
+                    bed.ports.find(Protocol::UDP, server, local, &bed.table),
+                    None
+                );
+            }
+            assert_eq!(bed.open(1, server, Instant::ZERO), None, "exhausted");
+        }
+        assert!(bed.open(1, addr("10.1.0.1:81"), Instant::ZERO).is_some());
+    }
+
+    #[test]
+    fn a_port_rests_after_its_last_packet() {
+        let mut bed = Bed::new(1024, 0, 1);
+        let server = addr("10.1.0.1:80");
+        let at = Instant::from_secs;
+        let index = bed.open(1, server, at(100)).unwrap();
+        bed.close(index);
+        assert_eq!(bed.open(2, server, at(159)), None);
+        assert!(
+            bed.open(2, addr("10.1.0.2:80"), at(159)).is_some(),
+            "another server"
+        );
+        let index = bed.open(3, server, at(160)).expect("60 s are over");
+        // TIME_WAIT in the table counts: its last packet was 120 s ago.
+        bed.table.get_mut(index).timeout = 120;
+        bed.table.restart(index, at(200));
+        bed.close(index);
+        assert!(bed.open(4, server, at(320)).is_some());
+        assert!(bed.ports.is_used("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn the_port_tells_the_worker() {
+        for workers in [1, 2, 3, 4, 7] {
+            let mut seen = HashSet::new();
+            for worker in 0..workers {
+                let mut bed = Bed::new(2047, worker, workers);
+                while let Some(index) = bed.open(1, addr("10.1.0.1:80"), Instant::ZERO) {
+                    let port = bed.ports.of(index).unwrap().port();
+                    assert_eq!(worker_of(port, workers), worker);
+                    assert!((1024..=2047).contains(&port) && seen.insert(port));
+                }
+            }
+            assert_eq!(seen.len(), 1024, "{workers} workers");
+        }
+    }
+
+    #[test]
+    fn servers_that_are_not_used_are_forgotten() {
+        let mut bed = Bed::new(u16::MAX, 0, 1);
+        for n in 0..100_000u32 {
+            let server = Ipv4Addr::from_bits(0x0a00_0000 + n);
+            let server = SocketAddr::from((server, 80));
+            let now = Instant::from_secs(u64::from(n));
+            let index = bed.open(1, server, now).unwrap();
+            bed.close(index);
+        }
+        assert!(
+            bed.ports.tuples.len() <= TUPLES_MIN,
+            "{}",
+            bed.ports.tuples.len()
+        );
+        assert_eq!(bed.ports.in_use().count(), 0);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_two_connections_share_a_port(
+            steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
+        ) {
+            let mut bed = Bed::new(1031, 0, 1);
+            let (mut now, mut open) = (Instant::ZERO, Vec::new());
+            for (what, server, wide, wait) in steps {
+                now = now + Duration::from_secs(wait);
+                // The range of ports changes under way.
+                bed.pool = pool(if wide { 1039 } else { 1031 });
+                if what == 0 && !open.is_empty() {
+                    bed.close(open.remove(usize::from(server) % open.len()));
+                } else if let Some(index) = bed.open(1, SocketAddr::from(([10, 1, 0, server], 80)), now) {
+                    open.push(index);
+                }
+                let all: HashSet<_> = open
+                    .iter()
+                    .map(|&index| (bed.table.get(index).server_addr(), bed.ports.of(index)))
+                    .collect();
+                proptest::prop_assert_eq!(all.len(), open.len());
+                for &index in &open {
+                    let (server, local) = (bed.table.get(index).server_addr(), bed.ports.of(index).unwrap());
+                    proptest::prop_assert_eq!(bed.ports.find(Protocol::TCP, server, local, &bed.table), Some(index));
+                }
+            }
+        }
+    }
+}

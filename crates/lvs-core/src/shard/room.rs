@@ -1,0 +1,134 @@
+//! Room in a full table: which connection gives way to a new one (`when_full = "evict"`).
+//!
+//! A flood fills the table with connections that nobody misses: half-open ones, single datagrams, connections that were
+//! opened and never used. They give way, the oldest of a few first; then connections that have been idle for long. One
+//! that moves data never does: where there is no other, the newcomer is refused.
+//!
+//! A hand goes round the table. Each new connection moves it over one window of slots and takes the oldest there of the
+//! kind that is missed least, so that within a window the first that came is the first to go. Only where nobody there is
+//! half-open, three more windows are looked at, far apart: those that came together lie together.
+
+use super::Shard;
+use crate::conn::{Slot, State, flag};
+use crate::conn::{scattered, windows};
+use crate::{Instant, Protocol};
+use core::cmp::Reverse;
+use core::ops::AddAssign;
+use core::time::Duration;
+
+/// Windows that are looked at for one connection, at most.
+const WINDOWS: usize = 4;
+
+/// Packets that a connection has had from its client at most while it counts as unused: a handshake's.
+const HANDSHAKE: u32 = 2;
+
+/// How long a connection that was opened may wait for its first use.
+const UNUSED_AFTER: Duration = Duration::from_secs(3);
+
+/// How long a connection is without a packet before it counts as idle.
+const IDLE_AFTER: Duration = Duration::from_secs(60);
+
+/// Connections that were ended to make room for new ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// Half-open ones, and single datagrams.
+    pub half_open: u64,
+    /// Ended ones, kept for stray packets (TIME_WAIT, CLOSE).
+    pub ended: u64,
+    /// Ones that were opened and not used within three seconds.
+    pub unused: u64,
+    /// Ones without a packet for a minute.
+    pub idle: u64,
+}
+
+impl AddAssign for Evictions {
+    fn add_assign(&mut self, other: Self) {
+        self.half_open += other.half_open;
+        self.ended += other.ended;
+        self.unused += other.unused;
+        self.idle += other.idle;
+    }
+}
+
+/// How much a connection is missed; the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    HalfOpen,
+    Ended,
+    Unused,
+    Idle,
+}
+
+/// The hand that goes round, and what it has taken.
+#[derive(Debug, Default)]
+pub(crate) struct Hand {
+    /// Window to look at next.
+    at: usize,
+    /// The slot that was made free last.
+    pub(crate) last: Option<u32>,
+    pub(crate) taken: Evictions,
+}
+
+impl Shard {
+    /// Connections that were ended to make room for new ones.
+    pub const fn evictions(&self) -> Evictions {
+        self.hand.taken
+    }
+
+    /// Makes room for a connection, if the table is full, may be made room in, and has any that can go.
+    pub(crate) fn make_room(&mut self, now: Instant) {
+        if !self.settings.evicts || self.table.len() < self.table.capacity() {
+            return;
+        }
+        let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
+        let here = self.hand.at;
+        self.hand.at = (here + 1) % windows(self.table.slots_len());
+        for window in scattered(here, self.table.slots_len(), WINDOWS) {
+            for index in self.table.indices(window) {
+                let slot = self.table.get(index);
+                if let Some(worth) = worth(slot, now) {
+                    let candidate = (worth, Reverse(slot.idle(now)), index);
+                    found = Some(found.map_or(candidate, |best| best.min(candidate)));
+                }
+            }
+            if found.is_some_and(|(worth, ..)| worth == Worth::HalfOpen) {
+                break;
+            }
+        }
+        let Some((worth, _, index)) = found else {
+            return;
+        };
+        self.hand.last = Some(index);
+        let taken = &mut self.hand.taken;
+        *match worth {
+            Worth::HalfOpen => &mut taken.half_open,
+            Worth::Ended => &mut taken.ended,
+            Worth::Unused => &mut taken.unused,
+            Worth::Idle => &mut taken.idle,
+        } += 1;
+        // The template of a connection that nobody used stays until its own time.
+        let _ = self.destroy(index);
+    }
+}
+
+/// How much a connection would be missed; `None` if it stays whatever comes.
+fn worth(slot: &Slot, now: Instant) -> Option<Worth> {
+    // Those that a helper looks at may be at work just now.
+    if slot.controlled > 0 || slot.has(flag::HELPED) {
+        return None;
+    }
+    let idle = slot.idle(now);
+    let unused = slot.in_packets <= HANDSHAKE && idle >= UNUSED_AFTER;
+    match (slot.protocol(), slot.state) {
+        (Protocol::TCP, State::TCP_SYN_SENT | State::TCP_SYN_RECV | State::TCP_SYNACK)
+        | (Protocol::SCTP, State::SCTP_INIT1 | State::SCTP_INIT) => Some(Worth::HalfOpen),
+        (Protocol::TCP, State::TCP_TIME_WAIT | State::TCP_CLOSE)
+        | (Protocol::SCTP, State::SCTP_CLOSED) => Some(Worth::Ended),
+        (Protocol::TCP | Protocol::SCTP, _) if unused => Some(Worth::Unused),
+        // Of datagrams, one alone opens nothing.
+        (Protocol::UDP, _) if slot.in_packets <= 1 => Some(Worth::HalfOpen),
+        (Protocol::UDP, _) if unused => Some(Worth::Unused),
+        _ if idle >= IDLE_AFTER => Some(Worth::Idle),
+        _ => None,
+    }
+}

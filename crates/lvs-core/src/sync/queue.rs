@@ -1,0 +1,225 @@
+//! What a master sends, and when (`ip_vs_sync_conn`, `ip_vs_sync_conn_needed`).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
+
+use super::Master;
+use super::wire::{self, Entry};
+use crate::conn::{NO_SLOT, State, Template};
+use crate::{Instant, Protocol, Sysctls};
+
+/// A message that is not full is sent when it is this old.
+const SEND_AFTER: Duration = Duration::from_secs(2);
+
+pub(crate) const HZ: u32 = 250;
+
+/// Messages that wait to be sent, the last one still being filled.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    buffer: Vec<u8>,
+    count: u32,
+    version: u32,
+    /// Length at which the buffer is full.
+    room: usize,
+    begun: Instant,
+    full: VecDeque<Vec<u8>>,
+}
+
+impl Queue {
+    pub(crate) fn push(&mut self, entry: &Entry, master: Master, sysctls: &Sysctls, now: Instant) {
+        let version = sysctls.sync_version;
+        let Some(len) = entry.len(version) else {
+            return;
+        };
+        if !self.buffer.is_empty() {
+            let pad = self.padding(version);
+            // Version 0 has no room for a count of 256.
+            let wrapped = version == 0 && self.count == 256;
+            if self.version != version || wrapped || self.buffer.len() + pad + len > self.room {
+                self.close(sysctls);
+            }
+        }
+        if self.buffer.is_empty() {
+            let header = if version == 0 { 4 } else { 8 };
+            self.room = usize::from(master.maxlen).max(header + len);
+            self.begun = now;
+            self.version = version;
+            self.count = 0;
+            wire::start(version, master.syncid, &mut self.buffer);
+        }
+        let pad = self.padding(version);
+        self.buffer.extend(core::iter::repeat_n(0, pad));
+        entry.write(version, &mut self.buffer);
+        self.count += 1;
+    }
+
+    fn padding(&self, version: u32) -> usize {
+        if version == 0 {
+            0
+        } else {
+            self.buffer.len().wrapping_neg() & 3
+        }
+    }
+
+    fn close(&mut self, sysctls: &Sysctls) {
+        let mut message = core::mem::take(&mut self.buffer);
+        wire::finish(self.version, self.count, &mut message);
+        // The buffer that finds the queue full is the one that is lost.
+        if self.full.len() < usize::try_from(sysctls.sync_qlen_max).unwrap_or(0) {
+            self.full.push_back(message);
+        }
+    }
+
+    pub(crate) fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Vec<u8>> {
+        if !self.buffer.is_empty() && now.saturating_since(self.begun) >= SEND_AFTER {
+            self.close(sysctls);
+        }
+        self.full.pop_front()
+    }
+
+    pub(crate) fn next_message(&self) -> Option<Instant> {
+        if !self.full.is_empty() {
+            return Some(Instant::ZERO);
+        }
+        (!self.buffer.is_empty()).then(|| self.begun + SEND_AFTER)
+    }
+}
+
+/// What the decision about an entry looks at.
+pub(crate) struct Subject {
+    pub(crate) template: bool,
+    pub(crate) protocol: Protocol,
+    pub(crate) state: State,
+    pub(crate) old_state: State,
+    /// In ticks.
+    pub(crate) timeout: u32,
+    pub(crate) sync_end: u32,
+    pub(crate) persistent: bool,
+}
+
+/// Whether an entry is to be sent; then with its new `sync_end` (`ip_vs_sync_conn_needed`).
+pub(crate) fn needed(
+    subject: &Subject,
+    packets: u32,
+    sysctls: &Sysctls,
+    now: Instant,
+) -> Option<u32> {
+    let now = now.ticks();
+    let (threshold, period) = sysctls.sync_threshold;
+    let mut end = now.wrapping_add(subject.timeout) & !3;
+    if !subject.template {
+        if sysctls.sync_persist_mode && subject.persistent {
+            return None;
+        }
+        // States that are sent at all, and ESTABLISHED among them.
+        let states: Option<(&[u8], u8)> = match subject.protocol {
+            Protocol::TCP => Some((&[1, 4, 5, 6, 7], 1)),
+            Protocol::SCTP => Some((&[8, 9, 10, 11, 13], 8)),
+            _ => None,
+        };
+        if let Some((sent, established)) = states {
+            if !sent.contains(&subject.state.0) {
+                return None;
+            }
+            if subject.state != subject.old_state && subject.state.0 != established {
+                return Some(end);
+            }
+        }
+    }
+    let refresh = sysctls.sync_refresh_period.saturating_mul(HZ);
+    if refresh > 0 {
+        let before = subject.sync_end;
+        let distance = end.wrapping_sub(before).cast_signed().unsigned_abs();
+        if distance < refresh.min((subject.timeout / 2).max(10 * HZ)) {
+            let retries = before & 3;
+            let from = before
+                .wrapping_sub(subject.timeout)
+                .wrapping_add(refresh / 8);
+            if retries >= sysctls.sync_retries || now.wrapping_sub(from).cast_signed() < 0 {
+                return None;
+            }
+            end |= retries + 1;
+        }
+    }
+    if period > 0 {
+        if !subject.template && packets % period != threshold {
+            return None;
+        }
+    } else if refresh == 0 && packets != threshold {
+        return None;
+    }
+    Some(end)
+}
+
+pub(crate) fn sync_counted_template(
+    queue: &mut Queue,
+    master: Option<Master>,
+    sysctls: &Sysctls,
+    template: &Template,
+    now: Instant,
+) {
+    let packets = template.in_packets.fetch_add(1, Relaxed).wrapping_add(1);
+    sync_template(queue, master, sysctls, template, packets, now);
+}
+
+/// Sends a template, if needed.
+pub(crate) fn sync_template(
+    queue: &mut Queue,
+    master: Option<Master>,
+    sysctls: &Sysctls,
+    template: &Template,
+    packets: u32,
+    now: Instant,
+) {
+    let Some(master) = master else {
+        return;
+    };
+    if sysctls.sync_version == 0 && !template.key.client.is_ipv4() {
+        return;
+    }
+    let timeout = template.timeout.load(Relaxed);
+    let subject = Subject {
+        template: true,
+        protocol: template.key.protocol,
+        state: State::NONE,
+        old_state: State::NONE,
+        timeout: timeout.saturating_mul(HZ),
+        sync_end: template.sync_end.load(Relaxed),
+        persistent: false,
+    };
+    let Some(end) = needed(&subject, packets, sysctls, now) else {
+        return;
+    };
+    template.sync_end.store(end, Relaxed);
+    // Engine data is only sent of a template that has a server.
+    if template.engine.is_some() && template.server.load(Relaxed) == NO_SLOT {
+        return;
+    }
+    let hidden = |addr: SocketAddr| {
+        if template.invalid.load(Relaxed) {
+            SocketAddr::new(addr.ip(), u16::MAX)
+        } else {
+            addr
+        }
+    };
+    let entry = Entry {
+        protocol: template.key.protocol,
+        client: template.key.client,
+        virt: hidden(template.key.virt),
+        server: hidden(template.server_addr),
+        flags: template.flags.load(Relaxed),
+        state: template.assured.load(Relaxed).into(),
+        mark: template.mark,
+        timeout,
+        sequences: Some(template.sequences()),
+        engine: template
+            .engine
+            .as_ref()
+            .map(|(name, _)| name.as_bytes().into()),
+        data: template.engine.as_ref().map(|(_, data)| data.to_vec()),
+    };
+    queue.push(&entry, master, sysctls, now);
+}

@@ -1,0 +1,212 @@
+//! What is to become of a packet.
+
+use core::net::SocketAddr;
+
+mod edit;
+mod shift;
+
+pub use self::edit::{Edit, Replacement};
+pub use self::shift::Shift;
+pub(crate) use self::shift::is_after;
+use crate::{Forwarding, Tunnel};
+
+/// A connection of one shard; valid until the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub(crate) u32);
+
+impl ConnId {
+    /// The connection in a slot: for tests of whoever acts on verdicts.
+    pub const fn from_index(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The slot's index, for tables beside the connection table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A real server's record (one server in one service); an index that stays the same for the life of the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerId(pub(crate) u32);
+
+impl ServerId {
+    /// The record's index, for tables beside it (next hops, say).
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is to become of a packet. Each packet gets exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the packet is lost if nobody acts on its verdict"]
+pub enum Verdict {
+    /// Client to server: transmit it by the connection's forwarding method.
+    Forward(Forward),
+    /// Server to client: translate if asked to, then route it like any packet in transit.
+    Reply(Reply),
+    /// Not for the director: leave it to the host's own stack (delivery or ordinary forwarding).
+    Accept(AcceptReason),
+    /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
+    Unreachable(DropReason),
+    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1), then drop it.
+    Reset(DropReason),
+    /// Discard it, and count the reason.
+    Drop(DropReason),
+}
+
+/// How to transmit a packet towards a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// The connection; `None` for a one-packet connection that is gone already.
+    pub conn: Option<ConnId>,
+    /// The real server; `None` for a connection that is bound to none (bypass, synchronised).
+    pub server: Option<ServerId>,
+    /// NAT, direct routing, tunnel, local or bypass.
+    pub method: Forwarding,
+    /// Address of the real server and destination port after NAT.
+    pub target: SocketAddr,
+    /// What stands for the client towards the server, where `method` is [`Forwarding::FullNat`].
+    pub source: Option<SocketAddr>,
+    /// The virtual address and port that the connection was made for.
+    pub virt: SocketAddr,
+    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    pub tunnel: Tunnel,
+    /// The packet opened the connection.
+    pub new: bool,
+    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be told in the server's
+    /// numbers: [`Shift::acknowledgement`].
+    pub shift: Option<Shift>,
+}
+
+/// How to treat a packet from a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The connection.
+    pub conn: ConnId,
+    /// The real server; `None` for a connection that is bound to none.
+    pub server: Option<ServerId>,
+    /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
+    /// because the connection is not translated.
+    pub source: Option<SocketAddr>,
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too), where the packet was
+    /// addressed to what stands for it.
+    pub destination: Option<SocketAddr>,
+    /// What a helper changes in the TCP segment.
+    pub edit: Option<Edit>,
+}
+
+/// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! reasons {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[doc = $doc])+ $variant,)+ }
+
+        impl $name {
+            /// Every reason, in the order of their indices.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Its place in [`Self::ALL`], for arrays of counters.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
+
+            /// A stable name: the label in metrics and in listings.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)+ }
+            }
+
+            /// What the reason means, in a sentence or two.
+            pub const fn describe(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+),)+ }
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a packet was discarded.
+    DropReason {
+        /// The packet belongs to a connection whose real server was removed.
+        ServerRemoved => "server_removed",
+        /// The packet belongs to a connection whose real server went down, and the service's `on_server_down` says what
+        /// becomes of it.
+        ServerDown => "server_down",
+        /// No real server of the service can take a connection.
+        NoServer => "no_server",
+        /// The connection table is full.
+        TableFull => "table_full",
+        /// The service has as many connections as its limit allows.
+        ServiceFull => "service_full",
+        /// The service has had as many new connections in a second as its limit allows.
+        ServiceRate => "service_rate",
+        /// Its source has opened as many connections of the service in a second as the limit for one source allows.
+        SourceRate => "source_rate",
+        /// The program around the director has handed in the shard of another director.
+        ForeignShard => "foreign_shard",
+        /// The transport header is cut short.
+        ShortHeader => "short_header",
+        /// An ICMP error with a wrong checksum.
+        IcmpChecksum => "icmp_checksum",
+        /// The defence `drop_packet` chose it.
+        DropPacket => "drop_packet",
+        /// The persistence engine found nothing to go by.
+        PersistenceEngine => "persistence_engine",
+        /// From a real server, of no connection; the server is told (`nat_icmp_send`).
+        StrayReply => "stray_reply",
+        /// The connection came by synchronisation, and its tunnel leads to no configured server.
+        Unbound => "unbound",
+        /// Full NAT has no local port left towards the server: each local address more brings 64,512, or it came by
+        /// synchronisation.
+        NoLocalPort => "no_local_port",
+        /// A rule for marks says so.
+        MarkRule => "mark_rule",
+        /// Of a control connection of FTP, with a wrong TCP checksum.
+        HelperChecksum => "helper_checksum",
+        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        HelperSequence => "helper_sequence",
+        /// The embedding program's own hook dropped it.
+        Hook => "hook",
+    }
+}
+
+reasons! {
+    /// Why a packet was left to the host.
+    AcceptReason {
+        /// No service has this address, port or mark.
+        NoService => "no_service",
+        /// No connection, and not a packet that may open one (TCP without SYN, RST).
+        NotNew => "not_new",
+        /// A protocol that is not balanced.
+        Protocol => "protocol",
+        /// From source port 20, which is never scheduled.
+        SourcePort20 => "source_port_20",
+        /// For a port that the FTP service only captures when it is persistent.
+        FtpData => "ftp_data",
+        /// An ICMP error about no connection.
+        UnrelatedIcmp => "unrelated_icmp",
+        /// A reply of no connection, to be routed as it is.
+        NoConnection => "no_connection",
+        /// A backup daemon runs and `backup_only` is set.
+        BackupOnly => "backup_only",
+        /// A reply of a real server on this host to a client of ours.
+        LocalReply => "local_reply",
+        /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
+        Tunneled => "tunneled",
+        /// A rule for marks leaves it to the host.
+        MarkRule => "mark_rule",
+        /// The embedding program's own hook left it to the host.
+        Hook => "hook",
+    }
+}

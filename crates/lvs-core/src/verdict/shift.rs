@@ -1,0 +1,99 @@
+//! Sequence numbers of a stream in which text of another length has been put (`nf_conntrack_seqadj`).
+
+/// How the numbers of one direction's bytes differ in front of the director and behind it: by `before` up to the place of
+/// the last replacement, by `after` from there on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shift {
+    /// The sequence number, as its sender counts, of the segment in which text was replaced last.
+    place: u32,
+    before: i32,
+    after: i32,
+}
+
+impl Shift {
+    /// Text has been replaced in the segment with the number `sequence`, which grows by `growth` bytes.
+    pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
+        // What was replaced already is sent again.
+        let again = self.before != self.after && !is_after(sequence, self.place);
+        if growth == 0 || again {
+            return;
+        }
+        self.place = sequence;
+        self.before = self.after;
+        self.after = self.after.wrapping_add(growth);
+    }
+
+    /// Whether no number changes.
+    pub(crate) const fn is_none(self) -> bool {
+        self.before == 0 && self.after == 0
+    }
+
+    /// A sequence number of the sender, as the receiver is to see it.
+    pub const fn sequence(self, sent: u32) -> u32 {
+        sent.wrapping_add_signed(self.at(sent))
+    }
+
+    /// A number that the receiver acknowledges, as the sender knows it.
+    pub const fn acknowledgement(self, seen: u32) -> u32 {
+        let sent = seen.wrapping_sub(self.before.cast_unsigned());
+        seen.wrapping_sub(self.at(sent).cast_unsigned())
+    }
+
+    const fn at(self, sequence: u32) -> i32 {
+        if is_after(sequence, self.place) {
+            self.after
+        } else {
+            self.before
+        }
+    }
+}
+
+/// Whether `a` comes after `b` in the circle of sequence numbers.
+pub(crate) const fn is_after(a: u32, b: u32) -> bool {
+    b.wrapping_sub(a).cast_signed() < 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A stream of segments, some of which are replaced: the receiver sees its bytes without gap or overlap, and what
+        /// it acknowledges means the same byte to the sender.
+        #[test]
+        fn streams_stay_whole(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
+            let mut shift = Shift::default();
+            let (mut sent, mut seen) = (first, first);
+            let mut edges = Vec::new();
+            for (len, replaced, new_len) in segments {
+                let new_len = if replaced { new_len } else { len };
+                let before = shift;
+                shift.replaced(sent, new_len.cast_signed() - len.cast_signed());
+                prop_assert_eq!(shift.sequence(sent), seen);
+                edges.push((sent, seen, before));
+                sent = sent.wrapping_add(len);
+                seen = seen.wrapping_add(new_len);
+                prop_assert_eq!(shift.sequence(sent), seen);
+                prop_assert_eq!(shift.acknowledgement(seen), sent);
+                // A repetition changes nothing.
+                let mut again = shift;
+                again.replaced(edges[edges.len() - 1].0, new_len.cast_signed() - len.cast_signed());
+                if shift.before != shift.after {
+                    prop_assert_eq!(again, shift);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_wrap() {
+        let mut shift = Shift::default();
+        shift.replaced(u32::MAX - 5, -3);
+        assert_eq!(shift.sequence(u32::MAX - 5), u32::MAX - 5);
+        assert_eq!(shift.sequence(4), 1);
+        assert_eq!(shift.acknowledgement(1), 4);
+        assert!(is_after(3, u32::MAX) && !is_after(u32::MAX, 3) && !is_after(3, 3));
+    }
+}
