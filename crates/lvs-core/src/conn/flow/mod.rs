@@ -50,8 +50,8 @@ use self::memory::{Layout, Memory};
 use self::overflow::{Overflow, Side};
 pub(crate) use self::slot::{Draft, Entry};
 use self::slot::{
-    IDENTITY, Line, PEER, UNARMED, kind, narrow, narrow_hash, protocol_part, wide, wide_hash,
-    wide_identity, wire,
+    IDENTITY, Line, PEER, UNARMED, is_client_v6, kind, narrow, narrow_hash, protocol_part, wide,
+    wide_hash, wide_identity, wire,
 };
 use self::sparse::Sparse;
 pub(crate) use self::wheel::tick_of;
@@ -300,7 +300,8 @@ impl ConnTable {
             let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
                 && [load(1), load(2)] == client
                 && [load(3), load(4)] == virt
-                && load(7) & 0xffff == wire(key.virt.port());
+                && load(7) & 0xffff == wire(key.virt.port())
+                && is_client_v6(load(7)) == key.client.is_ipv6();
             alike.then_some(kind::SHADOWED_IN)
         });
         match found {
@@ -377,6 +378,9 @@ impl ConnTable {
                 return None;
             }
             let ends = load(7);
+            if is_client_v6(ends) != client.is_ipv6() {
+                return None;
+            }
             let virt = ends & 0xffff == port && [load(3), load(4)] == from;
             let server = ends >> 16 & 0xffff == port && [load(5), load(6)] == from;
             answers(ends >> 48, virt, server)

@@ -137,6 +137,12 @@ fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
     }
 }
 
+/// Whether w7 of a wide slot says that its client's address is IPv6.
+#[inline]
+pub(super) const fn is_client_v6(ends: u64) -> bool {
+    ends >> 48 & way::CLIENT_IS_V6 != 0
+}
+
 /// w0 of a wide slot without kinds.
 #[inline]
 pub(super) const fn wide_identity(client: [u64; 2], port: u16, protocol: Protocol) -> u64 {
