@@ -4,6 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
@@ -76,6 +77,15 @@ impl Records {
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Registered> {
         self.places.iter_mut().flatten()
+    }
+
+    /// Takes a snapshot of the counters of servers in services, in these places.
+    pub(crate) fn tick(&mut self, places: Range<usize>) {
+        let entries = self.places.get_mut(places).unwrap_or_default();
+        let entries = entries.iter_mut().flatten();
+        entries
+            .filter(|entry| !entry.is_trashed())
+            .for_each(|entry| entry.stats.tick());
     }
 
     /// Records of servers at this address, that of the highest number first; none unless they are

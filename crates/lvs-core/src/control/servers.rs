@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use super::Control;
-use super::check::{self};
+use super::check;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 

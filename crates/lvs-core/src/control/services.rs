@@ -22,7 +22,10 @@ impl Control {
 
     /// The service with this key.
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        Some(self.services.get(self.index.get(&key.into())?)?)
+        Some(
+            self.services
+                .get(self.index.get(&ServiceKeyOrd::from(key))?)?,
+        )
     }
 
     /// Adds a service (`ip_vs_add_service`).
@@ -104,7 +107,10 @@ impl Control {
     /// # Errors
     /// [`Error::NoService`].
     pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
-        let number = self.index.remove(&key.into()).ok_or(Error::NoService)?;
+        let number = self
+            .index
+            .remove(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
         let family = service.key.family();
         self.ftp_services -= usize::from(service.key.port() == FTP);
@@ -134,7 +140,10 @@ impl Control {
 
     /// The service with this key, and its number.
     pub(super) fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
-        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+        let number = *self
+            .index
+            .get(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         Ok((number, service))
     }
