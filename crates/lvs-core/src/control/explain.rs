@@ -159,7 +159,7 @@ impl Control {
                         .templates
                         .table
                         .get(index)
-                        .expires
+                        .expires()
                         .saturating_since(now);
                     match usable {
                         Some(entry) => {

@@ -24,7 +24,7 @@ use core::sync::atomic::Ordering;
 use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
-use crate::conn::{ConnTable, Template};
+use crate::conn::{ConnTable, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
@@ -65,7 +65,7 @@ pub struct Shard {
     shared: Arc<Shared>,
     generation: u32,
     /// The templates that connections were made from, by the connections' indices.
-    templates: Vec<Option<Arc<Template>>>,
+    templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
@@ -133,7 +133,7 @@ impl Shard {
             settings: Settings::default(),
             shared,
             generation: 0,
-            templates: Vec::new(),
+            templates: Sparse::default(),
             local_ports,
             dying: Vec::new(),
             sync: Queue::default(),
@@ -269,7 +269,7 @@ impl Shard {
     /// The link to the server of connection `index`.
     #[inline]
     pub(crate) fn link(&self, index: u32) -> Option<&ServerLink> {
-        self.link_of(self.table.get(index).server)
+        self.link_of(self.table.get(index).server())
     }
 
     #[inline]

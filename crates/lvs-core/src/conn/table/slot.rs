@@ -26,10 +26,10 @@
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::time::Duration;
 
 use super::hash::sip13;
-use crate::conn::flag;
-use crate::conn::{Key, NO_SLOT, TEMPLATE_BIT};
+use crate::conn::{Draft, Key, NO_SLOT, TEMPLATE_BIT, flag};
 use crate::{Forwarding, Instant, Protocol, State};
 
 /// Eight words: a narrow slot, or half a wide one.
@@ -162,61 +162,8 @@ pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 
     sip13(keys, [client[0], client[1], identity >> 32])
 }
 
-/// What becomes an entry, and what an entry is read into where all of it is wanted.
-#[derive(Clone, Debug)]
-pub(crate) struct Draft {
-    pub(crate) key: Key,
-    pub(crate) server_addr: SocketAddr,
-    pub(crate) flags: u32,
-    /// Seconds that the next packet gives the timer.
-    pub(crate) timeout: u32,
-    /// Index of the server's record, or [`NO_SLOT`].
-    pub(crate) server: u32,
-    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control half.
-    pub(crate) control: u32,
-    /// Packets from the client.
-    pub(crate) in_packets: u32,
-    pub(crate) mark: u32,
-    pub(crate) state: State,
-    /// The state that was synchronised last.
-    pub(crate) old_state: State,
-}
-
+/// What the layout makes of a draft.
 impl Draft {
-    pub(crate) const fn new(key: &Key, server_addr: SocketAddr, flags: u32) -> Self {
-        Self {
-            key: *key,
-            server_addr,
-            flags,
-            // Until the state machine sets another one (`ip_vs_conn_new`).
-            timeout: 3,
-            server: NO_SLOT,
-            control: NO_SLOT,
-            in_packets: 0,
-            mark: 0,
-            state: State::NONE,
-            old_state: State::NONE,
-        }
-    }
-
-    pub(crate) const fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
-    }
-
-    pub(crate) const fn method(&self) -> Forwarding {
-        Forwarding::from_bits(self.flags & flag::METHOD)
-    }
-
-    /// Whether all its addresses are IPv4.
-    pub(super) const fn is_narrow(&self) -> bool {
-        self.key.client.is_ipv4() && self.key.virt.is_ipv4() && self.server_addr.is_ipv4()
-    }
-
-    /// Whether replies are found by the server's address.
-    pub(super) fn has_out_side(&self) -> bool {
-        self.method() == Forwarding::Nat && !self.has(flag::TEMPLATE)
-    }
-
     pub(super) fn kinds(&self) -> u64 {
         let mut kinds = 0;
         if self.has(flag::TEMPLATE) {
@@ -361,6 +308,18 @@ impl<'a> Entry<'a> {
     #[inline]
     pub(super) fn set_expires(self, at: Instant) {
         self.set_hot(3, at.as_nanos());
+    }
+
+    /// When the timer was started last: at the entry's last packet.
+    pub(crate) fn last_restart(self) -> Instant {
+        let timeout = u64::from(self.timeout()) * 1_000_000_000;
+        Instant::from_nanos(self.expires().as_nanos().saturating_sub(timeout))
+    }
+
+    /// Time since the last packet.
+    pub(crate) fn idle(self, now: Instant) -> Duration {
+        let left = self.expires().saturating_since(now);
+        Duration::from_secs(self.timeout().into()).saturating_sub(left)
     }
 
     /// Seconds that the next packet gives the timer.

@@ -11,10 +11,10 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use super::hash::sip13;
+use super::index::Index;
 use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
 use crate::Protocol;
 use crate::conn::NO_SLOT;
-use crate::conn::index::Index;
 
 /// Which packets an entry is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,6 +30,7 @@
 mod adopt;
 mod buckets;
 mod hash;
+mod index;
 pub(crate) mod memory;
 mod overflow;
 pub(crate) mod slot;
@@ -48,7 +49,7 @@ use core::time::Duration;
 use self::buckets::{Buckets, Tags, lanes};
 use self::memory::{Layout, Memory};
 use self::overflow::{Overflow, Side};
-pub(crate) use self::slot::{Draft, Entry};
+pub(crate) use self::slot::Entry;
 use self::slot::{
     IDENTITY, Line, PEER, UNARMED, is_client_v6, kind, narrow, narrow_hash, protocol_part, wide,
     wide_hash, wide_identity, wire,
@@ -56,8 +57,7 @@ use self::slot::{
 use self::sparse::Sparse;
 pub(crate) use self::wheel::tick_of;
 use self::wheel::{Entries, Wheel};
-use super::{Key, TEMPLATE_BIT};
-use crate::conn::flag;
+use super::{Draft, Key, flag};
 use crate::{Forwarding, Instant, Protocol};
 
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
@@ -180,6 +180,8 @@ pub(crate) struct ConnTable {
     len: usize,
     /// Used slots of each part of the table.
     parts: Vec<u32>,
+    /// Used slots in place: narrow ones, wide ones.
+    used: [usize; 2],
     due: Vec<u32>,
     /// Entries whose client's port is not known.
     portless: usize,
@@ -214,6 +216,7 @@ impl ConnTable {
             capacity,
             len: 0,
             parts: alloc::vec![0; (slots.overflow as usize).div_ceil(PART)],
+            used: [0; 2],
             due: Vec::new(),
             portless: 0,
             mixed: 0,
@@ -591,6 +594,7 @@ impl ConnTable {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, tag);
         self.parts[handle as usize / PART] += 1;
+        self.used[usize::from(!self.slots.is_narrow(handle))] += 1;
     }
 
     /// Marks it as free.
@@ -598,6 +602,7 @@ impl ConnTable {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, 0);
         self.parts[handle as usize / PART] -= 1;
+        self.used[usize::from(!self.slots.is_narrow(handle))] -= 1;
     }
 
     /// Follows the clock: slots whose quarantine is over are free.
@@ -955,8 +960,9 @@ impl ConnTable {
     }
 
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
-    pub(crate) fn sync_end(&self, handle: u32) -> u32 {
-        self.sync_ends.get(handle).copied().unwrap_or(0)
+    pub(crate) fn sync_end(&self, handle: u32) -> Option<u32> {
+        let end = self.sync_ends.get(handle).copied();
+        end.filter(|&end| end != 0)
     }
 
     pub(crate) fn set_sync_end(&mut self, handle: u32, end: u32) {
@@ -985,20 +991,67 @@ impl ConnTable {
         let end = slots.end.min(self.slots_len());
         let mut at = slots.start;
         core::iter::from_fn(move || {
-            while at < end {
-                // Parts without entries are passed over at once.
-                if at.is_multiple_of(PART) && self.parts.get(at / PART) == Some(&0) {
-                    at = (at + PART).min(self.slots.overflow as usize);
-                    continue;
-                }
-                let handle = u32::try_from(at).ok()?;
-                at += 1;
-                if self.is_used(handle) {
-                    return Some(handle);
-                }
+            let mut budget = usize::MAX;
+            if at >= end {
+                return None;
             }
-            None
+            self.walk(&mut at, &mut budget)
+                .filter(|&handle| (handle as usize) < end)
         })
+    }
+
+    /// The next entry in use from slot `at` on, which moves behind it; `None` if there is none before the budget of slots
+    /// to look at is spent, or the end ([`slots_len`](Self::slots_len)) is reached.
+    pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
+        while *at < self.slots_len() && *budget > 0 {
+            *budget -= 1;
+            // Parts without entries are passed over at once.
+            if at.is_multiple_of(PART) && self.parts.get(*at / PART) == Some(&0) {
+                *at = (*at + PART).min(self.slots.overflow as usize);
+                continue;
+            }
+            let handle = u32::try_from(*at).ok()?;
+            *at += 1;
+            if self.is_used(handle) {
+                return Some(handle);
+            }
+        }
+        None
+    }
+
+    /// How many slots there are in those regions that have entries.
+    pub(crate) fn populated_len(&self) -> usize {
+        self.populated().map(|region| region.len()).sum()
+    }
+
+    /// Slot `n` of those.
+    pub(crate) fn populated_slot(&self, n: usize) -> Option<u32> {
+        let mut left = n;
+        for region in self.populated() {
+            if left < region.len() {
+                return u32::try_from(region.start + left).ok();
+            }
+            left -= region.len();
+        }
+        None
+    }
+
+    /// Entries in use in a window of those.
+    pub(crate) fn populated_in(&self, window: Range<usize>) -> impl Iterator<Item = u32> + '_ {
+        window
+            .filter_map(|n| self.populated_slot(n))
+            .filter(|&handle| self.is_used(handle))
+    }
+
+    fn populated(&self) -> impl Iterator<Item = Range<usize>> {
+        let (wide, overflow) = (self.slots.wide as usize, self.slots.overflow as usize);
+        [
+            (self.used[0] > 0, 0..wide),
+            (self.used[1] > 0, wide..overflow),
+            (true, overflow..self.slots_len()),
+        ]
+        .into_iter()
+        .filter_map(|(has_entries, region)| has_entries.then_some(region))
     }
 }
 
