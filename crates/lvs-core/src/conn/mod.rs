@@ -3,7 +3,9 @@
 mod draft;
 pub(crate) mod flag;
 mod state;
-pub(crate) mod table;
+mod table;
+
+pub(crate) use self::table::memory;
 mod template;
 mod templates;
 mod windows;

@@ -33,6 +33,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
+use crate::conn::memory::{Layout, Memory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::mark::MarkRule;
 use crate::sched::Registry;
@@ -257,6 +258,16 @@ impl Control {
     /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be asked for once each: two of one
     /// number count the same twice.
     pub fn shard(&self, number: usize) -> Option<Shard> {
+        self.shard_in(number, Memory::heap(self.layout()))
+    }
+
+    /// What the memory of a shard's connections looks like that can hold [`Options::max_connections`].
+    pub fn layout(&self) -> Layout {
+        Layout::new(self.options.max_connections, self.options.seed)
+    }
+
+    /// As [`shard`](Self::shard), with its connections in `memory`, which is all zeros.
+    pub fn shard_in(&self, number: usize, memory: Memory) -> Option<Shard> {
         if number >= self.options.shards {
             return None;
         }
@@ -266,7 +277,7 @@ impl Control {
             seed,
             ..
         } = self.options;
-        let table = ConnTable::new(max_connections, seed);
+        let table = ConnTable::with_memory(max_connections, memory);
         let local_ports = LocalPorts::new(number, shards, seed);
         let total = self.total.shard(number);
         let mut shard = Shard::new(number, table, local_ports, total, self.shared.clone());

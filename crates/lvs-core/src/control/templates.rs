@@ -116,6 +116,20 @@ impl Control {
         }
     }
 
+    /// Persistence templates from slot `from` on, and the slot from which to go on, as
+    /// [`Shard::connections_piece`].
+    pub fn templates_piece(
+        &self,
+        from: usize,
+        budget: usize,
+        now: Instant,
+    ) -> (Vec<Connection>, Option<usize>) {
+        let (indices, next) = self.templates.table.piece(from, budget);
+        let templates = indices.into_iter();
+        let piece = templates.map(|index| self.template_entry(index, now));
+        (piece.collect(), next)
+    }
+
     /// Name and data of the persistence engine of a template that [`templates_from`](Self::templates_from) has shown.
     pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
         if !self.templates.table.is_used(id.0) {

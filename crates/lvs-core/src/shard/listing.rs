@@ -34,9 +34,6 @@ pub struct Connection {
     pub synced: bool,
 }
 
-/// Free slots that take as long to look at as an entry to list.
-const ENTRY_COST: usize = 15;
-
 impl Shard {
     /// Connections from slot `start` on.
     pub fn connections_from(
@@ -60,14 +57,10 @@ impl Shard {
         budget: usize,
         now: Instant,
     ) -> (Vec<Connection>, Option<usize>) {
-        let (mut at, mut left) = (from, budget);
-        let mut piece = Vec::new();
-        while let Some(index) = self.table.walk(&mut at, &mut left) {
-            piece.push(self.connection(index, now));
-            // An entry costs more than a look at a free slot.
-            left = left.saturating_sub(ENTRY_COST);
-        }
-        (piece, (at < self.slots()).then_some(at))
+        let (indices, next) = self.table.piece(from, budget);
+        let connections = indices.into_iter();
+        let piece = connections.map(|index| self.connection(index, now));
+        (piece.collect(), next)
     }
 
     /// Connections in these slots: a listing in pieces of so many [`slots`](Self::slots) takes the same short time for

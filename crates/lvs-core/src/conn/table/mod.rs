@@ -63,6 +63,8 @@ use crate::{Forwarding, Instant, Protocol};
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
+/// Free slots that take as long to look at as an entry to list.
+const ENTRY_COST: usize = 16;
 
 /// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the overflow.
 #[derive(Debug)]
@@ -1017,6 +1019,18 @@ impl ConnTable {
             }
         }
         None
+    }
+
+    /// Entries from slot `from` on, and the slot from which to go on, for listings in pieces that take a short time each,
+    /// be the table full or empty: a free slot takes one of `budget`, an entry, of which more is read, [`ENTRY_COST`].
+    pub(crate) fn piece(&self, from: usize, budget: usize) -> (Vec<u32>, Option<usize>) {
+        let (mut at, mut left) = (from, budget);
+        let mut piece = Vec::new();
+        while let Some(handle) = self.walk(&mut at, &mut left) {
+            piece.push(handle);
+            left = left.saturating_sub(ENTRY_COST - 1);
+        }
+        (piece, (at < self.slots_len()).then_some(at))
     }
 
     /// How many slots there are in those regions that have entries.
