@@ -7,6 +7,8 @@ use std::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::conn::Key;
+use crate::{Forwarding, State};
 
 /// No limit to the work of a call.
 const ALL: usize = usize::MAX;
@@ -494,8 +496,6 @@ fn lent(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
 fn memory(layout: Layout, words: &[&'static [core::sync::atomic::AtomicU64]; 5]) -> Memory {
     Memory::new(layout, words.map(memory::Region::lent)).unwrap()
 }
-
-use crate::State;
 
 fn agree(table: &ConnTable, naive: &Naive) {
     assert_eq!(table.len(), naive.entries.len());
