@@ -59,7 +59,7 @@ pub use control::{Candidate, Control, Explanation, Options, Service};
 pub use director::Director;
 /// The memory that a connection table lies in.
 pub mod memory {
-    pub use crate::conn::memory::{Layout, LayoutError, Memory, Region};
+    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, Region};
 }
 pub use error::Error;
 pub use latency::Latency;

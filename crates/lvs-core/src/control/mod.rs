@@ -1,6 +1,7 @@
 //! The half of a director that its workers share: services, real servers, and the decision about new connections.
 
 mod admit;
+mod adopt;
 mod agenda;
 pub(crate) mod check;
 mod clock;
@@ -268,16 +269,15 @@ impl Control {
 
     /// As [`shard`](Self::shard), with its connections in `memory`, which is all zeros.
     pub fn shard_in(&self, number: usize, memory: Memory) -> Option<Shard> {
+        let table = ConnTable::with_memory(self.options.max_connections, memory);
+        self.shard_with(number, table)
+    }
+
+    fn shard_with(&self, number: usize, table: ConnTable) -> Option<Shard> {
         if number >= self.options.shards {
             return None;
         }
-        let Options {
-            max_connections,
-            shards,
-            seed,
-            ..
-        } = self.options;
-        let table = ConnTable::with_memory(max_connections, memory);
+        let Options { shards, seed, .. } = self.options;
         let local_ports = LocalPorts::new(number, shards, seed);
         let total = self.total.shard(number);
         let mut shard = Shard::new(number, table, local_ports, total, self.shared.clone());

@@ -241,7 +241,7 @@ impl Control {
     }
 
     /// The configured server of an entry (`ip_vs_find_dest`).
-    fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
+    pub(super) fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
         let number = self.find_service(entry.mark, entry.protocol, entry.virt)?;
         let service = self.services.get(&number)?;
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;

@@ -15,7 +15,7 @@ use crate::Instant;
 /// Look-ups find what lies in its bucket from the first moment, by the words of tags that were found. Timers run, and
 /// counts are right, of what was gone through.
 #[derive(Debug)]
-pub(crate) struct Adoption {
+pub struct Adoption {
     /// The handle to look at next.
     next: u32,
     /// Entries of the overflow, by the order in which they came.

@@ -14,6 +14,7 @@
 //!
 //! [`Layout`] says how many of each there are, and with which keys they are hashed.
 
+pub use super::adopt::Adoption;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
