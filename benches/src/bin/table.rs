@@ -62,7 +62,7 @@ fn server(n: u8) -> SocketAddr {
     SocketAddr::from(([10, 1, 0, n], 80))
 }
 
-/// One packet's decision; false if it is refused.
+/// One packet, decided on.
 fn decide(
     control: &mut Control,
     shard: &mut Shard,

@@ -10,6 +10,7 @@ mod links;
 mod listing;
 mod local_ports;
 mod lookup;
+mod publish;
 mod reply;
 mod room;
 mod settings;

@@ -282,16 +282,6 @@ impl<'a> Entry<'a> {
         self.narrow || self.way() & way::CLIENT_IS_V6 == 0
     }
 
-    /// The index of the client's next hop, as far as it is known.
-    pub(crate) fn next_hop(self) -> Option<u16> {
-        let word = if self.narrow {
-            self.front(2) >> 48
-        } else {
-            self.front(7) >> 32
-        };
-        u16::try_from(word & 0xffff).ok().filter(|&hop| hop != 0)
-    }
-
     pub(crate) fn set_next_hop(self, hop: Option<u16>) {
         let (n, shift) = if self.narrow { (2, 48) } else { (7, 32) };
         let others = self.front(n) & !(0xffff << shift);
