@@ -124,7 +124,7 @@ mod tests {
         let mut shard = before.shard_in(0, memory()).unwrap();
         before.sweep(&mut shard);
         let mut targets = alloc::vec::Vec::new();
-        for port in 1..=50 {
+        for port in 1001..=1050 {
             for flags in [TcpFlags::SYN, TcpFlags::ACK] {
                 let meta = segment(port, flags);
                 let verdict = match shard.handle_packet(&meta, Instant::ZERO) {
@@ -147,7 +147,7 @@ mod tests {
         while after.adopt(&mut shard, &mut adoption, now, 16) {}
         after.sweep(&mut shard);
         assert_eq!(shard.len(), 50);
-        for (port, target) in (1..=50).zip(targets) {
+        for (port, target) in (1001..=1050).zip(targets) {
             let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
             let Ok(Verdict::Forward(forward)) = verdict else {
                 panic!("{verdict:?}")

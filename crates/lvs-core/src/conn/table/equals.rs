@@ -227,6 +227,11 @@ impl ConnTable {
         self.slots.entry(handle).write(&draft);
         self.count(handle, 1);
         if !in_place {
+            // Who takes the table over finds the newest by this.
+            self.overflow.sequence += 1;
+            self.slots
+                .entry(handle)
+                .set_sequence(self.overflow.sequence);
             self.move_home(handle, true);
             self.enter(handle, Side::BOTH);
             return;

@@ -236,11 +236,10 @@ impl Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.words {
-            Store::Heap(_) => "heap",
+        f.write_str(match self.words {
+            Store::Heap(_) => "on the heap",
             Store::Lent(_) => "lent",
-        };
-        write!(f, "{} words, {kind}", self.len())
+        })
     }
 }
 

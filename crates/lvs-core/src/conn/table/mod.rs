@@ -45,8 +45,8 @@ mod wheel;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::fmt;
 use core::net::{IpAddr, SocketAddr};
-use core::time::Duration;
 
 use self::buckets::{Buckets, Tags};
 use self::memory::{Layout, Memory};
@@ -172,7 +172,6 @@ impl Entries for Slots {
 }
 
 /// Entries of connections or templates, what they are found by, and their timers. Holds at most `capacity` of them.
-#[derive(Debug)]
 pub(crate) struct ConnTable {
     slots: Slots,
     overflow: Overflow,
@@ -198,6 +197,17 @@ pub(crate) struct ConnTable {
     clock: Instant,
     /// The hash that was needed last of whom packets are addressed to.
     addressee: find::Memo,
+}
+
+impl fmt::Debug for ConnTable {
+    /// What is in it, by slot.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: ", self.len, self.capacity)?;
+        let handles = self.indices(0..usize::MAX);
+        let entries =
+            handles.map(|handle| (handle, (self.get(handle).expires(), self.get(handle))));
+        f.debug_map().entries(entries).finish()
+    }
 }
 
 impl ConnTable {

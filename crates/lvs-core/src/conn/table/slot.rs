@@ -63,9 +63,8 @@ pub(crate) mod kind {
     pub(crate) const TOLD_APART: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
-/// In the upper part of w1 or w7: besides the forwarding method.
+/// In the upper part of w1 or w7, above the three bits of the forwarding method.
 mod way {
-    pub(super) const METHOD: u64 = 7;
     pub(super) const CLIENT_IS_V6: u64 = 8;
     pub(super) const SERVER_IS_V6: u64 = 16;
 }

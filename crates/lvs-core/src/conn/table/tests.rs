@@ -2,6 +2,7 @@
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 use std::vec;
 
 use proptest::prelude::*;
@@ -10,6 +11,8 @@ use super::*;
 use crate::conn::Key;
 use crate::{Forwarding, State};
 
+/// The record of servers of entries that were bound anew.
+const REBOUND: u32 = 1000;
 /// No limit to the work of a call.
 const ALL: usize = usize::MAX;
 
@@ -338,11 +341,6 @@ struct Naive {
 }
 
 impl Naive {
-    fn at(&mut self, handle: u32) -> usize {
-        let mut handles = self.entries.iter();
-        handles.position(|entry| entry.0 == handle).unwrap()
-    }
-
     fn newest(&self, is: impl Fn(&Draft) -> bool) -> Option<u32> {
         let entry = self.entries.iter().rev().find(|entry| is(&entry.1));
         entry.map(|entry| entry.0)
@@ -591,7 +589,7 @@ proptest! {
                         if draft.server_addr.is_ipv4() {
                             draft.server_addr = server;
                         }
-                        draft.server += 1;
+                        draft.server = REBOUND;
                         draft.flags = draft.flags & !flag::METHOD | method;
                     };
                     table.change(entry.0, change);
@@ -620,7 +618,7 @@ proptest! {
                 }
                 Op::TakeOver => {
                     // Among entries in place that were changed, a successor does not know the newest.
-                    let ambiguous = naive.entries.iter().any(|entry| entry.1.server >= 7);
+                    let ambiguous = naive.entries.iter().any(|entry| entry.1.server == REBOUND);
                     let hidden = naive.entries.iter().any(|entry| entry.1.has(flag::DYING));
                     if ambiguous || hidden {
                         continue;
