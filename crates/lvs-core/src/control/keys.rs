@@ -61,7 +61,7 @@ impl Hasher for Fold {
     }
 
     fn write_isize(&mut self, word: isize) {
-        self.fold(word as u64);
+        self.fold(word.cast_unsigned() as u64);
     }
 
     fn write_usize(&mut self, word: usize) {

@@ -75,6 +75,12 @@ impl Records {
         self.places.iter().flatten()
     }
 
+    /// The records in some of the places.
+    pub(crate) fn iter_in(&self, places: Range<usize>) -> impl Iterator<Item = &Registered> {
+        let places = places.start.min(self.len())..places.end.min(self.len());
+        self.places.get(places).into_iter().flatten().flatten()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Registered> {
         self.places.iter_mut().flatten()
     }
@@ -253,6 +259,8 @@ mod tests {
         assert_eq!(ids, [0, 1, 2]);
         records.trash(ServerId(1));
         assert_eq!(enter(&mut records, 2).0, 1, "an equal one takes it up");
+        let sizes = [0..1, 1..9, 3..3, 7..9].map(|places| records.iter_in(places).count());
+        assert_eq!(sizes, [1, 2, 0, 0]);
         records.trash(ServerId(1));
         records.trash(ServerId(0));
         assert!(records.empty_trash(Instant::ZERO));
