@@ -19,7 +19,7 @@
 //! | [`proc`] | the text of `/proc/net/ip_vs*` |
 //!
 //! Decisions are the kernel's, choice by choice, as the recordings under `tests/golden` show. Two things differ, because
-//! they follow from the kernel's hash table, which this crate has not: the order of listings, and which connections
+//! they follow from the kernel's hash table, which is another one: the order of listings, and which connections
 //! `drop_entry` visits (as many, at random, with the same states spared).
 #![no_std]
 #![forbid(unsafe_code)]
@@ -60,6 +60,10 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Candidate, Control, Explanation, Options, Service};
 pub use director::Director;
+/// The memory that a connection table lies in.
+pub mod memory {
+    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, Region};
+}
 pub use error::Error;
 pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
 pub use latency::Latency;

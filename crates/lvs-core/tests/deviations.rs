@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
     ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
@@ -55,22 +55,37 @@ fn from_client(director: &mut Director, port: u16, flags: u8, now: Instant) -> V
 fn listings_are_in_the_order_of_slots() {
     let mut director = director();
     let now = Instant::from_secs(1);
-    for port in [30, 10, 25] {
+    let ports: Vec<u16> = (1001..1200).collect();
+    for &port in &ports {
         let _ = from_client(&mut director, port, TcpFlags::SYN, now);
     }
-    let listed = |director: &Director, now| -> Vec<u16> {
+    let listed = |director: &Director, now| -> Vec<(ConnId, u16)> {
         let all = director.shard.connections_from(0, now);
-        all.map(|connection| connection.client.port()).collect()
+        all.map(|connection| (connection.id, connection.client.port()))
+            .collect()
     };
-    assert_eq!(listed(&director, now), [30, 10, 25]);
-    // The first to end makes room for the next to come.
-    let later = Instant::from_secs(50);
-    for port in [30, 25] {
-        let _ = from_client(&mut director, port, TcpFlags::SYN, later);
+    let before = listed(&director, now);
+    // Not in the order in which they came, but always in the same.
+    assert!(before.is_sorted_by_key(|(slot, _)| *slot));
+    let in_order = |listed: &[(ConnId, u16)]| listed.iter().map(|&(_, port)| port).collect();
+    let mut all: Vec<u16> = in_order(&before);
+    assert_ne!(all, ports);
+    all.sort_unstable();
+    assert_eq!(all, ports);
+    // One that comes changes nothing about the others.
+    let _ = from_client(&mut director, 5000, TcpFlags::SYN, now);
+    let mut after = listed(&director, now);
+    after.retain(|&(_, port)| port != 5000);
+    assert_eq!(after, before);
+    // Pieces of a listing make up the whole, however small they are.
+    let (mut start, mut pieces) = (Some(0), Vec::new());
+    while let Some(from) = start {
+        let (piece, next) = director.shard.connections_piece(from, 20, now);
+        pieces.extend(piece.iter().map(|connection| connection.id));
+        start = next;
     }
-    let later = Instant::from_secs(70);
-    let _ = from_client(&mut director, 5, TcpFlags::SYN, later);
-    assert_eq!(listed(&director, later), [30, 5, 25]);
+    let whole: Vec<ConnId> = listed(&director, now).iter().map(|(id, _)| *id).collect();
+    assert_eq!(pieces, whole);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
+/// It controls others, or did.
+pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// Its server went down, and it does not come back with it.
@@ -36,4 +38,4 @@ pub(crate) const DYING: u32 = 0x4000_0000;
 /// What passes is looked at before anything else.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
 /// All of these: they are of no concern to others.
-pub(crate) const OWN: u32 = TIMED | GONE | TRACKED | HELPED | DYING;
+pub(crate) const OWN: u32 = CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

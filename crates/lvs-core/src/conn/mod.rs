@@ -1,20 +1,19 @@
 //! Connections: the table, its timers, and the protocols' state machines.
 
+mod draft;
 pub(crate) mod flag;
-mod index;
-mod link;
-mod slot;
 mod state;
 mod table;
+
+pub(crate) use self::table::memory;
 mod template;
 mod templates;
-mod wheel;
 mod windows;
 
-pub(crate) use self::slot::{Key, NO_SLOT, Slot, TEMPLATE_BIT};
+pub(crate) use self::draft::{Draft, Key, NO_SLOT, TEMPLATE_BIT};
 pub(crate) use self::state::{Direction, State, Timeouts, sctp_next, tcp_next};
-pub(crate) use self::table::ConnTable;
+pub(crate) use self::table::sparse::Sparse;
+pub(crate) use self::table::{ConnTable, Entry, tick_of};
 pub(crate) use self::template::Template;
 pub(crate) use self::templates::Templates;
-pub(crate) use self::wheel::tick_of;
 pub(crate) use self::windows::{scattered, windows};

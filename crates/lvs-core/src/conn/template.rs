@@ -7,8 +7,8 @@ use alloc::boxed::Box;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
+use super::Key;
 use super::flag;
-use super::slot::Key;
 use crate::Instant;
 
 /// What is known of a template. Its timer is in [`Templates`].

@@ -3,11 +3,10 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{ConnTable, Key, Slot, Template};
+use super::{ConnTable, Draft, Key, Sparse, Template};
 use crate::hash::hsiphash;
 use crate::{Instant, Protocol};
 
@@ -18,7 +17,7 @@ type EngineKey = (IpAddr, SocketAddr, Protocol, Box<[u8]>);
 #[derive(Debug)]
 pub(crate) struct Templates {
     pub(crate) table: ConnTable,
-    records: Vec<Option<Arc<Template>>>,
+    records: Sparse<Option<Arc<Template>>>,
     by_engine: BTreeMap<EngineKey, u32>,
     /// Where to look next for one that can go.
     pub(crate) hand: usize,
@@ -28,15 +27,16 @@ impl Templates {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         Self {
             table: ConnTable::new(capacity, seed),
-            records: Vec::new(),
+            records: Sparse::default(),
             by_engine: BTreeMap::new(),
             hand: 0,
         }
     }
 
     pub(crate) fn get(&self, index: u32) -> &Arc<Template> {
-        self.records[index as usize]
-            .as_ref()
+        let record = self.records.get(index);
+        record
+            .and_then(Option::as_ref)
             .expect("indices lead to templates in use")
     }
 
@@ -83,25 +83,21 @@ impl Templates {
             let port = u16::try_from(hash & 0xffff).unwrap_or(0);
             key.client.set_port(port.max(1));
         }
-        let mut slot = Slot::new(&key, template.server_addr, template.flags.load(Relaxed));
+        let mut slot = Draft::new(&key, template.server_addr, template.flags.load(Relaxed));
         slot.timeout = template.timeout.load(Relaxed);
-        let index = self.table.insert(slot, now)?;
+        let index = self.table.insert(&slot, now)?;
         if let Some(key) = engine_key(&template) {
             self.by_engine.insert(key, index);
         }
         let template = Arc::new(template);
-        let place = index as usize;
-        if self.records.len() <= place {
-            self.records.resize(place + 1, None);
-        }
-        self.records[place] = Some(template.clone());
+        *self.records.entry(index) = Some(template.clone());
         Some((index, template))
     }
 
     /// Lets the timer run for the template's timeout from `now`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
-        self.table.get_mut(index).timeout = timeout;
+        self.table.get(index).set_timeout(timeout);
         self.table.restart(index, now);
     }
 
@@ -126,7 +122,7 @@ impl Templates {
             self.by_engine.remove(&key);
         }
         self.table.remove(index);
-        self.records[index as usize] = None;
+        *self.records.entry(index) = None;
         template
     }
 }

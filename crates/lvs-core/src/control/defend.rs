@@ -21,18 +21,18 @@ impl Control {
     /// A round of `drop_entry` among connections (`ip_vs_random_dropentry`).
     pub(super) fn drop_entries(&mut self, shard: &mut Shard) {
         let now = self.clock.unwrap_or_default();
-        let len = shard.table.slots_len();
+        let len = shard.table.populated_len();
         for _ in 0..self.defense.visits(len) {
-            let index = self.defense.draw(len);
-            if !shard.table.is_used(index) {
+            let drawn = self.defense.draw(len) as usize;
+            let Some(index) = shard.table.populated_slot(drawn) else {
+                continue;
+            };
+            if !shard.table.is_used(index) || shard.table.controlled(index) > 0 {
                 continue;
             }
             let slot = shard.table.get(index);
-            if slot.controlled > 0 {
-                continue;
-            }
             let idle = slot.idle(now);
-            let (protocol, state, packets) = (slot.protocol(), slot.state, slot.in_packets);
+            let (protocol, state, packets) = (slot.protocol(), slot.state(), slot.in_packets());
             if self
                 .defense
                 .drops_connection(protocol, state, idle, packets)

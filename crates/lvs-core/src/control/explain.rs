@@ -166,7 +166,7 @@ impl Control {
                         .templates
                         .table
                         .get(index)
-                        .expires
+                        .expires()
                         .saturating_since(now);
                     match usable {
                         Some(entry) => {

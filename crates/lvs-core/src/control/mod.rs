@@ -1,6 +1,7 @@
 //! The half of a director that its workers share: services, real servers, and the decision about new connections.
 
 mod admit;
+mod adopt;
 mod agenda;
 pub(crate) mod check;
 mod clock;
@@ -33,6 +34,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
+use crate::conn::memory::{Layout, Memory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;
 use crate::mark::MarkRule;
@@ -261,16 +263,25 @@ impl Control {
     /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be asked for once each: two of one
     /// number count the same twice.
     pub fn shard(&self, number: usize) -> Option<Shard> {
+        self.shard_in(number, Memory::heap(self.layout()))
+    }
+
+    /// What the memory of a shard's connections looks like that can hold [`Options::max_connections`].
+    pub fn layout(&self) -> Layout {
+        Layout::new(self.options.max_connections, self.options.seed)
+    }
+
+    /// As [`shard`](Self::shard), with its connections in `memory`, which is all zeros.
+    pub fn shard_in(&self, number: usize, memory: Memory) -> Option<Shard> {
+        let table = ConnTable::with_memory(self.options.max_connections, memory);
+        self.shard_with(number, table)
+    }
+
+    fn shard_with(&self, number: usize, table: ConnTable) -> Option<Shard> {
         if number >= self.options.shards {
             return None;
         }
-        let Options {
-            max_connections,
-            shards,
-            seed,
-            ..
-        } = self.options;
-        let table = ConnTable::new(max_connections, seed);
+        let Options { shards, seed, .. } = self.options;
         let local_ports = LocalPorts::new(number, shards, seed);
         let total = self.total.shard(number);
         let mut shard = Shard::new(number, table, local_ports, total, self.shared.clone());

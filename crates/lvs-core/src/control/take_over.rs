@@ -5,7 +5,7 @@ use core::net::{Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
-use crate::conn::{Key, NO_SLOT, Slot, State, Template, flag};
+use crate::conn::{Draft, Key, NO_SLOT, State, Template, flag};
 use crate::persistence_sip;
 use crate::shard::Shard;
 use crate::sync::wire::{self, Entry};
@@ -92,10 +92,11 @@ impl Control {
         }
         let index = match found {
             Some(index) => {
-                let slot = shard.table.get_mut(index);
-                let toggled = (slot.flags ^ flags) & flag::INACTIVE != 0;
-                slot.flags = slot.flags & !UPDATED | flags & UPDATED;
-                let unbound = slot.server == NO_SLOT;
+                let slot = shard.table.get(index);
+                let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
+                slot.clear(UPDATED);
+                slot.set(flags & UPDATED);
+                let unbound = slot.server() == NO_SLOT;
                 if let Some(link) = shard.link(index)
                     && toggled
                 {
@@ -107,9 +108,8 @@ impl Control {
                 index
             }
             None => {
-                let mut slot = Slot::new(&key, entry.server, self.conntrack_flag() | flags);
+                let mut slot = Draft::new(&key, entry.server, self.conntrack_flag() | flags);
                 slot.mark = entry.mark;
-                slot.sync_end = now.ticks() & !3;
                 let server = self.find_server(entry, flags);
                 if let Some(server) = &server {
                     slot.server = server.id().0;
@@ -137,11 +137,11 @@ impl Control {
             (0, protocol) => self.settings.timeouts.of(protocol, state),
             (timeout, _) => timeout,
         };
-        let slot = shard.table.get_mut(index);
-        slot.in_packets = self.settings.sysctls.sync_threshold.0;
-        slot.state = state;
-        slot.old_state = state;
-        slot.timeout = timeout;
+        let slot = shard.table.get(index);
+        slot.set_in_packets(self.settings.sysctls.sync_threshold.0);
+        slot.set_state(state);
+        slot.set_old_state(state);
+        slot.set_timeout(timeout);
         shard.table.restart(index, now);
         if let Some(replaced) = replaced {
             shard.end(replaced);
@@ -157,9 +157,9 @@ impl Control {
             client: slot.client(),
             virt: slot.virt(),
             server: slot.server_addr(),
-            flags: slot.flags,
+            flags: slot.flags(),
             state: 0,
-            mark: slot.mark,
+            mark: slot.mark(),
             timeout: 0,
             sequences: None,
             engine: None,
@@ -241,7 +241,7 @@ impl Control {
     }
 
     /// The configured server of an entry (`ip_vs_find_dest`).
-    fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
+    pub(super) fn find_server(&self, entry: &Entry, flags: u32) -> Option<Arc<Server>> {
         let number = self.find_service(entry.mark, entry.protocol, entry.virt)?;
         let service = self.services.get(&number)?;
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;

@@ -39,7 +39,7 @@ impl Control {
         }
         // For good: from now on every new connection gives it 60 s.
         template.timeout.store(60, Relaxed);
-        let fired = self.templates.table.get(index).expires;
+        let fired = self.templates.table.get(index).expires();
         let queue = match shard {
             Some(shard) => shard.sync_queue(),
             None => &mut self.sync,
@@ -109,11 +109,25 @@ impl Control {
             virt,
             server,
             state: template.state_name(),
-            expires: slot.expires.saturating_since(now),
+            expires: slot.expires().saturating_since(now),
             method: slot.method(),
             template: true,
             synced: template.flags.load(Relaxed) & flag::SYNC != 0,
         }
+    }
+
+    /// Persistence templates from slot `from` on, and the slot from which to go on, as
+    /// [`Shard::connections_piece`].
+    pub fn templates_piece(
+        &self,
+        from: usize,
+        budget: usize,
+        now: Instant,
+    ) -> (Vec<Connection>, Option<usize>) {
+        let (indices, next) = self.templates.table.piece(from, budget);
+        let templates = indices.into_iter();
+        let piece = templates.map(|index| self.template_entry(index, now));
+        (piece.collect(), next)
     }
 
     /// Name and data of the persistence engine of a template that [`templates_from`](Self::templates_from) has shown.
@@ -146,9 +160,12 @@ impl Control {
 
     /// A round of `drop_entry` among templates.
     pub(super) fn drop_templates(&mut self, now: Instant) {
-        let len = self.templates.table.slots_len();
+        let len = self.templates.table.populated_len();
         for _ in 0..self.defense.visits(len) {
-            let index = self.defense.draw(len);
+            let drawn = self.defense.draw(len) as usize;
+            let Some(index) = self.templates.table.populated_slot(drawn) else {
+                continue;
+            };
             if !self.templates.table.is_used(index) {
                 continue;
             }
@@ -187,16 +204,16 @@ impl Control {
             return;
         }
         let here = self.templates.hand;
-        let first = scattered(here, table.slots_len(), TEMPLATE_WINDOWS).find_map(|window| {
-            let slots = table.indices(window).filter_map(|index| {
+        let first = scattered(here, table.populated_len(), TEMPLATE_WINDOWS).find_map(|window| {
+            let slots = table.populated_in(window).filter_map(|index| {
                 let template = self.templates.get(index);
                 let assured = template.assured.load(Relaxed);
                 let free = template.controlled.load(Relaxed) == 0;
-                free.then(|| (assured, table.get(index).expires, index))
+                free.then(|| (assured, table.get(index).expires(), index))
             });
             slots.min()
         });
-        self.templates.hand = (here + 1) % windows(table.slots_len());
+        self.templates.hand = (here + 1) % windows(table.populated_len());
         if let Some((.., index)) = first {
             self.remove_template(index);
             self.evicted_templates += 1;

@@ -10,7 +10,7 @@
 //! number: an entry that has ended stays for a while and resets what still comes.
 
 use super::{NeedsControl, Shard};
-use crate::conn::{NO_SLOT, State, flag};
+use crate::conn::{NO_SLOT, Sparse, State, flag};
 use crate::packet::{is_ipsec, opens};
 use crate::{
     AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
@@ -87,9 +87,9 @@ pub(crate) struct Expected {
 #[derive(Debug, Default)]
 pub(crate) struct Down {
     /// By the indices of connections that are tracked.
-    expected: Vec<Expected>,
+    expected: Sparse<Expected>,
     /// The slot that the walk goes on at.
-    at: Option<u32>,
+    at: Option<usize>,
     /// Another server went down since the walk began.
     again: bool,
     /// To be sent.
@@ -99,11 +99,7 @@ pub(crate) struct Down {
 impl Down {
     /// Connection `index` is new.
     pub(crate) fn track(&mut self, index: u32) {
-        let place = index as usize;
-        if self.expected.len() <= place {
-            self.expected.resize(place + 1, Expected::default());
-        }
-        self.expected[place] = Expected::default();
+        *self.expected.entry(index) = Expected::default();
     }
 
     /// A server went down: the table is to be walked over.
@@ -152,7 +148,7 @@ impl Shard {
                 let shift = self.shift(index);
                 said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
             }
-            if let Some(expected) = self.down.expected.get_mut(index as usize) {
+            if let Some(expected) = self.down.expected.get_mut(index) {
                 expected.note(said, from_client);
             }
         }
@@ -170,16 +166,17 @@ impl Shard {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
         while let Some(index) = self.down.at {
-            if index as usize >= self.table.slots_len() {
+            if index >= self.table.slots_len() {
                 self.down.at = core::mem::take(&mut self.down.again).then_some(0);
                 continue;
             }
             if left == 0 || ends == 0 {
                 break;
             }
-            left -= 1;
-            self.down.at = Some(index + 1);
-            if self.table.is_used(index) && self.is_orphan(index) {
+            let mut at = index;
+            let found = self.table.walk(&mut at, &mut left);
+            self.down.at = Some(at);
+            if let Some(index) = found.filter(|&index| self.is_orphan(index)) {
                 ends -= 1;
                 self.end_orphan(index, now);
             }
@@ -196,21 +193,21 @@ impl Shard {
     /// Ends a connection whose server went down.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
-        let slot = self.table.get_mut(index);
-        slot.flags |= flag::GONE;
+        let slot = self.table.get(index);
+        slot.set(flag::GONE);
         match (on_down, slot.protocol()) {
             (OnServerDown::Drop, protocol) => {
                 if protocol == Protocol::TCP {
                     self.close(index);
                 }
-                if self.table.get(index).expires > now + Duration::from_secs(SILENCE.into()) {
-                    self.table.get_mut(index).timeout = SILENCE;
+                if self.table.get(index).expires() > now + Duration::from_secs(SILENCE.into()) {
+                    self.table.get(index).set_timeout(SILENCE);
                     self.table.restart(index, now);
                 }
             }
             (_, Protocol::TCP) => self.reset_both(index, now),
             // What is next is a new connection.
-            (OnServerDown::Reschedule, _) if slot.controlled == 0 => {
+            (OnServerDown::Reschedule, _) if self.table.controlled(index) == 0 => {
                 // A template that controlled it leads to nobody; it ends when its time comes.
                 let _ = self.kill(index);
             }
@@ -221,12 +218,12 @@ impl Shard {
     /// Has both ends of a TCP connection reset, as far as it is known what they expect.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
-        if matches!(slot.state, State::TCP_TIME_WAIT | State::TCP_CLOSE) {
+        if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
             // Both ends have said their last word.
             return;
         }
         let tracked = slot.has(flag::TRACKED);
-        let expected = self.down.expected.get(index as usize).copied();
+        let expected = self.down.expected.get(index).copied();
         let Some(expected) = expected.filter(|_| tracked) else {
             return;
         };
@@ -262,11 +259,11 @@ impl Shard {
     /// Puts a TCP connection into CLOSE.
     fn close(&mut self, index: u32) {
         let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_CLOSE);
-        let slot = self.table.get_mut(index);
-        slot.state = State::TCP_CLOSE;
-        slot.timeout = timeout;
-        if !slot.has(flag::INACTIVE) && slot.server != NO_SLOT {
-            slot.flags |= flag::INACTIVE;
+        let slot = self.table.get(index);
+        slot.set_state(State::TCP_CLOSE);
+        slot.set_timeout(timeout);
+        if !slot.has(flag::INACTIVE) && slot.server() != NO_SLOT {
+            slot.set(flag::INACTIVE);
             if let Some(link) = self.link(index) {
                 link.server.set_active(false);
             }
@@ -362,9 +359,9 @@ impl Shard {
         meta: &PacketMeta<'_>,
         now: Instant,
     ) -> Option<Verdict> {
-        let slot = self.table.get_mut(index);
+        let slot = self.table.get(index);
         if slot.has(flag::TIMED) {
-            slot.flags &= !flag::TIMED;
+            slot.clear(flag::TIMED);
             let took = now.saturating_since(slot.last_restart());
             if let Some(link) = self.link(index) {
                 link.server.latency().observe(took, now);
@@ -388,7 +385,7 @@ impl Shard {
         }
         let slot = self.table.get(index);
         if slot.has(flag::TIMED)
-            && slot.in_packets > 0
+            && slot.in_packets() > 0
             && opens(meta)
             && let Some(link) = self.link(index)
         {

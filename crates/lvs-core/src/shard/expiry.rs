@@ -5,14 +5,14 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use super::Shard;
-use crate::conn::{Slot, TEMPLATE_BIT, Template, flag};
+use crate::conn::{Draft, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant};
 
 impl Shard {
     /// Puts a new connection into the table, made from a template or not; `None` if the table is full.
     pub(crate) fn open(
         &mut self,
-        mut slot: Slot,
+        mut slot: Draft,
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Option<u32> {
@@ -21,17 +21,16 @@ impl Shard {
         }
         let tracked = slot.has(flag::TRACKED);
         self.make_room(now);
-        let index = self.table.insert(slot, now)?;
+        let index = self.table.insert(&slot, now)?;
         if tracked {
             self.down.track(index);
         }
+        if self.settings.master.is_some() {
+            self.table.set_sync_end(index, now.ticks() & !3);
+        }
         if let Some((_, template)) = template {
             template.controlled.fetch_add(1, Ordering::Relaxed);
-            let place = index as usize;
-            if self.templates.len() <= place {
-                self.templates.resize(place + 1, None);
-            }
-            self.templates[place] = Some(template);
+            *self.templates.entry(index) = Some(template);
         }
         Some(index)
     }
@@ -39,9 +38,9 @@ impl Shard {
     /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own answer to that packet
     /// may still find it.
     pub(crate) fn end(&mut self, index: u32) {
-        let slot = self.table.get_mut(index);
-        if slot.controlled == 0 && !slot.has(flag::DYING) {
-            slot.flags |= flag::DYING;
+        let slot = self.table.get(index);
+        if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
+            slot.set(flag::DYING);
             self.dying.push(index);
         }
     }
@@ -63,7 +62,7 @@ impl Shard {
         let orphaned = self.destroy(index);
         if let Some(controller) = controller
             && self.table.is_used(controller)
-            && self.table.get(controller).controlled == 0
+            && self.table.controlled(controller) == 0
         {
             return self.kill(controller);
         }
@@ -81,7 +80,7 @@ impl Shard {
             })
             .collect();
         for index in removed {
-            if self.table.is_used(index) && self.table.get(index).controlled == 0 {
+            if self.table.is_used(index) && self.table.controlled(index) == 0 {
                 // Templates to removed servers are flushed by the control half, orphaned or not.
                 let _ = self.kill(index);
             }
@@ -90,11 +89,11 @@ impl Shard {
 
     /// The timer of entry `index` has fired; it is out of the wheel (`ip_vs_conn_expire`).
     pub(crate) fn expire(&mut self, index: u32) {
-        let slot = self.table.get_mut(index);
-        if slot.controlled > 0 {
+        let slot = self.table.get(index);
+        if self.table.controlled(index) > 0 {
             // For good: from now on every restart gives it 60 s.
-            slot.timeout = 60;
-            let fired = slot.expires;
+            slot.set_timeout(60);
+            let fired = slot.expires();
             let threshold = self.settings.sysctls.sync_threshold.0;
             self.sync_connection(index, threshold, fired);
             self.table.restart(index, fired);
@@ -105,14 +104,13 @@ impl Shard {
 
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
-        let slot: &Slot = self.table.get(index);
+        let slot = self.table.get(index);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
         }
         if let Some(controller) = controller {
-            let controller = self.table.get_mut(controller);
-            controller.controlled = controller.controlled.saturating_sub(1);
+            self.table.drop_controlled(controller);
         }
         let template = self.forget(index);
         self.table.remove(index);
@@ -134,7 +132,7 @@ impl Shard {
         if helped {
             self.sessions.remove(&index);
         }
-        let template = self.templates.get_mut(index as usize);
+        let template = self.templates.get_mut(index);
         template.and_then(Option::take)
     }
 }

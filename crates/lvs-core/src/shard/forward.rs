@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 
 use super::Shard;
-use crate::conn::{NO_SLOT, Slot, flag};
+use crate::conn::{Draft, NO_SLOT, flag};
 use crate::stats::Counters;
 use crate::{
     ConnId, DropReason, Forward, Forwarding, Instant, PacketMeta, ServerId, Tunnel, Verdict,
@@ -24,10 +24,10 @@ impl Shard {
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
         let verdict = self.transmit(index, meta, new, now);
-        let slot = self.table.get_mut(index);
-        slot.in_packets = slot.in_packets.wrapping_add(1);
+        let slot = self.table.get(index);
+        slot.count_packet();
         if self.settings.master.is_some() {
-            let packets = slot.in_packets;
+            let packets = slot.in_packets();
             self.sync_connection(index, packets, now);
         }
         self.table.restart(index, now);
@@ -57,7 +57,7 @@ impl Shard {
                     };
                 }
             }
-            Forwarding::Tunnel if slot.server == NO_SLOT => {
+            Forwarding::Tunnel if slot.server() == NO_SLOT => {
                 return Verdict::Drop(DropReason::Unbound);
             }
             _ => {}
@@ -66,21 +66,30 @@ impl Shard {
     }
 
     /// The one packet of a connection that is never in the table: counted, sent, forgotten.
-    pub(crate) fn forward_once(&mut self, slot: &Slot, meta: &PacketMeta<'_>) -> Verdict {
+    pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
         Verdict::Forward(Forward {
             conn: None,
-            ..self.forward_of_slot(slot, 0, true)
+            ..self.forward_to(
+                0,
+                slot.method(),
+                slot.server,
+                slot.key.virt,
+                slot.server_addr,
+                true,
+            )
         })
     }
 
     pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
+        let entry = self.table.get(index);
+        let (virt, server) = (entry.virt(), entry.server_addr());
         Forward {
             source: self.local_of(index),
-            ..self.forward_of_slot(self.table.get(index), index, new)
+            ..self.forward_to(index, entry.method(), entry.server(), virt, server, new)
         }
     }
 
@@ -93,21 +102,30 @@ impl Shard {
         }
     }
 
-    fn forward_of_slot(&self, slot: &Slot, index: u32, new: bool) -> Forward {
-        let method = slot.method();
+    /// How packets to a virtual address leave for a server of this record and address.
+    #[inline]
+    fn forward_to(
+        &self,
+        index: u32,
+        method: Forwarding,
+        record: u32,
+        virt: SocketAddr,
+        server: SocketAddr,
+        new: bool,
+    ) -> Forward {
         Forward {
             conn: Some(ConnId(index)),
-            server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
+            server: (record != NO_SLOT).then_some(ServerId(record)),
             method,
             target: if method == Forwarding::Bypass {
-                slot.virt()
+                virt
             } else {
-                slot.server_addr()
+                server
             },
             source: None,
-            virt: slot.virt(),
+            virt,
             tunnel: self
-                .link_of(slot.server)
+                .link_of(record)
                 .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
             new,
             shift: None,

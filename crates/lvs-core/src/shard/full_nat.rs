@@ -4,19 +4,19 @@ use alloc::sync::Arc;
 use core::net::IpAddr;
 
 use super::Shard;
-use crate::conn::{Slot, Template};
+use crate::conn::{Draft, Template};
 use crate::{DropReason, Instant, LocalAddress};
 
 impl Shard {
     /// Puts a connection that is translated at both ends into the table, with a port of the director's.
     pub(crate) fn open_full_nat(
         &mut self,
-        slot: Slot,
+        slot: Draft,
         template: Option<(u32, Arc<Template>)>,
         pool: &Arc<[LocalAddress]>,
         now: Instant,
     ) -> Result<u32, DropReason> {
-        let (protocol, server) = (slot.protocol(), slot.server_addr());
+        let (protocol, server) = (slot.key.protocol, slot.server_addr);
         let taken = self
             .local_ports
             .take(protocol, server, pool, &self.table, now)

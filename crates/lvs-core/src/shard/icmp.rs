@@ -94,14 +94,13 @@ impl Shard {
     ) -> Verdict {
         let slot = self.table.get(index);
         let nat = slot.method().translates();
-        let unbound = slot.method() == Forwarding::Tunnel && slot.server == NO_SLOT;
+        let unbound = slot.method() == Forwarding::Tunnel && slot.server() == NO_SLOT;
         if nat && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_in(error.len));
         if !nat {
-            let slot = self.table.get_mut(index);
-            slot.in_packets = slot.in_packets.wrapping_add(1);
+            slot.count_packet();
         }
         if unbound {
             return Verdict::Drop(DropReason::Unbound);

@@ -1,5 +1,6 @@
 //! Connections as listings show them.
 
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::ops::Range;
 use core::time::Duration;
@@ -43,9 +44,23 @@ impl Shard {
         self.connections_in(start..self.slots(), now)
     }
 
-    /// Slots that hold or held connections.
+    /// Slots that hold or may hold connections.
     pub const fn slots(&self) -> usize {
         self.table.slots_len()
+    }
+
+    /// Connections from slot `from` on, and the slot from which to go on: a listing in such pieces takes a short time for
+    /// each, be the table full or not. `budget` is how many slots are looked at, at most.
+    pub fn connections_piece(
+        &self,
+        from: usize,
+        budget: usize,
+        now: Instant,
+    ) -> (Vec<Connection>, Option<usize>) {
+        let (indices, next) = self.table.piece(from, budget);
+        let connections = indices.into_iter();
+        let piece = connections.map(|index| self.connection(index, now));
+        (piece.collect(), next)
     }
 
     /// Connections in these slots: a listing in pieces of so many [`slots`](Self::slots) takes the same short time for
@@ -55,21 +70,24 @@ impl Shard {
         slots: Range<usize>,
         now: Instant,
     ) -> impl Iterator<Item = Connection> + '_ {
-        self.table.indices(slots).map(move |index| {
-            let slot = self.table.get(index);
-            Connection {
-                id: ConnId(index),
-                protocol: slot.protocol(),
-                client: slot.client(),
-                virt: slot.virt(),
-                server: slot.server_addr(),
-                state: slot.state.name(slot.protocol()),
-                expires: slot.expires.saturating_since(now),
-                method: slot.method(),
-                template: false,
-                synced: slot.has(flag::SYNC),
-            }
-        })
+        let indices = self.table.indices(slots);
+        indices.map(move |index| self.connection(index, now))
+    }
+
+    fn connection(&self, index: u32, now: Instant) -> Connection {
+        let slot = self.table.get(index);
+        Connection {
+            id: ConnId(index),
+            protocol: slot.protocol(),
+            client: slot.client(),
+            virt: slot.virt(),
+            server: slot.server_addr(),
+            state: slot.state().name(slot.protocol()),
+            expires: slot.expires().saturating_since(now),
+            method: slot.method(),
+            template: false,
+            synced: slot.has(flag::SYNC),
+        }
     }
 
     /// Whether packets from `source` to `client` belong to a connection.

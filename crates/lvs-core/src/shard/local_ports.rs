@@ -22,7 +22,7 @@ use core::time::Duration;
 
 use siphasher::sip::SipHasher13;
 
-use crate::conn::{ConnTable, NO_SLOT};
+use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
 /// How long after its last packet a port is not used again towards the same server: as long as a Linux server keeps
@@ -97,7 +97,7 @@ impl Taken {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    taken: Option<Taken>,
+    taken: Taken,
     next: u32,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct LocalPorts {
     tuples: BTreeMap<Tuple, Free>,
     /// Tuples at which unused ones are looked for.
     tuples_max: usize,
-    entries: Vec<Entry>,
+    entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
     /// Addresses in use, and by how many connections; sorted.
     in_use: Vec<(IpAddr, u32)>,
@@ -128,7 +128,7 @@ impl LocalPorts {
             hash_keys: (seed ^ 0x6c61_6464_725f_706f, seed.rotate_left(23)),
             tuples: BTreeMap::new(),
             tuples_max: TUPLES_MIN,
-            entries: Vec::new(),
+            entries: Sparse::default(),
             buckets: Vec::new(),
             in_use: Vec::new(),
             turn: 0,
@@ -275,19 +275,11 @@ impl LocalPorts {
             // 0 is "none", so that fresh zero pages need not be written.
             self.buckets = vec![0; table.capacity().next_power_of_two()];
         }
-        let place = index as usize;
-        if self.entries.len() <= place {
-            let none = Entry {
-                taken: None,
-                next: NO_SLOT,
-            };
-            self.entries.resize(place + 1, none);
-        }
         let bucket = self.bucket_of(index, taken, table);
-        self.entries[place] = Entry {
-            taken: Some(taken),
+        *self.entries.entry(index) = Some(Entry {
+            taken,
             next: self.buckets[bucket].wrapping_sub(1),
-        };
+        });
         self.buckets[bucket] = index + 1;
         match self.position(taken.local.addr) {
             Ok(at) => self.in_use[at].1 += 1,
@@ -297,25 +289,21 @@ impl LocalPorts {
 
     /// Connection `index`, which is still in the table, ends: its port may be used again.
     pub(crate) fn release(&mut self, index: u32, table: &ConnTable) {
-        let Some(taken) = self
-            .entries
-            .get_mut(index as usize)
-            .and_then(|entry| entry.taken.take())
-        else {
+        let entry = self.entries.get_mut(index).and_then(Option::take);
+        let Some(Entry { taken, next }) = entry else {
             return;
         };
         let bucket = self.bucket_of(index, taken, table);
-        let next = self.entries[index as usize].next;
         let mut at = self.buckets[bucket].wrapping_sub(1);
         if at == index {
             self.buckets[bucket] = next.wrapping_add(1);
-        } else {
-            while at != NO_SLOT && self.entries[at as usize].next != index {
-                at = self.entries[at as usize].next;
+        }
+        while let Some(Some(entry)) = self.entries.get_mut(at) {
+            if entry.next == index {
+                entry.next = next;
+                break;
             }
-            if at != NO_SLOT {
-                self.entries[at as usize].next = next;
-            }
+            at = entry.next;
         }
         if let Ok(at) = self.position(taken.local.addr) {
             self.in_use[at].1 -= 1;
@@ -331,7 +319,7 @@ impl LocalPorts {
     /// What stands for the client of connection `index` towards its server.
     #[inline]
     pub(crate) fn of(&self, index: u32) -> Option<SocketAddr> {
-        Some(self.entries.get(index as usize)?.taken?.addr())
+        Some(self.entries.get(index)?.as_ref()?.taken.addr())
     }
 
     /// The connection of a packet from `server` to `local`.
@@ -348,9 +336,9 @@ impl LocalPorts {
         }
         let bucket = self.bucket(protocol, server, local);
         let mut index = self.buckets[bucket].wrapping_sub(1);
-        while let Some(entry) = self.entries.get(index as usize) {
+        while let Some(Some(entry)) = self.entries.get(index) {
             let slot = table.get(index);
-            if entry.taken.is_some_and(|taken| taken.addr() == local)
+            if entry.taken.addr() == local
                 && slot.server_addr() == server
                 && slot.protocol() == protocol
             {
@@ -394,7 +382,7 @@ mod tests {
     use super::*;
     use core::net::Ipv4Addr;
 
-    use crate::conn::{Key, Slot};
+    use crate::conn::{Draft, Key};
     use std::collections::HashSet;
 
     fn addr(text: &str) -> SocketAddr {
@@ -434,7 +422,7 @@ mod tests {
                 client: SocketAddr::from(([192, 0, 2, 1], client)),
                 virt: addr("198.51.100.1:80"),
             };
-            let index = table.insert(Slot::new(&key, server, 5), now)?;
+            let index = table.insert(&Draft::new(&key, server, 5), now)?;
             ports.bind(index, taken, table);
             Some(index)
         }
@@ -484,7 +472,7 @@ mod tests {
         );
         let index = bed.open(3, server, at(160)).expect("60 s are over");
         // TIME_WAIT in the table counts: its last packet was 120 s ago.
-        bed.table.get_mut(index).timeout = 120;
+        bed.table.get(index).set_timeout(120);
         bed.table.restart(index, at(200));
         bed.close(index);
         assert!(bed.open(4, server, at(320)).is_some());

@@ -134,15 +134,15 @@ impl Shard {
         {
             return true;
         }
-        if sysctls.conn_reuse_mode == 0 || slot.control != NO_SLOT {
+        if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
             return false;
         }
         if slot.protocol() == Protocol::SCTP {
-            return slot.state == State::SCTP_CLOSED;
+            return slot.state() == State::SCTP_CLOSED;
         }
-        matches!(slot.state, State::TCP_TIME_WAIT | State::TCP_CLOSE)
+        matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE)
             || (sysctls.conn_reuse_mode & 2 != 0
-                && slot.state == State::TCP_FIN_WAIT
+                && slot.state() == State::TCP_FIN_WAIT
                 && slot.has(flag::NO_OUTPUT))
     }
 

@@ -10,6 +10,7 @@ mod links;
 mod listing;
 mod local_ports;
 mod lookup;
+mod publish;
 mod reply;
 mod room;
 mod settings;
@@ -24,11 +25,11 @@ use core::sync::atomic::Ordering;
 use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
-use crate::conn::{ConnTable, Template};
+use crate::conn::{ConnTable, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
-use crate::{IcmpError, Instant, PacketMeta, Verdict};
+use crate::{IcmpError, Instant, PacketMeta, Tuple, Verdict};
 
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
@@ -65,7 +66,7 @@ pub struct Shard {
     shared: Arc<Shared>,
     generation: u32,
     /// The templates that connections were made from, by the connections' indices.
-    templates: Vec<Option<Arc<Template>>>,
+    templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
@@ -133,7 +134,7 @@ impl Shard {
             settings: Settings::default(),
             shared,
             generation: 0,
-            templates: Vec::new(),
+            templates: Sparse::default(),
             local_ports,
             dying: Vec::new(),
             sync: Queue::default(),
@@ -179,6 +180,14 @@ impl Shard {
             return Err(NeedsControl::STALE);
         }
         self.decide_icmp_error(error, now)
+    }
+
+    /// Reads what deciding on a packet between these two will read, and changes nothing: whoever does so for all packets
+    /// of a batch before deciding on the first waits for memory once, not for each. What comes back means nothing; it is
+    /// there to be used ([`core::hint::black_box`]), so that the reads are not left out.
+    #[inline]
+    pub fn warm(&self, tuple: &Tuple) -> u64 {
+        self.table.warm(tuple.protocol, tuple.src, tuple.dst)
     }
 
     /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if there may be more.
@@ -245,7 +254,7 @@ impl Shard {
     }
 
     /// Its number among the director's.
-    pub(crate) const fn number(&self) -> usize {
+    pub const fn number(&self) -> usize {
         self.number
     }
 
@@ -269,7 +278,7 @@ impl Shard {
     /// The link to the server of connection `index`.
     #[inline]
     pub(crate) fn link(&self, index: u32) -> Option<&ServerLink> {
-        self.link_of(self.table.get(index).server)
+        self.link_of(self.table.get(index).server())
     }
 
     #[inline]

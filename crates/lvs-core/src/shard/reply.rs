@@ -32,7 +32,7 @@ impl Shard {
         self.transition(index, meta, false);
         if self.table.get(index).has(flag::DYING) {
             // A packet of a connection that is about to end gives it time again.
-            self.table.get_mut(index).flags &= !flag::DYING;
+            self.table.get(index).clear(flag::DYING);
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
@@ -46,7 +46,7 @@ impl Shard {
         let slot = self.table.get(index);
         Reply {
             conn: ConnId(index),
-            server: (slot.server != NO_SLOT).then_some(ServerId(slot.server)),
+            server: (slot.server() != NO_SLOT).then_some(ServerId(slot.server())),
             source: slot.method().translates().then(|| slot.virt()),
             destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
             edit: None,

@@ -9,7 +9,7 @@
 //! half-open, three more windows are looked at, far apart: those that came together lie together.
 
 use super::Shard;
-use crate::conn::{Slot, State, flag};
+use crate::conn::{Entry, State, flag};
 use crate::conn::{scattered, windows};
 use crate::{Instant, Protocol};
 use core::cmp::Reverse;
@@ -82,10 +82,14 @@ impl Shard {
         }
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         let here = self.hand.at;
-        self.hand.at = (here + 1) % windows(self.table.slots_len());
-        for window in scattered(here, self.table.slots_len(), WINDOWS) {
-            for index in self.table.indices(window) {
+        self.hand.at = (here + 1) % windows(self.table.populated_len());
+        for window in scattered(here, self.table.populated_len(), WINDOWS) {
+            for index in self.table.populated_in(window) {
+                // Those that a helper looks at may be at work just now.
                 let slot = self.table.get(index);
+                if self.table.controlled(index) > 0 || slot.has(flag::HELPED) {
+                    continue;
+                }
                 if let Some(worth) = worth(slot, now) {
                     let candidate = (worth, Reverse(slot.idle(now)), index);
                     found = Some(found.map_or(candidate, |best| best.min(candidate)));
@@ -112,21 +116,17 @@ impl Shard {
 }
 
 /// How much a connection would be missed; `None` if it stays whatever comes.
-fn worth(slot: &Slot, now: Instant) -> Option<Worth> {
-    // Those that a helper looks at may be at work just now.
-    if slot.controlled > 0 || slot.has(flag::HELPED) {
-        return None;
-    }
+fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
-    let unused = slot.in_packets <= HANDSHAKE && idle >= UNUSED_AFTER;
-    match (slot.protocol(), slot.state) {
+    let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;
+    match (slot.protocol(), slot.state()) {
         (Protocol::TCP, State::TCP_SYN_SENT | State::TCP_SYN_RECV | State::TCP_SYNACK)
         | (Protocol::SCTP, State::SCTP_INIT1 | State::SCTP_INIT) => Some(Worth::HalfOpen),
         (Protocol::TCP, State::TCP_TIME_WAIT | State::TCP_CLOSE)
         | (Protocol::SCTP, State::SCTP_CLOSED) => Some(Worth::Ended),
         (Protocol::TCP | Protocol::SCTP, _) if unused => Some(Worth::Unused),
         // Of datagrams, one alone opens nothing.
-        (Protocol::UDP, _) if slot.in_packets <= 1 => Some(Worth::HalfOpen),
+        (Protocol::UDP, _) if slot.in_packets() <= 1 => Some(Worth::HalfOpen),
         (Protocol::UDP, _) if unused => Some(Worth::Unused),
         _ if idle >= IDLE_AFTER => Some(Worth::Idle),
         _ => None,

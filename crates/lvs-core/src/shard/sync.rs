@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::Shard;
 use crate::Instant;
-use crate::conn::{Slot, Template, flag};
+use crate::conn::{self, Template, flag};
 use crate::sync::wire::{Entry, Sequences};
 use crate::sync::{HZ, Subject, needed, sync_counted_template};
 
@@ -32,10 +32,12 @@ impl Shard {
         let subject = Subject {
             template: false,
             protocol: slot.protocol(),
-            state: slot.state,
-            old_state: slot.old_state,
-            timeout: slot.timeout.saturating_mul(HZ),
-            sync_end: slot.sync_end,
+            state: slot.state(),
+            old_state: slot.old_state(),
+            timeout: slot.timeout().saturating_mul(HZ),
+            // Without one, it was long ago.
+            sync_end: (self.table.sync_end(index))
+                .unwrap_or(now.ticks().wrapping_sub(1 << 30) & !3),
             persistent: self.is_persistent(index),
         };
         let version0 = self.settings.sysctls.sync_version == 0;
@@ -45,13 +47,13 @@ impl Shard {
         if let Some(end) = needed(&subject, packets, &self.settings.sysctls, now) {
             let entry = self.entry(slot, self.sequences.get(&index).copied());
             self.sync.push(&entry, master, &self.settings.sysctls, now);
-            let slot = self.table.get_mut(index);
-            slot.old_state = slot.state;
-            slot.sync_end = end;
+            let slot = self.table.get(index);
+            slot.set_old_state(slot.state());
+            self.table.set_sync_end(index, end);
         } else if version0 {
             return;
         }
-        if let Some(Some(template)) = self.templates.get(index as usize) {
+        if let Some(Some(template)) = self.templates.get(index) {
             let template = template.clone();
             sync_counted_template(
                 &mut self.sync,
@@ -95,16 +97,16 @@ impl Shard {
         }
     }
 
-    fn entry(&self, slot: &Slot, sequences: Option<Sequences>) -> Entry {
+    fn entry(&self, slot: conn::Entry<'_>, sequences: Option<Sequences>) -> Entry {
         Entry {
             protocol: slot.protocol(),
             client: slot.client(),
             virt: slot.virt(),
             server: slot.server_addr(),
-            flags: slot.flags & !flag::OWN,
-            state: slot.state.0.into(),
-            mark: slot.mark,
-            timeout: slot.timeout,
+            flags: slot.flags() & !flag::OWN,
+            state: slot.state().0.into(),
+            mark: slot.mark(),
+            timeout: slot.timeout(),
             sequences,
             engine: None,
             data: None,

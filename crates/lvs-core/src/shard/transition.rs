@@ -11,7 +11,7 @@ impl Shard {
     /// The state machine, the timeout that goes with the new state, and the active and inactive counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, input: bool) {
-        let slot = self.table.get_mut(index);
+        let slot = self.table.get(index);
         let protocol = slot.protocol();
         let direction = match (input, slot.has(flag::NO_OUTPUT)) {
             (true, false) => Direction::Input,
@@ -23,30 +23,36 @@ impl Shard {
             _ if protocol != meta.tuple.protocol => return,
             Transport::Tcp(flags) => {
                 if !input {
-                    slot.flags &= !flag::NO_OUTPUT;
+                    slot.clear(flag::NO_OUTPUT);
                 }
-                tcp_next(self.settings.secure, direction, flags, slot.state)
+                tcp_next(self.settings.secure, direction, flags, slot.state())
             }
             Transport::Sctp(chunk) => {
                 if !input {
-                    slot.flags &= !flag::NO_OUTPUT;
+                    slot.clear(flag::NO_OUTPUT);
                 }
-                sctp_next(direction, chunk, slot.state)
+                sctp_next(direction, chunk, slot.state())
             }
             Transport::Udp(_) => State::NONE,
             Transport::Short { .. } | Transport::Other => return,
         };
-        slot.timeout = self.settings.timeouts.of(protocol, next);
-        let changed = next != slot.state;
-        slot.state = next;
+        slot.set_timeout(self.settings.timeouts.of(protocol, next));
+        let changed = next != slot.state();
+        if changed {
+            slot.set_state(next);
+        }
         let assures = match protocol {
             Protocol::UDP => !input,
             _ => changed && next.assures(protocol),
         };
-        let controlled = slot.control != NO_SLOT;
+        let controlled = slot.control() != NO_SLOT;
         let active = next.is_active(protocol);
-        if changed && active == slot.has(flag::INACTIVE) && slot.server != NO_SLOT {
-            slot.flags ^= flag::INACTIVE;
+        if changed && active == slot.has(flag::INACTIVE) && slot.server() != NO_SLOT {
+            if active {
+                slot.clear(flag::INACTIVE);
+            } else {
+                slot.set(flag::INACTIVE);
+            }
             if let Some(link) = self.link(index) {
                 link.server.set_active(active);
             }
@@ -58,7 +64,7 @@ impl Shard {
 
     /// Lets the template of a connection survive the end of its connections by force.
     fn assure(&mut self, index: u32) {
-        if let Some(Some(template)) = self.templates.get(index as usize) {
+        if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);
         }
     }

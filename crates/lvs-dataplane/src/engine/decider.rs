@@ -1,6 +1,5 @@
 //! The director as the packet path asks it.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
@@ -13,6 +12,9 @@ use super::calls::Question;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
 use crate::packet::pipeline::Decide;
+
+/// Connections that the caches do not hold.
+const COLD: usize = 8192;
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
 pub(super) struct Decider {
@@ -86,10 +88,19 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// The connections in some slots, and the number of slots.
-    pub(super) fn connections(&self, slots: Range<usize>) -> (Vec<Connection>, usize) {
-        let connections = self.shard.connections_in(slots, self.shared.now());
-        (connections.collect(), self.shard.slots())
+    /// The number of the shard, the next piece of its connections, and where the one after that begins.
+    pub(super) fn connections(
+        &self,
+        starts: &[Option<usize>],
+        budget: usize,
+    ) -> (usize, Vec<Connection>, Option<usize>) {
+        let number = self.shard.number();
+        let Some(start) = starts.get(number).copied().unwrap_or(Some(0)) else {
+            return (number, Vec::new(), None);
+        };
+        let now = self.shared.now();
+        let (piece, next) = self.shard.connections_piece(start, budget, now);
+        (number, piece, next)
     }
 
     /// What would become of a packet, without any of it happening.
@@ -144,6 +155,14 @@ impl Decider {
 }
 
 impl Decide for Decider {
+    fn warm(&self, tuple: &Tuple) -> u64 {
+        self.shard.warm(tuple)
+    }
+
+    fn is_cold(&self) -> bool {
+        self.shard.len() >= COLD
+    }
+
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         if self.ignores {
             return self.count(meta.tuple, Verdict::Accept(AcceptReason::Tunneled));

@@ -10,6 +10,7 @@ mod device;
 mod packet;
 pub(crate) mod peercred;
 mod poll;
+mod table;
 mod tun;
 
 use std::ffi::{CStr, CString};
@@ -22,6 +23,7 @@ pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
+pub use table::table_memory;
 pub use tun::{TunDevice, TunOptions};
 
 /// The index of a network interface of this thread's network namespace.

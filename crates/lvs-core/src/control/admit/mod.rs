@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub(super) use self::persistent::template_key;
-use crate::conn::{Key, Slot, Template, flag};
+use crate::conn::{Draft, Key, Template, flag};
 use crate::control::{Control, FTP, FTP_DATA};
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
 use crate::sched::Request;
@@ -41,7 +41,7 @@ enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
     /// A connection of one packet, with the template that it was made from.
-    Once(Slot, Option<(u32, Arc<Template>)>),
+    Once(Draft, Option<(u32, Arc<Template>)>),
     /// None.
     Refused(Verdict),
 }
@@ -320,10 +320,9 @@ impl Control {
             server.watches(ask.protocol)
         };
         let addr = SocketAddr::new(server.addr().ip(), port);
-        let mut slot = Slot::new(&ask.key(), addr, flags);
+        let mut slot = Draft::new(&ask.key(), addr, flags);
         slot.server = server.id().0;
         slot.mark = ask.mark;
-        slot.sync_end = now.ticks() & !3;
         if once {
             server.bind(false);
             return Opened::Once(slot, template);
@@ -347,7 +346,7 @@ impl Control {
     fn enter_once(
         &self,
         shard: &mut Shard,
-        slot: Slot,
+        slot: Draft,
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Option<u32> {
@@ -366,7 +365,7 @@ impl Control {
     fn close_once(
         &mut self,
         shard: &mut Shard,
-        slot: &Slot,
+        slot: &Draft,
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) {
@@ -410,9 +409,8 @@ impl Control {
             if once {
                 flags |= flag::ONE_PACKET;
             }
-            let mut slot = Slot::new(&ask.key(), SocketAddr::new(nowhere, 0), flags);
+            let mut slot = Draft::new(&ask.key(), SocketAddr::new(nowhere, 0), flags);
             slot.mark = ask.mark;
-            slot.sync_end = now.ticks() & !3;
             if once {
                 return Opened::Once(slot, None);
             }

@@ -17,7 +17,7 @@ use core::ops::Range;
 
 use self::announce::Command;
 use super::Shard;
-use crate::conn::{Key, Slot, State, flag};
+use crate::conn::{Draft, Key, State, flag};
 use crate::verdict::{Edit, Replacement, Shift, is_after};
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
@@ -233,7 +233,7 @@ impl Shard {
         let slot = self.table.get(index);
         let virt = slot.virt();
         let mut expected = None;
-        if slot.state == State::TCP_ESTABLISHED {
+        if slot.state() == State::TCP_ESTABLISHED {
             match announce::command(tcp.payload, Family::of(&virt.ip())) {
                 Some(Command::Passive(mode)) => session.mode = mode,
                 Some(Command::Active(client)) => {
@@ -243,7 +243,7 @@ impl Shard {
                 }
                 None => {}
             }
-        } else if slot.state == State::TCP_SYN_RECV
+        } else if slot.state() == State::TCP_SYN_RECV
             && tcp.flags.has(TcpFlags::SYN)
             && session.client_end != Some(tcp.end())
         {
@@ -293,7 +293,7 @@ impl Shard {
         }
         let mut session = self.session(index);
         let mut replacement = None;
-        if self.table.get(index).state == State::TCP_ESTABLISHED {
+        if self.table.get(index).state() == State::TCP_ESTABLISHED {
             replacement = self.announced(index, &mut session, &tcp, meta.mark, now)?;
         }
         let possible = session.follow_server(&tcp);
@@ -372,7 +372,7 @@ impl Shard {
         let index = match known {
             Some(index) => index,
             None => {
-                let record = self.table.get(control).server;
+                let record = self.table.get(control).server();
                 let conntrack = self.settings.sysctls.conntrack;
                 let mut flags = flags | flag::NFCT;
                 if let Some(link) = self.link(control) {
@@ -385,13 +385,12 @@ impl Shard {
                     }
                 }
                 flags |= self.settings.helper_flags(key.protocol, key.virt, flags);
-                let mut slot = Slot::new(key, server, flags);
+                let mut slot = Draft::new(key, server, flags);
                 slot.server = record;
                 slot.mark = mark;
-                slot.sync_end = now.ticks() & !3;
                 slot.control = control;
                 let index = self.open(slot, None, now).ok_or(DropReason::TableFull)?;
-                self.table.get_mut(control).controlled += 1;
+                self.table.add_controlled(control);
                 if let Some(link) = self.link(index) {
                     link.server.bind(false);
                 }
@@ -399,9 +398,9 @@ impl Shard {
             }
         };
         let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_LISTEN);
-        let slot = self.table.get_mut(index);
-        slot.state = State::TCP_LISTEN;
-        slot.timeout = timeout;
+        let slot = self.table.get(index);
+        slot.set_state(State::TCP_LISTEN);
+        slot.set_timeout(timeout);
         self.table.restart(index, now);
         Ok(index)
     }

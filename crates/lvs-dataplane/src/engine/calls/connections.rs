@@ -1,7 +1,5 @@
 //! Connections and persistence templates, listed.
 
-use std::ops::Range;
-
 use lvs_core::Connection;
 use lvs_core::api::{ConnInfo, Failure};
 use serde_json::Value;
@@ -10,53 +8,59 @@ use super::end;
 use crate::control::server::Sink;
 use crate::engine::shared::Shared;
 
-/// Slots of the table that are looked at in one go, so that a listing never holds up packets for long.
-const PIECE: usize = 512;
+/// What is looked at in one go, in free slots of the table, so that a listing never holds up packets for long: 512
+/// connections.
+const PIECE: usize = 8192;
 
 impl Shared {
     pub(super) fn list_connections(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        let mut start = 0;
+        // Where each shard goes on; what is not in it begins at the first slot.
+        let mut starts: Vec<Option<usize>> = Vec::new();
         loop {
-            let slots = start..start + PIECE;
-            let pieces = self.ask(move |packets| packets.decider().connections(slots.clone()))?;
-            let all = pieces.iter().map(|(_, all)| *all).max().unwrap_or(0);
-            for connection in pieces.iter().flat_map(|(piece, _)| piece) {
-                out.item(&conn_info(connection))?;
+            let first = starts.is_empty();
+            let from = starts.clone();
+            let pieces = self.ask(move |packets| packets.decider().connections(&from, PIECE))?;
+            for (number, piece, next) in pieces {
+                for connection in &piece {
+                    out.item(&conn_info(connection))?;
+                }
+                if starts.len() <= number {
+                    starts.resize(number + 1, Some(0));
+                }
+                starts[number] = next;
             }
-            if start == 0 {
+            if first {
                 // A listing begins at once.
                 out.flush()?;
             }
-            start += PIECE;
-            if start >= all {
+            if starts.iter().all(Option::is_none) {
                 break;
             }
         }
-        start = 0;
-        loop {
-            let (piece, all) = self.templates(start..start + PIECE);
+        let mut start = Some(0);
+        while let Some(from) = start {
+            let (piece, next) = self.templates(from);
             for template in &piece {
                 out.item(template)?;
             }
-            start += PIECE;
-            if start >= all {
-                return end(out);
-            }
+            start = next;
         }
+        end(out)
     }
 
-    /// The persistence templates in some slots, and the number of slots.
-    fn templates(&self, slots: Range<usize>) -> (Vec<ConnInfo>, usize) {
+    /// The persistence templates from a slot on, and where to go on.
+    fn templates(&self, from: usize) -> (Vec<ConnInfo>, Option<usize>) {
         let now = self.now();
         let control = self.control();
-        let templates = control.templates_in(slots, now).map(|template| {
+        let (templates, next) = control.templates_piece(from, PIECE, now);
+        let templates = templates.into_iter().map(|template| {
             let engine = control.template_engine(template.id);
             ConnInfo {
                 engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
                 ..conn_info(&template)
             }
         });
-        (templates.collect(), control.template_slots())
+        (templates.collect(), next)
     }
 }
 

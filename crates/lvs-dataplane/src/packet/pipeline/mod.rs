@@ -23,11 +23,12 @@ mod reply;
 mod reset;
 mod settings;
 mod tunnel;
+mod warm;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use lvs_core::{Director, IcmpError, Instant, PacketMeta, Verdict};
+use lvs_core::{Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
 
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
@@ -52,6 +53,16 @@ pub trait Decide {
 
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
+
+    /// Whether it is worth the while to read ahead what packets will need.
+    fn is_cold(&self) -> bool {
+        false
+    }
+
+    /// Reads what deciding on a datagram will read. The result means nothing.
+    fn warm(&self, _tuple: &Tuple) -> u64 {
+        0
+    }
 }
 
 impl Decide for Director {
@@ -151,6 +162,9 @@ impl Pipeline {
         out: &mut Output,
     ) -> usize {
         let info = env.net.port(port);
+        if decide.is_cold() {
+            warm::read_ahead(frames, info.is_some_and(|info| info.ethernet), decide);
+        }
         let mut cx = Cx { env, now, out };
         let mut done = 0;
         for frame in frames {

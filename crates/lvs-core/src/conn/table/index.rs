@@ -84,6 +84,12 @@ impl Index {
         }
     }
 
+    /// Whether nothing is in.
+    #[cfg(test)]
+    pub(crate) fn is_clear(&self) -> bool {
+        self.places.iter().all(|&place| place == 0)
+    }
+
     /// Whether a reference is in.
     #[cfg(test)]
     fn contains(&self, hash: u64, reference: u32) -> bool {

@@ -1,0 +1,76 @@
+//! A connection before it has a place in the table, or copied out of it.
+
+use core::net::SocketAddr;
+
+use super::flag;
+use crate::{Forwarding, Protocol, State};
+
+/// No entry, or no server.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// In what controls an entry: the other bits are the index of a template.
+pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
+
+/// The identity of a connection: protocol, client and virtual address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) protocol: Protocol,
+    pub(crate) client: SocketAddr,
+    pub(crate) virt: SocketAddr,
+}
+
+/// What becomes an entry, and what an entry is read into where all of it is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) key: Key,
+    pub(crate) server_addr: SocketAddr,
+    pub(crate) flags: u32,
+    /// Seconds that the next packet gives the timer.
+    pub(crate) timeout: u32,
+    /// Index of the server's record, or [`NO_SLOT`].
+    pub(crate) server: u32,
+    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control half.
+    pub(crate) control: u32,
+    /// Packets from the client.
+    pub(crate) in_packets: u32,
+    pub(crate) mark: u32,
+    pub(crate) state: State,
+    /// The state that was synchronised last.
+    pub(crate) old_state: State,
+}
+
+impl Draft {
+    pub(crate) const fn new(key: &Key, server_addr: SocketAddr, flags: u32) -> Self {
+        Self {
+            key: *key,
+            server_addr,
+            flags,
+            // Until the state machine sets another one (`ip_vs_conn_new`).
+            timeout: 3,
+            server: NO_SLOT,
+            control: NO_SLOT,
+            in_packets: 0,
+            mark: 0,
+            state: State::NONE,
+            old_state: State::NONE,
+        }
+    }
+
+    pub(crate) const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(crate) const fn method(&self) -> Forwarding {
+        Forwarding::from_bits(self.flags & flag::METHOD)
+    }
+
+    /// Whether all its addresses are IPv4.
+    pub(super) const fn is_narrow(&self) -> bool {
+        self.key.client.is_ipv4() && self.key.virt.is_ipv4() && self.server_addr.is_ipv4()
+    }
+
+    /// Whether replies are found by the server's address.
+    pub(super) fn has_out_side(&self) -> bool {
+        self.method() == Forwarding::Nat && !self.has(flag::TEMPLATE)
+    }
+}

@@ -1,0 +1,160 @@
+//! Taking over a table that another process has left.
+
+use alloc::vec::Vec;
+
+use super::buckets::{Buckets, Tags};
+use super::memory::Layout;
+use super::overflow::Side;
+use super::slot::{Entry, UNARMED, kind};
+use super::wheel::Entries;
+use super::{ConnTable, Memory};
+use crate::Instant;
+
+/// What is left to do until a table that was found is as if it had been made here.
+///
+/// Look-ups find what lies in its bucket from the first moment, by the words of tags that were found. Timers run, and
+/// counts are right, of what was gone through.
+#[derive(Debug)]
+pub struct Adoption {
+    /// The handle to look at next.
+    next: u32,
+    /// Entries of the overflow, by the order in which they came.
+    overflow: Vec<(u64, u32)>,
+}
+
+impl ConnTable {
+    /// The table that was found in `memory`, and what is to be done about it: call [`adopt`](Self::adopt) until it says
+    /// that it is done.
+    pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
+        let mut table = Self::with_memory(capacity, memory);
+        // Slots of the overflow are gone through as well.
+        let slots = table.slots.memory.layout.overflow_slots;
+        table.overflow.set_used(slots);
+        let adoption = Adoption {
+            next: 0,
+            overflow: Vec::new(),
+        };
+        (table, adoption)
+    }
+
+    /// Goes through at most `budget` slots. `keep` corrects what means something else to this process than to the one
+    /// before, or says that the entry is to go. `true` if there is more to do.
+    pub(crate) fn adopt(
+        &mut self,
+        adoption: &mut Adoption,
+        now: Instant,
+        budget: usize,
+        mut keep: impl FnMut(Entry<'_>) -> bool,
+    ) -> bool {
+        self.see(now);
+        let end = self.slots.overflow + self.slots.memory.layout.overflow_slots;
+        let budget = u32::try_from(budget).unwrap_or(u32::MAX);
+        let until = adoption.next.saturating_add(budget).min(end);
+        for handle in adoption.next..until {
+            let entry = self.slots.entry(handle);
+            entry.set_armed(UNARMED);
+            let used = entry.word0() != 0;
+            if used && self.lies_where_it_should(handle) && keep(entry) {
+                self.adopt_entry(handle, adoption);
+            } else {
+                self.discard(handle);
+            }
+        }
+        adoption.next = until;
+        if until < end {
+            return true;
+        }
+        self.adopt_overflow(adoption);
+        false
+    }
+
+    /// Whether an entry is in a bucket of its own. Nothing else about it can be known to be wrong.
+    fn lies_where_it_should(&self, handle: u32) -> bool {
+        if !self.slots.in_place(handle) {
+            return true;
+        }
+        let buckets = self.buckets_in_place(handle);
+        let (_, slot) = self.slots.tag_of(handle);
+        buckets.contains(slot / Layout::WAYS)
+    }
+
+    fn buckets_in_place(&self, handle: u32) -> Buckets {
+        let entry = self.slots.entry(handle);
+        let narrow = self.slots.is_narrow(handle);
+        let hash = self.slots.hash(narrow, entry.client(), entry.protocol());
+        Buckets::of(hash, self.slots.buckets(narrow))
+    }
+
+    fn adopt_entry(&mut self, handle: u32, adoption: &mut Adoption) {
+        let entry = self.slots.entry(handle);
+        if !self.slots.in_place(handle) {
+            adoption.overflow.push((entry.sequence(), handle));
+            return;
+        }
+        // Those of the overflow say again who is shadowed.
+        let shadows = kind::SHADOWED_IN | kind::SHADOWED_OUT;
+        if entry.word0() & shadows != 0 {
+            entry.set_kind(shadows, false);
+        }
+        let tag = self.buckets_in_place(handle).tag;
+        self.occupy(handle, tag);
+        self.start(handle);
+    }
+
+    /// Counts an entry and lets its timer run.
+    fn start(&mut self, handle: u32) {
+        self.count(handle, 1);
+        self.wheel.arm(handle, self.slots.entry(handle));
+    }
+
+    /// Makes a slot free, whatever its words say.
+    fn discard(&mut self, handle: u32) {
+        let entry = self.slots.entry(handle);
+        if entry.word0() != 0 {
+            entry.free();
+        }
+        if self.slots.in_place(handle) {
+            let (tags, slot) = self.slots.tag_of(handle);
+            if tags.is_used(slot) {
+                tags.set(slot, 0);
+            }
+        }
+    }
+
+    /// Puts the entries of the overflow into its index, in the order in which they came.
+    fn adopt_overflow(&mut self, adoption: &mut Adoption) {
+        self.forget_homes();
+        let mut entries = core::mem::take(&mut adoption.overflow);
+        entries.sort_unstable();
+        let last = entries.iter().map(|&(_, handle)| handle).max();
+        let used = last.map_or(0, |last| last - self.slots.overflow + 1);
+        self.overflow.set_used(used);
+        self.overflow.sequence = entries.last().map_or(0, |&(number, _)| number);
+        let mut free: Vec<bool> = alloc::vec![true; used as usize];
+        for (_, handle) in entries {
+            if self.enter(handle, Side::BOTH) {
+                self.move_home(handle, true);
+                self.start(handle);
+                free[(handle - self.slots.overflow) as usize] = false;
+            } else {
+                self.slots.entry(handle).free();
+            }
+        }
+        for (slot, free) in (0..).zip(free) {
+            if free {
+                self.overflow.give_back(slot);
+            }
+        }
+    }
+
+    fn forget_homes(&self) {
+        for narrow in [true, false] {
+            let tags = self.slots.tags(narrow);
+            for bucket in 0..self.slots.buckets(narrow) as usize {
+                if Tags::is_overflowed(tags.word(bucket)) {
+                    tags.set_overflowed(bucket, false);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Entries that the same packets find: which of them is the newest, and where they lie.
+
+use alloc::vec::Vec;
+
+use super::buckets::{Buckets, Tags, lanes};
+use super::memory::Layout;
+use super::overflow::Side;
+use super::slot::{Entry, kind};
+use super::wheel::Entries;
+use super::{ConnTable, is_same};
+use crate::conn::{Draft, flag};
+
+impl ConnTable {
+    /// Whether an entry like this would be found by packets that find another one.
+    pub(super) fn has_equals(&self, draft: &Draft) -> bool {
+        let mut found = false;
+        self.each_equal(draft, None, |_, _| found = true);
+        if found {
+            return true;
+        }
+        let narrow = draft.key.client.is_ipv4();
+        let buckets = self.buckets_if_used(draft, narrow);
+        let overflowed = buckets
+            .is_none_or(|buckets| Tags::is_overflowed(self.slots.tags(narrow).word(buckets.first)));
+        overflowed
+            && Side::BOTH
+                .into_iter()
+                .any(|side| self.newest_like(draft, side).is_some())
+    }
+
+    /// The buckets of a draft's client in a region that may have entries of it.
+    fn buckets_if_used(&self, draft: &Draft, narrow: bool) -> Option<Buckets> {
+        let client = draft.key.client;
+        let usable = if narrow {
+            client.is_ipv4()
+        } else {
+            !client.is_ipv4() || self.mixed > 0 || !draft.is_narrow()
+        };
+        if !usable {
+            return None;
+        }
+        self.slots.buckets_of(narrow, client, draft.key.protocol)
+    }
+
+    /// Entries in place, but for `other_than`, that the same packets find as one like this, with the side by which they
+    /// do.
+    fn each_equal(&self, draft: &Draft, other_than: Option<u32>, mut each: impl FnMut(u32, Side)) {
+        for narrow in [true, false] {
+            let Some(buckets) = self.buckets_if_used(draft, narrow) else {
+                continue;
+            };
+            let tags = self.slots.tags(narrow);
+            let base = if narrow { 0 } else { self.slots.wide as usize };
+            for (n, bucket) in [buckets.first, buckets.second].into_iter().enumerate() {
+                if n == 1 && bucket == buckets.first {
+                    break;
+                }
+                for lane in lanes(tags.word(bucket), buckets.tag) {
+                    let Ok(handle) = u32::try_from(base + bucket * Layout::WAYS + lane) else {
+                        continue;
+                    };
+                    if Some(handle) == other_than {
+                        continue;
+                    }
+                    let entry = self.slots.entry(handle);
+                    for side in Side::BOTH {
+                        if is_like(entry, draft, side) {
+                            each(handle, side);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The newest entry of those that the overflow's index knows, which the packets of a side find as one like this.
+    fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
+        if side == Side::Out && !draft.has_out_side() {
+            return None;
+        }
+        let peer = match side {
+            Side::In => draft.key.virt,
+            Side::Out => draft.server_addr,
+        };
+        let hash = self
+            .overflow
+            .hash(draft.key.protocol, draft.key.client, peer);
+        self.overflow.find(hash, |handle, of| {
+            of == side && is_like(self.slots.entry(handle), draft, side)
+        })
+    }
+
+    /// Makes an entry the newest of its equals on some sides: it is found by the overflow's index from now on, as they
+    /// are. `false`, and nothing changed, if that has no room where the entry belongs.
+    pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
+        let draft = self.slots.entry(handle).draft();
+        let mut equals = Vec::new();
+        self.each_equal(&draft, Some(handle), |equal, side| {
+            equals.push((equal, side));
+        });
+        for &(equal, side) in &equals {
+            let entry = self.slots.entry(equal);
+            if entry.word0() & shadow(side) != 0 {
+                continue;
+            }
+            let known = self.newest_like(&draft, side);
+            if !self.overflow.enter(equal, side, entry, known) {
+                equals
+                    .iter()
+                    .for_each(|&(equal, side)| self.settle(equal, side));
+                return false;
+            }
+            entry.withdraw();
+            entry.set_kind(shadow(side), true);
+        }
+        let mut entered = Vec::new();
+        for side in sides {
+            if side == Side::Out && !draft.has_out_side() {
+                continue;
+            }
+            let known = self.newest_like(&draft, side);
+            let entry = self.slots.entry(handle);
+            if !self.overflow.enter(handle, side, entry, known) {
+                for side in entered {
+                    self.leave_side(handle, side);
+                }
+                equals
+                    .iter()
+                    .for_each(|&(equal, side)| self.settle(equal, side));
+                return false;
+            }
+            entered.push(side);
+        }
+        true
+    }
+
+    /// Takes an entry out of the overflow's index.
+    pub(super) fn leave(&mut self, handle: u32) {
+        let entry = self.slots.entry(handle);
+        let (word, has_out_side) = (entry.word0(), entry.has_out_side());
+        for side in Side::BOTH {
+            let is_in = if self.slots.in_place(handle) {
+                word & shadow(side) != 0
+            } else {
+                side == Side::In || has_out_side
+            };
+            if is_in {
+                self.leave_side(handle, side);
+            }
+        }
+    }
+
+    fn leave_side(&mut self, handle: u32, side: Side) {
+        let entry = self.slots.entry(handle);
+        let alone = self.overflow.leave(handle, side, entry);
+        if let Some(alone) = alone {
+            self.settle(alone, side);
+        }
+    }
+
+    /// An entry in place that has no equals any more on a side need not be in the overflow's index.
+    fn settle(&mut self, handle: u32, side: Side) {
+        let entry = self.slots.entry(handle);
+        if self.slots.in_place(handle)
+            && entry.word0() & shadow(side) != 0
+            && self.overflow.is_alone(handle, side)
+        {
+            self.overflow.leave(handle, side, entry);
+            entry.set_kind(shadow(side), false);
+        }
+    }
+
+    /// An entry of the overflow has come, or goes: the words of tags say so.
+    pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
+        let entry = self.slots.entry(handle);
+        let narrow = entry.is_of_v4_client();
+        // What looks for IPv4 clients asks the words of the narrow slots.
+        let Some(buckets) = self
+            .slots
+            .buckets_of(narrow, entry.client(), entry.protocol())
+        else {
+            return;
+        };
+        let home = (narrow, buckets.first);
+        let tags = self.slots.tags(narrow);
+        let count = self.overflow.homes.entry(home).or_insert(0);
+        if comes {
+            *count += 1;
+            tags.set_overflowed(buckets.first, true);
+            return;
+        }
+        *count -= 1;
+        if *count == 0 {
+            self.overflow.homes.remove(&home);
+            tags.set_overflowed(buckets.first, false);
+        }
+    }
+
+    /// Gives an entry of unknown client port the port of its first packet (`ip_vs_conn_fill_cport`).
+    pub(crate) fn set_client_port(&mut self, handle: u32, port: u16) {
+        self.change(handle, |draft| {
+            draft.key.client.set_port(port);
+            draft.flags &= !flag::NO_CPORT;
+        });
+    }
+
+    /// Gives a template ports that no lookup asks for (`ip_vs_check_template`).
+    pub(crate) fn hide_template(&mut self, handle: u32) {
+        self.change(handle, |draft| {
+            draft.key.virt.set_port(u16::MAX);
+            draft.server_addr.set_port(u16::MAX);
+            draft.flags |= flag::DYING;
+        });
+    }
+
+    /// Changes what an entry is found by, but for addresses and the client of one whose port is known. Among equals, it
+    /// is the newest from now on.
+    pub(crate) fn change(&mut self, handle: u32, change: impl FnOnce(&mut Draft)) {
+        let mut draft = self.slots.entry(handle).draft();
+        let in_place = self.slots.in_place(handle);
+        self.leave(handle);
+        if !in_place {
+            self.move_home(handle, false);
+        }
+        self.count(handle, usize::MAX);
+        change(&mut draft);
+        self.slots.entry(handle).write(&draft);
+        self.count(handle, 1);
+        if !in_place {
+            // Who takes the table over finds the newest by this.
+            self.overflow.sequence += 1;
+            self.slots
+                .entry(handle)
+                .set_sequence(self.overflow.sequence);
+            self.move_home(handle, true);
+            self.enter(handle, Side::BOTH);
+            return;
+        }
+        // One that lies in its bucket is in the overflow's index on those sides where it has equals.
+        let mut sides = Vec::new();
+        self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
+        sides.extend(
+            Side::BOTH
+                .into_iter()
+                .filter(|&side| self.newest_like(&draft, side).is_some()),
+        );
+        let sides = Side::BOTH.into_iter().filter(|side| sides.contains(side));
+        let sides: Vec<Side> = sides.collect();
+        if !sides.is_empty() && self.enter(handle, sides.iter().copied()) {
+            for side in sides {
+                self.slots.entry(handle).set_kind(shadow(side), true);
+            }
+        }
+    }
+}
+
+const fn shadow(side: Side) -> u64 {
+    match side {
+        Side::In => kind::SHADOWED_IN,
+        Side::Out => kind::SHADOWED_OUT,
+    }
+}
+
+/// Whether the packets of a side find an entry as they would find one like this.
+fn is_like(entry: Entry<'_>, draft: &Draft, side: Side) -> bool {
+    let same_peer = match side {
+        Side::In => {
+            entry.word0() & kind::TOLD_APART == draft.kinds()
+                && is_same(entry.virt(), draft.key.virt)
+        }
+        Side::Out => {
+            entry.has_out_side()
+                && draft.has_out_side()
+                && is_same(entry.server_addr(), draft.server_addr)
+        }
+    };
+    same_peer && entry.protocol() == draft.key.protocol && is_same(entry.client(), draft.key.client)
+}

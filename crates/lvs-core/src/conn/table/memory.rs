@@ -1,0 +1,400 @@
+//! The memory that a connection table lies in, and the description that goes with it.
+//!
+//! Whoever makes a table may bring the memory: the heap is the default, but a file of memory that outlives the process,
+//! or maps that a program in the kernel reads as well, have the same shape. It is five regions of 64-bit words, all
+//! zero at first:
+//!
+//! | region | words |
+//! |---|---|
+//! | narrow slots: IPv4 | 8 a slot, in buckets of [`WAYS`](Layout::WAYS) |
+//! | narrow tags | 1 a bucket |
+//! | wide slots: IPv6, and servers of another family than their clients | 16 a slot |
+//! | wide tags | 1 a bucket |
+//! | overflow: what has no place in its buckets | 16 a slot |
+//!
+//! [`Layout`] says how many of each there are, and with which keys they are hashed.
+
+pub use super::adopt::Adoption;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::any::Any;
+use core::fmt;
+use core::sync::atomic::AtomicU64;
+use core::time::Duration;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// What a table's memory looks like: plain numbers, which outlive the process beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Buckets of narrow slots.
+    pub narrow_buckets: u32,
+    /// Buckets of wide slots.
+    pub wide_buckets: u32,
+    /// Slots of the overflow.
+    pub overflow_slots: u32,
+    /// Keys of the hash function.
+    pub keys: [u64; 2],
+}
+
+/// Why memory that was found is not taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutError {
+    /// It does not begin with a table's description.
+    Foreign,
+    /// It was written by a version of this crate with another layout, which is this number.
+    Version(u64),
+    /// Its numbers contradict each other, or the memory is shorter than they say.
+    Damaged,
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("the memory does not hold a connection table"),
+            Self::Version(version) => write!(
+                f,
+                "the connection table has layout {version}, and this program reads layout {}",
+                Layout::VERSION
+            ),
+            Self::Damaged => f.write_str("the description of the connection table is damaged"),
+        }
+    }
+}
+
+impl core::error::Error for LayoutError {}
+
+impl Layout {
+    /// The number of this layout. It changes with any of what is in a slot, a word of tags or a description.
+    pub const VERSION: u64 = 1;
+    /// Slots of a bucket.
+    pub const WAYS: usize = 8;
+    /// Words of a narrow slot.
+    pub const NARROW_WORDS: usize = 8;
+    /// Words of a wide slot.
+    pub const WIDE_WORDS: usize = 16;
+    /// Words of a description ([`to_words`](Self::to_words)).
+    pub const HEADER_WORDS: usize = 16;
+    /// "LVSCONNS".
+    const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
+    /// Handles are 31 bits wide.
+    const SLOTS_MAX: u64 = 1 << 31;
+    /// Slots of the overflow that a table has at least, if it may hold so many.
+    const OVERFLOW_MIN: usize = 1 << 18;
+
+    /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are used when the table is
+    /// full. `seed` keys the hash function.
+    pub fn new(connections: usize, seed: u64) -> Self {
+        // Three regions together keep within 31 bits.
+        let connections = connections.clamp(1, 1 << 29);
+        let buckets = (connections * 100).div_ceil(85 * Self::WAYS);
+        let overflow = (connections / 16).max(connections.min(Self::OVERFLOW_MIN));
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Self {
+            narrow_buckets: narrow(buckets),
+            wide_buckets: narrow(buckets),
+            overflow_slots: narrow(overflow),
+            keys: [seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15],
+        }
+    }
+
+    /// Words of the region of narrow slots.
+    pub const fn narrow_words(&self) -> usize {
+        self.narrow_buckets as usize * Self::WAYS * Self::NARROW_WORDS
+    }
+
+    /// Words of the region of wide slots.
+    pub const fn wide_words(&self) -> usize {
+        self.wide_buckets as usize * Self::WAYS * Self::WIDE_WORDS
+    }
+
+    /// Words of the overflow.
+    pub const fn overflow_words(&self) -> usize {
+        self.overflow_slots as usize * Self::WIDE_WORDS
+    }
+
+    /// The description, to be kept beside the memory.
+    pub const fn to_words(&self) -> [u64; Self::HEADER_WORDS] {
+        let mut words = [0; Self::HEADER_WORDS];
+        words[0] = Self::MAGIC;
+        words[1] = Self::VERSION;
+        words[2] = Self::WAYS as u64;
+        words[3] = Self::NARROW_WORDS as u64;
+        words[4] = Self::WIDE_WORDS as u64;
+        words[5] = self.narrow_buckets as u64;
+        words[6] = self.wide_buckets as u64;
+        words[7] = self.overflow_slots as u64;
+        words[8] = self.keys[0];
+        words[9] = self.keys[1];
+        words
+    }
+
+    /// Reads a description that was found.
+    ///
+    /// # Errors
+    /// If it is none, is of another version, or contradicts itself.
+    pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
+        let &[magic, version, ways, narrow, wide, rest @ ..] = words;
+        if magic != Self::MAGIC {
+            return Err(LayoutError::Foreign);
+        }
+        if version != Self::VERSION {
+            return Err(LayoutError::Version(version));
+        }
+        let [
+            narrow_buckets,
+            wide_buckets,
+            overflow_slots,
+            k0,
+            k1,
+            unused @ ..,
+        ] = rest;
+        let shape = [
+            Self::WAYS as u64,
+            Self::NARROW_WORDS as u64,
+            Self::WIDE_WORDS as u64,
+        ];
+        let slots = [narrow_buckets, wide_buckets]
+            .map(|buckets| buckets.saturating_mul(Self::WAYS as u64))
+            .into_iter()
+            .fold(overflow_slots, u64::saturating_add);
+        if [ways, narrow, wide] != shape || slots >= Self::SLOTS_MAX || unused != [0; 6] {
+            return Err(LayoutError::Damaged);
+        }
+        let number = |n| u32::try_from(n).map_err(|_| LayoutError::Damaged);
+        Ok(Self {
+            narrow_buckets: number(narrow_buckets)?,
+            wide_buckets: number(wide_buckets)?,
+            overflow_slots: number(overflow_slots)?,
+            keys: [k0, k1],
+        })
+    }
+}
+
+/// A region of words.
+pub struct Region {
+    words: Store,
+    /// The first word that begins a cache line.
+    first: usize,
+}
+
+enum Store {
+    Heap(Box<[AtomicU64]>),
+    Lent(&'static [AtomicU64]),
+}
+
+impl Region {
+    /// Zeros on the heap, taken from the system as they are used.
+    pub fn heap(words: usize) -> Self {
+        // Slots are cache lines. An allocation of a type of such alignment would be written at once, every page of it;
+        // fresh zero pages need not be.
+        let words: Box<[AtomicU64]> =
+            bytemuck::zeroed_slice_box(words + LINE / size_of::<AtomicU64>());
+        let first = words.as_ptr().align_offset(LINE);
+        Self {
+            first: first.min(LINE / size_of::<AtomicU64>()),
+            words: Store::Heap(words),
+        }
+    }
+
+    /// Words of somebody else's. Who lends memory that can end says so with [`Memory::hold`].
+    pub const fn lent(words: &'static [AtomicU64]) -> Self {
+        Self {
+            words: Store::Lent(words),
+            first: 0,
+        }
+    }
+
+    #[inline]
+    fn all(&self) -> &[AtomicU64] {
+        match &self.words {
+            Store::Heap(words) => words,
+            Store::Lent(words) => words,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.all().len() - self.first
+    }
+
+    /// Line `n`: eight words.
+    #[inline]
+    pub(crate) fn line(&self, n: usize) -> &[AtomicU64; 8] {
+        let from = self.first + n * 8;
+        let line = self.all().get(from..from + 8);
+        line.and_then(|line| line.try_into().ok())
+            .expect("handles lead to slots")
+    }
+
+    /// Word `n`.
+    #[inline]
+    pub(crate) fn word(&self, n: usize) -> &AtomicU64 {
+        &self.all()[self.first + n]
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.words {
+            Store::Heap(_) => "on the heap",
+            Store::Lent(_) => "lent",
+        })
+    }
+}
+
+/// The memory of a table.
+pub struct Memory {
+    pub(crate) layout: Layout,
+    pub(crate) narrow: Region,
+    pub(crate) narrow_tags: Region,
+    pub(crate) wide: Region,
+    pub(crate) wide_tags: Region,
+    pub(crate) overflow: Region,
+    pub(crate) quarantine: Duration,
+    /// Behind the regions, so that it goes last.
+    held: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Memory {
+    /// On the heap.
+    pub fn heap(layout: Layout) -> Self {
+        Self {
+            layout,
+            narrow: Region::heap(layout.narrow_words()),
+            narrow_tags: Region::heap(layout.narrow_buckets as usize),
+            wide: Region::heap(layout.wide_words()),
+            wide_tags: Region::heap(layout.wide_buckets as usize),
+            overflow: Region::heap(layout.overflow_words()),
+            quarantine: Duration::ZERO,
+            held: None,
+        }
+    }
+
+    /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags, overflow. They begin at a
+    /// cache line each.
+    ///
+    /// # Errors
+    /// [`LayoutError::Damaged`] if a region is too short.
+    pub fn new(layout: Layout, regions: [Region; 5]) -> Result<Self, LayoutError> {
+        let [narrow, narrow_tags, wide, wide_tags, overflow] = regions;
+        let fits = narrow.len() >= layout.narrow_words()
+            && narrow_tags.len() >= layout.narrow_buckets as usize
+            && wide.len() >= layout.wide_words()
+            && wide_tags.len() >= layout.wide_buckets as usize
+            && overflow.len() >= layout.overflow_words();
+        if !fits || layout.narrow_buckets == 0 {
+            return Err(LayoutError::Damaged);
+        }
+        Ok(Self {
+            layout,
+            narrow,
+            narrow_tags,
+            wide,
+            wide_tags,
+            overflow,
+            quarantine: Duration::ZERO,
+            held: None,
+        })
+    }
+
+    /// Keeps `owner` for as long as the table uses the memory.
+    #[must_use]
+    pub fn hold(mut self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        self.held = Some(owner);
+        self
+    }
+
+    /// Others read the slots of published connections while they change: a slot that was published is not used again
+    /// for so long after it was freed.
+    #[must_use]
+    pub const fn quarantined(mut self, time: Duration) -> Self {
+        self.quarantine = time;
+        self
+    }
+
+    /// What it looks like.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("layout", &self.layout)
+            .field("slots", &self.narrow)
+            .field("held", &self.held.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn a_description_reads_as_it_was_written_or_says_why_not() {
+        let layout = Layout::new(1_000_000, 7);
+        let words = layout.to_words();
+        assert_eq!(Layout::from_words(&words), Ok(layout));
+        let changed = |n: usize, to| {
+            let mut words = words;
+            words[n] = to;
+            Layout::from_words(&words)
+        };
+        assert_eq!(changed(0, 1), Err(LayoutError::Foreign));
+        assert_eq!(changed(1, 9), Err(LayoutError::Version(9)));
+        assert_eq!(changed(2, 4), Err(LayoutError::Damaged));
+        assert_eq!(changed(5, 1 << 40), Err(LayoutError::Damaged));
+        assert_eq!(changed(12, 1), Err(LayoutError::Damaged));
+    }
+
+    #[test]
+    fn a_full_table_uses_85_slots_of_100() {
+        for connections in [1, 2, 100, 1_000_000, 10_000_000] {
+            let layout = Layout::new(connections, 1);
+            let slots = layout.narrow_buckets as usize * Layout::WAYS;
+            assert!(slots * 85 >= connections * 100);
+            assert!(slots * 85 < connections * 100 + 85 * Layout::WAYS);
+        }
+    }
+
+    #[test]
+    fn lines_are_cache_lines_and_zero_at_first() {
+        let region = Region::heap(8 * 100);
+        for n in 0..100 {
+            let line = region.line(n);
+            assert_eq!(line.as_ptr().align_offset(LINE), 0);
+            assert!(line.iter().all(|word| word.load(Relaxed) == 0));
+        }
+    }
+
+    #[test]
+    fn regions_that_are_too_short_are_refused() {
+        let layout = Layout::new(100, 1);
+        let regions = |short: usize| {
+            let sizes = [
+                layout.narrow_words(),
+                layout.narrow_buckets as usize,
+                layout.wide_words(),
+                layout.wide_buckets as usize,
+                layout.overflow_words(),
+            ];
+            let mut n = 0;
+            sizes.map(|size| {
+                n += 1;
+                let words: Box<[AtomicU64]> =
+                    bytemuck::zeroed_slice_box(size - usize::from(n == short));
+                Region::lent(Box::leak(words))
+            })
+        };
+        assert!(Memory::new(layout, regions(0)).is_ok());
+        for short in 1..=5 {
+            let refused = Memory::new(layout, regions(short)).unwrap_err();
+            assert_eq!(refused, LayoutError::Damaged);
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The connection table: slots of fixed size in memory that the caller supplies, found by the tuples of their packets.
+//!
+//! ```text
+//!              hash of the client's side
+//!               ┌───────┴────────┐
+//!          first bucket    second bucket
+//!  tags    [········]       [········]       a byte a slot; one word a bucket
+//!           │                    │
+//!  slots   [64 B] x 8       [64 B] x 8       IPv4; 128 bytes in a region of its own for IPv6
+//!
+//!  overflow   index by the whole tuple ─▶ [128 B] ...     equals, and what finds both buckets full
+//!  wheel      buckets of handles by deadline, and where each handle's record lies
+//! ```
+//!
+//! The hash is over the client's side alone, so that packets of both directions find the same slot: by the virtual
+//! address on the way in, by the server's on the way back. A handle is the slot's number, and stays the same as long as
+//! the entry lives. What is told apart by nothing a packet says ([`Overflow`]) lies elsewhere, so that an entry in its
+//! bucket is the only one that its packets find, or says that there are others.
+//!
+//! | | bytes a connection (IPv4, full table) |
+//! |---|---|
+//! | slot, at 85 of 100 used | 75.3 |
+//! | tag | 1.2 |
+//! | place in the wheel, record | 4.7, 4.1 |
+//! | overflow: none to 5 of 100, which come and go | 0 to 9.4 |
+//!
+//! What few connections have (who controls others, when one was synchronised) is kept beside the table
+//! ([`Sparse`](sparse::Sparse)).
+
+mod adopt;
+mod buckets;
+mod equals;
+mod find;
+mod hash;
+mod index;
+pub(crate) mod memory;
+mod overflow;
+pub(crate) mod slot;
+pub(crate) mod sparse;
+#[cfg(test)]
+mod tests;
+mod walk;
+mod wheel;
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+
+use self::buckets::{Buckets, Tags};
+use self::memory::{Layout, Memory};
+use self::overflow::{Overflow, Side};
+pub(crate) use self::slot::Entry;
+use self::slot::{
+    Line, UNARMED, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity,
+};
+use self::sparse::Sparse;
+pub(crate) use self::wheel::tick_of;
+use self::wheel::{Entries, Wheel};
+use super::{Draft, flag};
+use crate::{Instant, Protocol};
+
+/// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
+const PART_BUCKETS: usize = 64;
+const PART: usize = PART_BUCKETS * Layout::WAYS;
+
+/// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the overflow.
+#[derive(Debug)]
+struct Slots {
+    memory: Memory,
+    /// Handles of wide slots begin here.
+    wide: u32,
+    /// Handles of the overflow begin here.
+    overflow: u32,
+}
+
+impl Slots {
+    fn new(memory: Memory) -> Self {
+        let ways = u32::try_from(Layout::WAYS).unwrap_or(0);
+        let wide = memory.layout.narrow_buckets * ways;
+        Self {
+            wide,
+            overflow: wide + memory.layout.wide_buckets * ways,
+            memory,
+        }
+    }
+
+    #[inline]
+    fn narrow_line(&self, slot: usize) -> &Line {
+        self.memory.narrow.line(slot)
+    }
+
+    #[inline]
+    fn is_narrow(&self, handle: u32) -> bool {
+        handle < self.wide
+    }
+
+    #[inline]
+    fn in_place(&self, handle: u32) -> bool {
+        handle < self.overflow
+    }
+
+    fn tags(&self, narrow: bool) -> Tags<'_> {
+        Tags(if narrow {
+            &self.memory.narrow_tags
+        } else {
+            &self.memory.wide_tags
+        })
+    }
+
+    /// The region of tags that a slot in place belongs to, and its number there.
+    #[inline]
+    fn tag_of(&self, handle: u32) -> (Tags<'_>, usize) {
+        let narrow = self.is_narrow(handle);
+        let base = if narrow { 0 } else { self.wide };
+        (self.tags(narrow), (handle - base) as usize)
+    }
+
+    fn buckets(&self, narrow: bool) -> u32 {
+        if narrow {
+            self.memory.layout.narrow_buckets
+        } else {
+            self.memory.layout.wide_buckets
+        }
+    }
+
+    fn hash(&self, narrow_client: bool, client: SocketAddr, protocol: Protocol) -> u64 {
+        let keys = self.memory.layout.keys;
+        match client.ip() {
+            IpAddr::V4(addr) if narrow_client => {
+                let identity = narrow(addr.octets(), client.port()) | protocol_part(protocol);
+                narrow_hash(keys, identity)
+            }
+            addr => {
+                let addr = wide(addr);
+                wide_hash(keys, addr, wide_identity(addr, client.port(), protocol))
+            }
+        }
+    }
+
+    /// The buckets where an entry with these addresses lies, if its region has any.
+    fn buckets_of(&self, narrow: bool, client: SocketAddr, protocol: Protocol) -> Option<Buckets> {
+        let buckets = self.buckets(narrow);
+        (buckets > 0).then(|| Buckets::of(self.hash(narrow, client, protocol), buckets))
+    }
+}
+
+impl Entries for Slots {
+    #[inline]
+    fn entry(&self, handle: u32) -> Entry<'_> {
+        if handle < self.wide {
+            return Entry::narrow(self.narrow_line(handle as usize));
+        }
+        let (region, slot) = if handle < self.overflow {
+            (&self.memory.wide, handle - self.wide)
+        } else {
+            (&self.memory.overflow, handle - self.overflow)
+        };
+        let line = slot as usize * 2;
+        Entry::wide(region.line(line), region.line(line + 1))
+    }
+
+    #[inline]
+    fn warm(&self, handle: u32) -> u64 {
+        if !self.in_place(handle) {
+            return 0;
+        }
+        let (tags, slot) = self.tag_of(handle);
+        tags.word(slot / Layout::WAYS)
+    }
+}
+
+/// Entries of connections or templates, what they are found by, and their timers. Holds at most `capacity` of them.
+pub(crate) struct ConnTable {
+    slots: Slots,
+    overflow: Overflow,
+    wheel: Wheel,
+    capacity: usize,
+    len: usize,
+    /// Used slots of each part of the table.
+    parts: Vec<u32>,
+    /// Used slots in place: narrow ones, wide ones.
+    used: [usize; 2],
+    due: Vec<u32>,
+    /// Entries whose client's port is not known.
+    portless: usize,
+    /// Entries of IPv4 clients in wide slots.
+    mixed: usize,
+    /// How many entries each one controls that has [`flag::CONTROLS`].
+    controlled: Sparse<u32>,
+    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
+    sync_ends: Sparse<u32>,
+    /// Slots that were published and are free, with the time until which they are not used again.
+    quarantined: VecDeque<(Instant, u32)>,
+    /// The latest time that was seen.
+    clock: Instant,
+    /// The hash that was needed last of whom packets are addressed to.
+    addressee: find::Memo,
+}
+
+impl fmt::Debug for ConnTable {
+    /// What is in it, by slot.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: ", self.len, self.capacity)?;
+        let handles = self.indices(0..usize::MAX);
+        let entries =
+            handles.map(|handle| (handle, (self.get(handle).expires(), self.get(handle))));
+        f.debug_map().entries(entries).finish()
+    }
+}
+
+impl ConnTable {
+    /// An empty table for at most `capacity` entries, on the heap. `seed` keys the hash function, so that a client
+    /// cannot choose addresses that fall into the same buckets.
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        Self::with_memory(capacity, Memory::heap(Layout::new(capacity, seed)))
+    }
+
+    /// An empty table in memory that is all zeros.
+    pub(crate) fn with_memory(capacity: usize, memory: Memory) -> Self {
+        let slots = Slots::new(memory);
+        let layout = slots.memory.layout;
+        let handles = slots.overflow as usize + layout.overflow_slots as usize;
+        let capacity = capacity.clamp(1, handles);
+        Self {
+            overflow: Overflow::new(layout.overflow_slots, layout.keys),
+            wheel: Wheel::new(handles, capacity),
+            capacity,
+            len: 0,
+            parts: vec![0; (slots.overflow as usize).div_ceil(PART)],
+            used: [0; 2],
+            due: Vec::new(),
+            portless: 0,
+            mixed: 0,
+            controlled: Sparse::default(),
+            sync_ends: Sparse::default(),
+            quarantined: VecDeque::new(),
+            clock: Instant::ZERO,
+            addressee: find::Memo::default(),
+            slots,
+        }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Entry `handle`, which is in use.
+    #[inline]
+    pub(crate) fn get(&self, handle: u32) -> Entry<'_> {
+        self.slots.entry(handle)
+    }
+
+    // --- coming and going -------------------------------------------------------------------------------------------------
+
+    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing changed, if the table
+    /// is full.
+    pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
+        if self.len >= self.capacity {
+            return None;
+        }
+        self.see(now);
+        let narrow = draft.is_narrow();
+        let (client, protocol) = (draft.key.client, draft.key.protocol);
+        let buckets = self.slots.buckets_of(narrow, client, protocol);
+        let handle = if draft.has(flag::NO_CPORT) || self.has_equals(draft) {
+            None
+        } else {
+            let slot = buckets.and_then(|buckets| self.slots.tags(narrow).choose(&buckets));
+            slot.map(|slot| slot + if narrow { 0 } else { self.slots.wide as usize })
+        };
+        let handle = match (handle, buckets) {
+            (Some(slot), Some(buckets)) => {
+                let handle = u32::try_from(slot).ok()?;
+                let entry = self.slots.entry(handle);
+                entry.set_armed(UNARMED);
+                entry.write(draft);
+                self.occupy(handle, buckets.tag);
+                handle
+            }
+            _ => self.insert_overflow(draft)?,
+        };
+        self.count(handle, 1);
+        self.restart(handle, now);
+        Some(handle)
+    }
+
+    fn insert_overflow(&mut self, draft: &Draft) -> Option<u32> {
+        let slot = self.overflow.take()?;
+        let handle = self.slots.overflow + slot;
+        let entry = self.slots.entry(handle);
+        entry.set_armed(UNARMED);
+        self.overflow.sequence += 1;
+        entry.set_sequence(self.overflow.sequence);
+        entry.write(draft);
+        if self.enter(handle, Side::BOTH) {
+            self.move_home(handle, true);
+            return Some(handle);
+        }
+        self.slots.entry(handle).free();
+        self.overflow.give_back(slot);
+        None
+    }
+
+    /// Takes an entry out and frees its slot.
+    pub(crate) fn remove(&mut self, handle: u32) {
+        let entry = self.slots.entry(handle);
+        self.wheel.disarm(handle, entry);
+        let (word, controls) = (entry.word0(), entry.has(flag::CONTROLS));
+        self.count(handle, usize::MAX);
+        if controls && let Some(controlled) = self.controlled.get_mut(handle) {
+            *controlled = 0;
+        }
+        if let Some(end) = self.sync_ends.get_mut(handle) {
+            *end = 0;
+        }
+        if self.slots.in_place(handle) {
+            if word & (kind::SHADOWED_IN | kind::SHADOWED_OUT) != 0 {
+                self.leave(handle);
+            }
+            let entry = self.slots.entry(handle);
+            entry.free();
+            if word & kind::LIVE == 0 || self.slots.memory.quarantine.is_zero() {
+                self.vacate(handle);
+            } else {
+                let until = self.clock + self.slots.memory.quarantine;
+                self.quarantined.push_back((until, handle));
+            }
+        } else {
+            self.leave(handle);
+            self.move_home(handle, false);
+            self.slots.entry(handle).free();
+            self.overflow.give_back(handle - self.slots.overflow);
+        }
+    }
+
+    /// Marks a slot in place as used.
+    fn occupy(&mut self, handle: u32, tag: u64) {
+        let (tags, slot) = self.slots.tag_of(handle);
+        tags.set(slot, tag);
+        self.parts[handle as usize / PART] += 1;
+        self.used[usize::from(!self.slots.is_narrow(handle))] += 1;
+    }
+
+    /// Marks it as free.
+    fn vacate(&mut self, handle: u32) {
+        let (tags, slot) = self.slots.tag_of(handle);
+        tags.set(slot, 0);
+        self.parts[handle as usize / PART] -= 1;
+        self.used[usize::from(!self.slots.is_narrow(handle))] -= 1;
+    }
+
+    /// Follows the clock: slots whose quarantine is over are free.
+    fn see(&mut self, now: Instant) {
+        self.clock = self.clock.max(now);
+        while let Some(&(until, handle)) = self.quarantined.front()
+            && until <= self.clock
+        {
+            self.quarantined.pop_front();
+            self.vacate(handle);
+        }
+    }
+
+    /// Adds an entry to the counts, or with `usize::MAX` takes it away.
+    fn count(&mut self, handle: u32, by: usize) {
+        let entry = self.slots.entry(handle);
+        self.len = self.len.wrapping_add(by);
+        if entry.word0() & kind::NO_CPORT != 0 {
+            self.portless = self.portless.wrapping_add(by);
+        }
+        let wide = !self.slots.is_narrow(handle) && self.slots.in_place(handle);
+        if wide && entry.is_of_v4_client() {
+            self.mixed = self.mixed.wrapping_add(by);
+        }
+    }
+
+    // --- time -------------------------------------------------------------------------------------------------------------
+
+    /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
+    #[inline]
+    pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
+        let entry = self.slots.entry(handle);
+        let timeout = u64::from(entry.timeout()) * 1_000_000_000;
+        entry.set_expires(Instant::from_nanos(now.as_nanos().saturating_add(timeout)));
+        self.wheel.arm(handle, entry);
+    }
+
+    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if there are none, or if
+    /// the budget ran out on the way. Give the vector back with [`recycle`](Self::recycle).
+    pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
+        loop {
+            let Some(tick) = self.due_tick(now, budget) else {
+                let mut due = core::mem::take(&mut self.due);
+                due.clear();
+                return due;
+            };
+            let due = self.take_due(now, budget);
+            // In the present tick, what is left is due within milliseconds.
+            if !due.is_empty() || tick == tick_of(now) || *budget == 0 {
+                return due;
+            }
+            self.recycle(due);
+        }
+    }
+
+    /// The next tick up to `now` in which entries may be due.
+    pub(crate) fn due_tick(&mut self, now: Instant, budget: &mut usize) -> Option<u64> {
+        self.see(now);
+        self.wheel.next_tick(&self.slots, tick_of(now), budget)
+    }
+
+    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as they are due.
+    pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
+        let mut due = core::mem::take(&mut self.due);
+        due.clear();
+        self.wheel.take_due(&self.slots, now, budget, &mut due);
+        // A controlled entry ends before the one that controls it.
+        if due
+            .iter()
+            .any(|&handle| self.get(handle).has(flag::CONTROLS))
+        {
+            due.sort_by_key(|&handle| self.controlled(handle) > 0);
+        }
+        due
+    }
+
+    /// Takes back the vector of [`take_due_by`](Self::take_due_by), for its memory.
+    pub(crate) fn recycle(&mut self, due: Vec<u32>) {
+        self.due = due;
+    }
+
+    /// When to look for due entries again.
+    pub(crate) fn next_wakeup(&self) -> Option<Instant> {
+        self.wheel.next_wakeup()
+    }
+
+    // --- what few entries have --------------------------------------------------------------------------------------------
+
+    /// Entries that this one controls.
+    #[inline]
+    pub(crate) fn controlled(&self, handle: u32) -> u32 {
+        if self.get(handle).has(flag::CONTROLS) {
+            self.controlled.get(handle).copied().unwrap_or(0)
+        } else {
+            0
+        }
+    }
+
+    /// One more is controlled by this one.
+    pub(crate) fn add_controlled(&mut self, handle: u32) {
+        let entry = self.slots.entry(handle);
+        let controlled = self.controlled.entry(handle);
+        if !entry.has(flag::CONTROLS) {
+            *controlled = 0;
+            entry.set(flag::CONTROLS);
+        }
+        *controlled += 1;
+    }
+
+    /// One less is.
+    pub(crate) fn drop_controlled(&mut self, handle: u32) {
+        if self.get(handle).has(flag::CONTROLS)
+            && let Some(controlled) = self.controlled.get_mut(handle)
+        {
+            *controlled = controlled.saturating_sub(1);
+        }
+    }
+
+    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
+    pub(crate) fn sync_end(&self, handle: u32) -> Option<u32> {
+        let end = self.sync_ends.get(handle).copied();
+        end.filter(|&end| end != 0)
+    }
+
+    pub(crate) fn set_sync_end(&mut self, handle: u32, end: u32) {
+        *self.sync_ends.entry(handle) = end;
+    }
+}
+
+/// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that a packet has.
+#[inline]
+fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
+    one.port() == other.port() && one.ip() == other.ip()
+}

@@ -1,0 +1,220 @@
+//! What has no place in its buckets, and entries of which there are several for the same packets.
+//!
+//! The buckets of an entry follow from its client alone. One client's port that speaks to many virtual addresses, or
+//! that reaches one server by way of many, would fill them; such entries are found here by the hash of the whole tuple,
+//! in a bounded number of steps ([`Index`]). Of equal ones the index refers to the newest, and each knows the next
+//! older and newer one, so that equal ones, which a client can make by the thousand, cost no look-up a step. An entry
+//! that lies in its bucket is in this index, too, while it has equals.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use super::hash::sip13;
+use super::index::Index;
+use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
+use crate::Protocol;
+use crate::conn::NO_SLOT;
+
+/// Which packets an entry is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Those of the client to the virtual address, and those back where the connection is not translated.
+    In,
+    /// Those of a server behind NAT, to the client. Replies of full NAT go to a local address, never to a client.
+    Out,
+}
+
+impl Side {
+    pub(super) const BOTH: [Self; 2] = [Self::In, Self::Out];
+
+    /// What the index refers to an entry's side by.
+    const fn reference(self, handle: u32) -> u32 {
+        handle << 1 | self as u32
+    }
+
+    const fn of(reference: u32) -> (u32, Self) {
+        let side = if reference & 1 == 0 {
+            Self::In
+        } else {
+            Self::Out
+        };
+        (reference >> 1, side)
+    }
+
+    /// Who speaks to the client, or is spoken to, as packets of this side say.
+    pub(super) fn peer(self, entry: Entry<'_>) -> SocketAddr {
+        match self {
+            Self::In => entry.virt(),
+            Self::Out => entry.server_addr(),
+        }
+    }
+}
+
+/// The next older and newer entry that the same packets would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tie {
+    older: u32,
+    newer: u32,
+}
+
+impl Tie {
+    const NONE: Self = Self {
+        older: NO_SLOT,
+        newer: NO_SLOT,
+    };
+}
+
+/// Index, ties and free slots of the overflow. The entries themselves lie in the table's memory.
+#[derive(Debug)]
+pub(super) struct Overflow {
+    index: Index,
+    /// Of entries that have equals, by what the index refers to them by.
+    ties: BTreeMap<u32, Tie>,
+    keys: [u64; 2],
+    /// Slots that were used and are free.
+    free: Vec<u32>,
+    /// Slots that are or were used.
+    used: u32,
+    slots: u32,
+    /// How many entries have a bucket as their first, and whether it is one of wide slots.
+    pub(super) homes: BTreeMap<(bool, usize), u32>,
+    /// Raised with each entry.
+    pub(super) sequence: u64,
+}
+
+impl Overflow {
+    pub(super) fn new(slots: u32, keys: [u64; 2]) -> Self {
+        Self {
+            // An entry has two sides, and one that lies in place may have joined it.
+            index: Index::new(2 * slots as usize),
+            ties: BTreeMap::new(),
+            keys: [keys[0] ^ 0x6f76_6572_666c_6f77, keys[1]],
+            free: Vec::new(),
+            used: 0,
+            slots,
+            homes: BTreeMap::new(),
+            sequence: 0,
+        }
+    }
+
+    /// Slots that are or were used.
+    pub(super) const fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// From now on, the slots up to this one may be in use.
+    pub(super) const fn set_used(&mut self, used: u32) {
+        self.used = used;
+    }
+
+    /// A free slot.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        if self.used == self.slots {
+            return None;
+        }
+        self.used += 1;
+        Some(self.used - 1)
+    }
+
+    /// Takes back a slot.
+    pub(super) fn give_back(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+
+    /// Hash of a client's address and port and those that he speaks to, or hears from.
+    pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
+        if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
+            let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
+            return sip13(self.keys, [from, narrow(to.octets(), peer.port())]);
+        }
+        let (from, to) = (wide(client.ip()), wide(peer.ip()));
+        let identity = wide_identity(from, client.port(), protocol);
+        let port = wire(peer.port());
+        sip13(self.keys, [identity, from[0], from[1], to[0], to[1], port])
+    }
+
+    fn hash_of(&self, entry: Entry<'_>, side: Side) -> u64 {
+        self.hash(entry.protocol(), entry.client(), side.peer(entry))
+    }
+
+    /// The newest entry that `is` recognises.
+    pub(super) fn find(&self, hash: u64, is: impl Fn(u32, Side) -> bool) -> Option<u32> {
+        let found = self.index.find(hash, |reference| {
+            let (handle, side) = Side::of(reference);
+            is(handle, side)
+        });
+        found.map(|reference| Side::of(reference).0)
+    }
+
+    /// Makes an entry the one that the packets of a side find, in front of `equal`, which did until now; `false`, and
+    /// nothing changed, if the index has no room where it belongs.
+    pub(super) fn enter(
+        &mut self,
+        handle: u32,
+        side: Side,
+        entry: Entry<'_>,
+        equal: Option<u32>,
+    ) -> bool {
+        let hash = self.hash_of(entry, side);
+        let new = side.reference(handle);
+        let Some(equal) = equal else {
+            return self.index.insert(hash, new);
+        };
+        let old = side.reference(equal);
+        self.index.replace(hash, old, new);
+        self.tie(old).newer = handle;
+        self.tie(new).older = equal;
+        true
+    }
+
+    /// Lets an entry be found no more by a side, and in its place the one that it stood before. What comes back is an
+    /// entry that has no equals any more.
+    pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
+        let hash = self.hash_of(entry, side);
+        let old = side.reference(handle);
+        let Tie { older, newer } = self.ties.remove(&old).unwrap_or(Tie::NONE);
+        if older != NO_SLOT {
+            self.retie(side.reference(older), |tie| tie.newer = newer);
+        }
+        if newer != NO_SLOT {
+            self.retie(side.reference(newer), |tie| tie.older = older);
+        } else if older == NO_SLOT {
+            self.index.remove(hash, old);
+        } else {
+            self.index.replace(hash, old, side.reference(older));
+        }
+        [older, newer]
+            .into_iter()
+            .find(|&left| left != NO_SLOT && !self.ties.contains_key(&side.reference(left)))
+    }
+
+    /// Whether an entry has no equals on a side.
+    pub(super) fn is_alone(&self, handle: u32, side: Side) -> bool {
+        !self.ties.contains_key(&side.reference(handle))
+    }
+
+    fn tie(&mut self, reference: u32) -> &mut Tie {
+        self.ties.entry(reference).or_insert(Tie::NONE)
+    }
+
+    fn retie(&mut self, reference: u32, change: impl FnOnce(&mut Tie)) {
+        let tie = self.tie(reference);
+        change(tie);
+        if *tie == Tie::NONE {
+            self.ties.remove(&reference);
+        }
+    }
+
+    /// Nothing is in it any more, as far as it knows.
+    #[cfg(test)]
+    pub(super) fn is_clear(&self) -> bool {
+        self.ties.is_empty()
+            && self.homes.is_empty()
+            && self.index.is_clear()
+            && self.free.len() == self.used as usize
+    }
+}

@@ -1,0 +1,549 @@
+//! What is in a slot: words that a program in the kernel can read, and part of which it may write.
+//!
+//! ```text
+//!            63     56 55     48 47          32 31                              0
+//! narrow w0  | kind   |protocol |  port        |  address          | client
+//!        w1  | way              |  port        |  address          | virtual address
+//!        w2  | next hop         |  port        |  address          | real server
+//!        w3  | deadline, nanoseconds                               |
+//!        w4  | server's record             |  timeout, seconds     |
+//!        w5  | flags                       |  packets from client  |
+//!        w6  | armed                       |  control              |
+//!        w7  | mark                        | epoch  |old st.|state |
+//!
+//! wide   w0  | kind   |protocol |  port        |  fold of address  | client
+//!     w1 w2  client's address, 16 bytes
+//!     w3 w4  virtual address
+//!     w5 w6  real server's address
+//!        w7  | way              | next hop     | server's port | virtual port |
+//!        w8  | sequence number, in the overflow                    |
+//!    w9 w10  spare
+//!   w11-w15  as w3-w7 of a narrow slot
+//! ```
+//!
+//! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares whole words.
+
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::time::Duration;
+
+use super::hash::sip13;
+use crate::conn::{Draft, Key, NO_SLOT, TEMPLATE_BIT, flag};
+use crate::{Forwarding, Instant, Protocol, State};
+
+/// Eight words: a narrow slot, or half a wide one.
+pub(super) type Line = [AtomicU64; 8];
+
+/// In w0, everything but the kind: what is hashed.
+pub(super) const IDENTITY: u64 = (1 << 56) - 1;
+/// In w1 and w2 of a narrow slot: address and port.
+pub(super) const PEER: u64 = (1 << 48) - 1;
+
+/// Bits of w0's uppermost byte.
+pub(crate) mod kind {
+    const fn bit(n: u32) -> u64 {
+        1 << (56 + n)
+    }
+
+    /// A program in the kernel may forward its packets.
+    pub(crate) const LIVE: u64 = bit(0);
+    /// A persistence template.
+    pub(crate) const TEMPLATE: u64 = bit(1);
+    /// The client's port is not known yet.
+    pub(crate) const NO_CPORT: u64 = bit(2);
+    /// A template that is not found any more.
+    pub(crate) const HIDDEN: u64 = bit(3);
+    /// Others have the same client and virtual address: the overflow knows the newest.
+    pub(crate) const SHADOWED_IN: u64 = bit(4);
+    /// Others have the same client and server.
+    pub(crate) const SHADOWED_OUT: u64 = bit(5);
+
+    /// What a look-up tells entries apart by.
+    pub(crate) const TOLD_APART: u64 = TEMPLATE | NO_CPORT | HIDDEN;
+}
+
+/// In the upper part of w1 or w7, above the three bits of the forwarding method.
+mod way {
+    pub(super) const CLIENT_IS_V6: u64 = 8;
+    pub(super) const SERVER_IS_V6: u64 = 16;
+}
+
+/// In w6's upper half: not in the wheel.
+pub(super) const UNARMED: u32 = u32::MAX;
+
+const HALF: u64 = 0xffff_ffff;
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+const fn high(word: u64) -> u32 {
+    low(word >> 32)
+}
+
+const fn both(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// A port, as a packet has it.
+#[inline]
+pub(super) const fn wire(port: u16) -> u64 {
+    port.to_be() as u64
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "16 bits are meant")]
+const fn unwire(word: u64) -> u16 {
+    u16::from_be(word as u16)
+}
+
+/// The client's part of w0 of a narrow slot, and address and port of either other end.
+#[inline]
+pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
+    u32::from_ne_bytes(addr) as u64 | wire(port) << 32
+}
+
+/// A protocol's part of w0.
+#[inline]
+pub(super) const fn protocol_part(protocol: Protocol) -> u64 {
+    (protocol.0 as u64) << 48
+}
+
+/// An address in a wide slot.
+#[inline]
+pub(super) fn wide(addr: IpAddr) -> [u64; 2] {
+    let bytes = match addr {
+        IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
+        IpAddr::V6(addr) => addr.octets(),
+    };
+    let [one, other] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(half)
+    });
+    [one, other]
+}
+
+fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&words[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&words[1].to_ne_bytes());
+    let addr = Ipv6Addr::from(bytes);
+    match addr.to_ipv4_mapped() {
+        Some(addr) if !v6 => addr.into(),
+        _ => addr.into(),
+    }
+}
+
+/// Whether w7 of a wide slot says that its client's address is IPv6.
+#[inline]
+pub(super) const fn is_client_v6(ends: u64) -> bool {
+    ends >> 48 & way::CLIENT_IS_V6 != 0
+}
+
+/// w0 of a wide slot without kinds.
+#[inline]
+pub(super) const fn wide_identity(client: [u64; 2], port: u16, protocol: Protocol) -> u64 {
+    let fold = client[0] ^ client[1];
+    (fold ^ fold >> 32) & HALF | wire(port) << 32 | protocol_part(protocol)
+}
+
+/// Hash of a narrow client.
+#[inline]
+pub(super) fn narrow_hash(keys: [u64; 2], identity: u64) -> u64 {
+    sip13(keys, [identity])
+}
+
+/// Hash of a wide client.
+#[inline]
+pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 {
+    sip13(keys, [client[0], client[1], identity >> 32])
+}
+
+/// What the layout makes of a draft.
+impl Draft {
+    pub(super) fn kinds(&self) -> u64 {
+        let mut kinds = 0;
+        if self.has(flag::TEMPLATE) {
+            kinds |= kind::TEMPLATE;
+            if self.has(flag::DYING) {
+                kinds |= kind::HIDDEN;
+            }
+        }
+        if self.has(flag::NO_CPORT) {
+            kinds |= kind::NO_CPORT;
+        }
+        kinds
+    }
+
+    fn way(&self) -> u64 {
+        let mut way = u64::from(self.flags & flag::METHOD);
+        if self.key.client.is_ipv6() {
+            way |= way::CLIENT_IS_V6;
+        }
+        if self.server_addr.is_ipv6() {
+            way |= way::SERVER_IS_V6;
+        }
+        way
+    }
+}
+
+/// An entry where it lies.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    /// What it is found by.
+    front: &'a Line,
+    /// What its packets change, in words 3 to 7: of a narrow slot the same line, of a wide one the second.
+    hot: &'a Line,
+    narrow: bool,
+}
+
+impl<'a> Entry<'a> {
+    pub(super) const fn narrow(line: &'a Line) -> Self {
+        Self {
+            front: line,
+            hot: line,
+            narrow: true,
+        }
+    }
+
+    pub(super) const fn wide(front: &'a Line, hot: &'a Line) -> Self {
+        Self {
+            front,
+            hot,
+            narrow: false,
+        }
+    }
+
+    #[inline]
+    fn front(self, n: usize) -> u64 {
+        self.front[n].load(Relaxed)
+    }
+
+    #[inline]
+    fn hot(self, n: usize) -> u64 {
+        self.hot[n].load(Relaxed)
+    }
+
+    #[inline]
+    fn set_hot(self, n: usize, word: u64) {
+        self.hot[n].store(word, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn word0(self) -> u64 {
+        self.front(0)
+    }
+
+    #[inline]
+    pub(crate) fn protocol(self) -> Protocol {
+        Protocol((self.front(0) >> 48 & 0xff) as u8)
+    }
+
+    pub(crate) fn client(self) -> SocketAddr {
+        let word = self.front(0);
+        let port = unwire(word >> 32);
+        if self.narrow {
+            return SocketAddr::from((low(word).to_ne_bytes(), port));
+        }
+        let v6 = self.way() & way::CLIENT_IS_V6 != 0;
+        SocketAddr::new(unwide([self.front(1), self.front(2)], v6), port)
+    }
+
+    pub(crate) fn virt(self) -> SocketAddr {
+        if self.narrow {
+            let word = self.front(1);
+            return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
+        }
+        let v6 = self.way() & way::CLIENT_IS_V6 != 0;
+        let addr = unwide([self.front(3), self.front(4)], v6);
+        SocketAddr::new(addr, unwire(self.front(7)))
+    }
+
+    pub(crate) fn server_addr(self) -> SocketAddr {
+        if self.narrow {
+            let word = self.front(2);
+            return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
+        }
+        let v6 = self.way() & way::SERVER_IS_V6 != 0;
+        let addr = unwide([self.front(5), self.front(6)], v6);
+        SocketAddr::new(addr, unwire(self.front(7) >> 16))
+    }
+
+    #[inline]
+    fn way(self) -> u64 {
+        self.front(if self.narrow { 1 } else { 7 }) >> 48
+    }
+
+    /// Whether its client's address is IPv4.
+    pub(super) fn is_of_v4_client(self) -> bool {
+        self.narrow || self.way() & way::CLIENT_IS_V6 == 0
+    }
+
+    pub(crate) fn set_next_hop(self, hop: Option<u16>) {
+        let (n, shift) = if self.narrow { (2, 48) } else { (7, 32) };
+        let others = self.front(n) & !(0xffff << shift);
+        let hop = u64::from(hop.unwrap_or(0)) << shift;
+        self.front[n].store(others | hop, Relaxed);
+    }
+
+    /// When the timer fires.
+    #[inline]
+    pub(crate) fn expires(self) -> Instant {
+        Instant::from_nanos(self.hot(3))
+    }
+
+    #[inline]
+    pub(super) fn set_expires(self, at: Instant) {
+        self.set_hot(3, at.as_nanos());
+    }
+
+    /// When the timer was started last: at the entry's last packet.
+    pub(crate) fn last_restart(self) -> Instant {
+        let timeout = u64::from(self.timeout()) * 1_000_000_000;
+        Instant::from_nanos(self.expires().as_nanos().saturating_sub(timeout))
+    }
+
+    /// Time since the last packet.
+    pub(crate) fn idle(self, now: Instant) -> Duration {
+        let left = self.expires().saturating_since(now);
+        Duration::from_secs(self.timeout().into()).saturating_sub(left)
+    }
+
+    /// Seconds that the next packet gives the timer.
+    #[inline]
+    pub(crate) fn timeout(self) -> u32 {
+        low(self.hot(4))
+    }
+
+    #[inline]
+    pub(crate) fn set_timeout(self, seconds: u32) {
+        self.set_hot(4, both(seconds, high(self.hot(4))));
+    }
+
+    /// Index of the server's record, or [`NO_SLOT`].
+    #[inline]
+    pub(crate) fn server(self) -> u32 {
+        high(self.hot(4))
+    }
+
+    pub(crate) fn set_server(self, record: u32) {
+        self.set_hot(4, both(self.timeout(), record));
+    }
+
+    /// Packets from the client.
+    #[inline]
+    pub(crate) fn in_packets(self) -> u32 {
+        low(self.hot(5))
+    }
+
+    pub(crate) fn set_in_packets(self, packets: u32) {
+        self.update_counted(|word| both(packets, high(word)));
+    }
+
+    #[inline]
+    pub(crate) fn count_packet(self) {
+        self.update_counted(|word| both(low(word).wrapping_add(1), high(word)));
+    }
+
+    #[inline]
+    pub(crate) fn flags(self) -> u32 {
+        high(self.hot(5))
+    }
+
+    #[inline]
+    pub(crate) fn has(self, flag: u32) -> bool {
+        self.flags() & flag != 0
+    }
+
+    /// Sets flags that say nothing about what the entry is found by.
+    #[inline]
+    pub(crate) fn set(self, flags: u32) {
+        self.update_counted(|word| word | both(0, flags));
+    }
+
+    /// Clears such flags.
+    #[inline]
+    pub(crate) fn clear(self, flags: u32) {
+        self.update_counted(|word| word & !both(0, flags));
+    }
+
+    /// Changes the word that a program in the kernel counts in.
+    #[inline]
+    fn update_counted(self, change: impl Fn(u64) -> u64) {
+        if self.is_live() {
+            let _ = self.hot[5].fetch_update(Relaxed, Relaxed, |word| Some(change(word)));
+        } else {
+            self.set_hot(5, change(self.hot(5)));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn method(self) -> Forwarding {
+        Forwarding::from_bits(self.flags() & flag::METHOD)
+    }
+
+    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
+    #[inline]
+    pub(crate) fn control(self) -> u32 {
+        low(self.hot(6))
+    }
+
+    pub(crate) fn set_control(self, control: u32) {
+        self.set_hot(6, both(control, self.armed()));
+    }
+
+    /// The template that controls the connection.
+    pub(crate) fn template(self) -> Option<u32> {
+        let control = self.control();
+        (control != NO_SLOT && control & TEMPLATE_BIT != 0).then_some(control & !TEMPLATE_BIT)
+    }
+
+    /// The connection that controls this one.
+    pub(crate) fn controller(self) -> Option<u32> {
+        Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
+    }
+
+    /// When the wheel looks at it; [`UNARMED`] if it is not in.
+    #[inline]
+    pub(super) fn armed(self) -> u32 {
+        high(self.hot(6))
+    }
+
+    #[inline]
+    pub(super) fn set_armed(self, armed: u32) {
+        self.set_hot(6, both(self.control(), armed));
+    }
+
+    #[inline]
+    pub(crate) fn state(self) -> State {
+        State((self.hot(7) & 0xff) as u8)
+    }
+
+    #[inline]
+    pub(crate) fn set_state(self, state: State) {
+        self.set_hot(7, self.hot(7) & !0xff | u64::from(state.0));
+    }
+
+    /// The state that was synchronised last.
+    pub(crate) fn old_state(self) -> State {
+        State((self.hot(7) >> 8 & 0xff) as u8)
+    }
+
+    pub(crate) fn set_old_state(self, state: State) {
+        self.set_hot(7, self.hot(7) & !0xff00 | u64::from(state.0) << 8);
+    }
+
+    pub(crate) fn mark(self) -> u32 {
+        high(self.hot(7))
+    }
+
+    /// Whether a program in the kernel may forward its packets.
+    #[inline]
+    pub(crate) fn is_live(self) -> bool {
+        self.front(0) & kind::LIVE != 0
+    }
+
+    /// Lets a program in the kernel forward its packets, as long as `epoch` is in force.
+    pub(crate) fn publish(self, epoch: u16) {
+        self.set_hot(7, self.hot(7) & !0xffff_0000 | u64::from(epoch) << 16);
+        if self.word0() & (kind::SHADOWED_IN | kind::SHADOWED_OUT) == 0 {
+            self.front[0].store(self.word0() | kind::LIVE, Release);
+        }
+    }
+
+    /// From now on its packets come to userspace.
+    pub(crate) fn withdraw(self) {
+        self.set_kind(kind::LIVE, false);
+    }
+
+    pub(super) fn set_kind(self, kinds: u64, on: bool) {
+        let word = self.word0();
+        let word = if on { word | kinds } else { word & !kinds };
+        self.front[0].store(word, Release);
+    }
+
+    /// In the overflow: what tells the order in which entries came.
+    pub(super) fn sequence(self) -> u64 {
+        if self.narrow { 0 } else { self.hot(0) }
+    }
+
+    pub(super) fn set_sequence(self, number: u64) {
+        if !self.narrow {
+            self.set_hot(0, number);
+        }
+    }
+
+    /// Whether replies are found by the server's address.
+    #[inline]
+    pub(super) fn has_out_side(self) -> bool {
+        self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
+    }
+
+    /// Everything about it but its timer.
+    pub(crate) fn draft(self) -> Draft {
+        Draft {
+            key: Key {
+                protocol: self.protocol(),
+                client: self.client(),
+                virt: self.virt(),
+            },
+            server_addr: self.server_addr(),
+            flags: self.flags(),
+            timeout: self.timeout(),
+            server: self.server(),
+            control: self.control(),
+            in_packets: self.in_packets(),
+            mark: self.mark(),
+            state: self.state(),
+            old_state: self.old_state(),
+        }
+    }
+
+    /// Writes everything but deadline and wheel; the first word last.
+    pub(super) fn write(self, draft: &Draft) {
+        let (key, server) = (&draft.key, draft.server_addr);
+        let front = |n: usize, word: u64| self.front[n].store(word, Relaxed);
+        let identity =
+            if let (true, SocketAddr::V4(client), SocketAddr::V4(virt), SocketAddr::V4(server)) =
+                (self.narrow, key.client, key.virt, server)
+            {
+                front(
+                    1,
+                    narrow(virt.ip().octets(), virt.port()) | draft.way() << 48,
+                );
+                front(2, narrow(server.ip().octets(), server.port()));
+                narrow(client.ip().octets(), client.port()) | protocol_part(key.protocol)
+            } else {
+                let client = wide(key.client.ip());
+                let words = [client, wide(key.virt.ip()), wide(server.ip())];
+                for (n, &word) in words.as_flattened().iter().enumerate() {
+                    front(1 + n, word);
+                }
+                front(
+                    7,
+                    wire(key.virt.port()) | wire(server.port()) << 16 | draft.way() << 48,
+                );
+                wide_identity(client, key.client.port(), key.protocol)
+            };
+        self.set_hot(4, both(draft.timeout, draft.server));
+        self.set_hot(5, both(draft.in_packets, draft.flags));
+        self.set_control(draft.control);
+        let states = u64::from(draft.state.0) | u64::from(draft.old_state.0) << 8;
+        self.set_hot(7, states | both(0, draft.mark));
+        self.front[0].store(identity | draft.kinds(), Release);
+    }
+
+    /// Makes the slot free.
+    pub(super) fn free(self) {
+        self.front[0].store(0, Release);
+        self.set_armed(UNARMED);
+    }
+}
+
+impl core::fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.draft().fmt(f)
+    }
+}

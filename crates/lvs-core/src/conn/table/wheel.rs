@@ -1,0 +1,470 @@
+//! A hierarchical timing wheel beside the slots.
+//!
+//! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that is not later than
+//! the deadline; when the bucket comes up, a slot that is not due yet is recorded again at its deadline. So a busy
+//! connection is moved about once per timeout, not once per packet.
+//!
+//! | level | buckets | each | together |
+//! |---|---|---|---|
+//! | ticks | 8,192 | 2^22 ns, about 4.2 ms | two pages, 34 s |
+//! | pages | 8,192 | 4,096 ticks, 17 s | two books, 39 hours |
+//! | books | 64 | 4,096 pages, 19.5 hours | 51 days; what lies beyond is recorded at the end and moved on |
+//!
+//! The ticks of the present page and of the next one have a bucket each, so that while one page passes, the records of
+//! the next are spread over its ticks in portions: a page with a million records holds nobody up, and none of them is
+//! late. The timeouts that connections have cost one such move at most.
+//!
+//! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie together and are walked in
+//! order, so that the slots which they lead to can be loaded many at a time.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::slot::{Entry, UNARMED};
+use crate::Instant;
+
+/// 2^22 ns, about 4.2 ms: the kernel's tick at HZ=250 is 4 ms.
+const TICK_SHIFT: u32 = 22;
+/// Ticks of a page, and pages of a book, in bits.
+const PAGE_BITS: u32 = 12;
+const PAGE: u64 = 1 << PAGE_BITS;
+const BOOK: u64 = 1 << PAGE_BITS;
+/// Two of each, so that one can be spread over the other's while that passes.
+const TICKS: usize = 2 << PAGE_BITS;
+const PAGES: usize = 2 << PAGE_BITS;
+const BOOKS: usize = 64;
+const BUCKETS: usize = TICKS + PAGES + BOOKS;
+/// How far ahead a record may lie.
+const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
+/// Ticks are kept modulo this.
+const ARMED_MASK: u64 = (1 << 31) - 1;
+
+/// Words of a chunk: the next chunk of its bucket, its bucket, and records.
+const CHUNK: usize = 64;
+const CHUNK_SHIFT: u32 = 6;
+const HEADER: usize = 2;
+const RECORDS: usize = CHUNK - HEADER;
+
+/// Ticks between two portions of a page that is spread.
+const PORTION_TICKS: u64 = 64;
+/// Portions of a page: the last quarter of the time is in reserve.
+const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
+
+/// The tick that `when` falls into.
+pub(crate) const fn tick_of(when: Instant) -> u64 {
+    when.as_nanos() >> TICK_SHIFT
+}
+
+/// The first moment of `tick`.
+pub(crate) const fn start_of(tick: u64) -> Instant {
+    Instant::from_nanos(tick << TICK_SHIFT)
+}
+
+/// Where the wheel finds the slots of its records.
+pub(super) trait Entries {
+    fn entry(&self, handle: u32) -> Entry<'_>;
+
+    /// Reads what the end of an entry will need.
+    fn warm(&self, handle: u32) -> u64;
+}
+
+#[derive(Debug)]
+pub(crate) struct Wheel {
+    /// The first chunk of each bucket, the only one that may have room; 0 for none.
+    heads: Vec<u32>,
+    /// Records in it.
+    fills: Vec<u32>,
+    /// One bit a bucket: it has records.
+    occupied: Vec<u64>,
+    /// All chunks; the first is used by none.
+    chunks: Vec<u32>,
+    /// The first of the chunks that were used and are free, and how many were used.
+    free: u32,
+    used: u32,
+    /// Where the record of a handle lies, while it has one.
+    places: Vec<u32>,
+    /// The tick being worked on: every earlier one is done.
+    tick: u64,
+    /// Records of a portion of the page that is spread, and how many are to be spread now.
+    portion: usize,
+    owed: usize,
+    /// How far in the page the portions are.
+    portioned: u64,
+    linked: usize,
+    /// Records of each bucket of a page.
+    counts: Vec<u32>,
+}
+
+impl Wheel {
+    /// For handles below `handles`, of which no more than `capacity` are in at once.
+    pub(super) fn new(handles: usize, capacity: usize) -> Self {
+        let chunks = capacity.div_ceil(RECORDS) + BUCKETS + 1;
+        Self {
+            heads: vec![0; BUCKETS],
+            fills: vec![0; BUCKETS],
+            occupied: vec![0; BUCKETS / 64],
+            // Fresh zero pages need not be written.
+            chunks: vec![0; chunks * CHUNK],
+            free: 0,
+            used: 1,
+            places: vec![0; handles],
+            tick: 0,
+            portion: 0,
+            owed: 0,
+            portioned: 0,
+            linked: 0,
+            counts: vec![0; PAGES],
+        }
+    }
+
+    /// Makes sure that a slot comes up when its deadline is reached.
+    #[inline]
+    pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
+        let deadline = tick_of(entry.expires());
+        let armed = entry.armed();
+        if armed != UNARMED {
+            if self.ahead(armed) <= deadline.saturating_sub(self.tick) {
+                return;
+            }
+            self.unlink(handle);
+        }
+        self.link(handle, entry, deadline);
+    }
+
+    /// Takes a slot out, if it is in.
+    pub(super) fn disarm(&mut self, handle: u32, entry: Entry<'_>) {
+        if entry.armed() != UNARMED {
+            self.unlink(handle);
+            entry.set_armed(UNARMED);
+        }
+    }
+
+    /// The next tick up to `limit` in which something may be due. Moves on over empty ticks, spreading at most `budget`
+    /// records on the way; `None` if nothing is due up to `limit` or the budget is spent.
+    pub(super) fn next_tick(
+        &mut self,
+        entries: &impl Entries,
+        limit: u64,
+        budget: &mut usize,
+    ) -> Option<u64> {
+        loop {
+            if self.linked == 0 {
+                if self.tick < limit {
+                    self.tick = limit;
+                    (self.owed, self.portion) = (0, 0);
+                }
+                return None;
+            }
+            if !self.spread(entries, budget) {
+                return None;
+            }
+            if self.heads[tick_bucket(self.tick)] != 0 {
+                return (self.tick <= limit).then_some(self.tick);
+            }
+            if self.tick >= limit {
+                return None;
+            }
+            self.move_to(self.next_stop().min(limit));
+        }
+    }
+
+    /// Takes the slots out whose deadline `now` has reached from the bucket of the present tick, looking at no more
+    /// than `budget` of them, and appends them to `due`.
+    pub(super) fn take_due(
+        &mut self,
+        entries: &impl Entries,
+        now: Instant,
+        budget: &mut usize,
+        due: &mut Vec<u32>,
+    ) {
+        let bucket = tick_bucket(self.tick);
+        let mut chunk = self.heads[bucket];
+        let mut fill = self.fills[bucket] as usize;
+        while chunk != 0 && *budget > 0 {
+            let next = self.chunks[at(chunk)];
+            let looked_at = fill.min(*budget);
+            *budget -= looked_at;
+            let from = at(chunk) + HEADER;
+            let end = from + fill;
+            let deadlines = self.load(entries, end - looked_at..end);
+            // From the end: what is taken out leaves a hole for what was looked at.
+            for place in (end - looked_at..end).rev() {
+                let handle = self.chunks[place];
+                let entry = entries.entry(handle);
+                let deadline = Instant::from_nanos(deadlines[place - from]);
+                if deadline <= now {
+                    self.unlink_at(place);
+                    entry.set_armed(UNARMED);
+                    due.push(handle);
+                } else if tick_of(deadline) > self.tick {
+                    self.unlink_at(place);
+                    self.link(handle, entry, tick_of(deadline));
+                }
+            }
+            chunk = next;
+            fill = RECORDS;
+        }
+    }
+
+    /// The deadlines of the slots of some records of one chunk, by their place in it.
+    fn load(&self, entries: &impl Entries, places: core::ops::Range<usize>) -> [u64; RECORDS] {
+        let mut deadlines = [0; RECORDS];
+        let from = places.start & !(CHUNK - 1) | HEADER;
+        let mut warmed = 0;
+        for place in places {
+            let handle = self.chunks[place];
+            deadlines[place - from] = entries.entry(handle).expires().as_nanos();
+            warmed ^= entries.warm(handle);
+        }
+        core::hint::black_box(warmed);
+        deadlines
+    }
+
+    /// When to call again at the latest; `None` if nothing is in.
+    pub(super) fn next_wakeup(&self) -> Option<Instant> {
+        if self.linked == 0 {
+            return None;
+        }
+        let now = self.owed > 0 || self.heads[tick_bucket(self.tick)] != 0;
+        let tick = if now { self.tick } else { self.next_stop() };
+        Some(start_of(tick + 1))
+    }
+
+    /// The next tick after the present one that has records, or at which something is to be spread.
+    fn next_stop(&self) -> u64 {
+        let page = self.tick >> PAGE_BITS;
+        let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
+        let spreading = self.page_is_spread().then(|| {
+            let next = (self.tick / PORTION_TICKS + 1) * PORTION_TICKS;
+            next.min((page + 1) << PAGE_BITS)
+        });
+        // A page is spread while the one before it passes, and a book before its first page is.
+        let next_page = self
+            .next_occupied(TICKS, PAGES, page + 1, page + 2 + BOOK)
+            .map(|page| (page - 1) << PAGE_BITS);
+        let book = page_to_book(page + 2);
+        let next_book = self
+            .next_occupied(TICKS + PAGES, BOOKS, book, book + BOOKS as u64)
+            .map(|book| ((book << PAGE_BITS) - 2) << PAGE_BITS);
+        [tick, spreading, next_page, next_book]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or((page + 1) << PAGE_BITS)
+            .max(self.tick + 1)
+    }
+
+    /// The first number above `after` and below `end` whose bucket, of a ring of `size` that begins at `base`, has
+    /// records.
+    fn next_occupied(&self, base: usize, size: usize, after: u64, end: u64) -> Option<u64> {
+        let mut number = after + 1;
+        while number < end {
+            let bucket = base + ring(number, size);
+            let bits = self.occupied[bucket / 64] >> (bucket % 64);
+            if bits != 0 {
+                let found = number + u64::from(bits.trailing_zeros());
+                return (found < end).then_some(found);
+            }
+            number += 64 - (bucket % 64) as u64;
+        }
+        None
+    }
+
+    /// Whether the next page has records that are not spread.
+    fn page_is_spread(&self) -> bool {
+        self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
+    }
+
+    /// Moves on to a tick that is not behind the next stop.
+    fn move_to(&mut self, tick: u64) {
+        let before = self.tick >> PAGE_BITS;
+        self.tick = tick;
+        let page = tick >> PAGE_BITS;
+        if page != before {
+            let count = self.counts[ring(page + 1, PAGES)] as usize;
+            self.portion = count.div_ceil(portions());
+            self.portioned = 0;
+        }
+        // Portions up to here, the present one among them.
+        let portions = (tick % PAGE) / PORTION_TICKS + 1;
+        if self.page_is_spread() && portions > self.portioned {
+            let more = usize::try_from(portions - self.portioned).unwrap_or(0);
+            self.owed += more * self.portion.max(1);
+            self.portioned = portions;
+        }
+    }
+
+    /// Spreads what is to be spread by now. `false` if the budget ran out first.
+    fn spread(&mut self, entries: &impl Entries, budget: &mut usize) -> bool {
+        let page = self.tick >> PAGE_BITS;
+        // A book is spread over its pages before the first of them is spread.
+        let book = TICKS + PAGES + ring(page_to_book(page + 2), BOOKS);
+        if self.heads[book] != 0 && !self.empty(entries, book, usize::MAX, budget) {
+            return false;
+        }
+        let present = page_bucket(page);
+        if self.heads[present] != 0 && !self.empty(entries, present, usize::MAX, budget) {
+            return false;
+        }
+        if self.owed > 0 {
+            let before = *budget;
+            let owed = self.owed;
+            let done = self.empty(entries, page_bucket(page + 1), owed, budget);
+            let left = owed.saturating_sub(before - *budget);
+            self.owed = if done { 0 } else { left };
+            return done;
+        }
+        true
+    }
+
+    /// Records up to `most` slots of a bucket again, by their deadlines. `false` if the budget ran out first.
+    fn empty(
+        &mut self,
+        entries: &impl Entries,
+        bucket: usize,
+        most: usize,
+        budget: &mut usize,
+    ) -> bool {
+        let mut left = most;
+        while left > 0 && self.heads[bucket] != 0 {
+            if *budget == 0 {
+                return false;
+            }
+            let chunk = self.heads[bucket];
+            let end = at(chunk) + HEADER + self.fills[bucket] as usize;
+            let many = (self.fills[bucket] as usize).min(left).min(*budget);
+            let deadlines = self.load(entries, end - many..end);
+            for place in (end - many..end).rev() {
+                let handle = self.chunks[place];
+                self.unlink_at(place);
+                let deadline = deadlines[place % CHUNK - HEADER];
+                let entry = entries.entry(handle);
+                self.link(handle, entry, tick_of(Instant::from_nanos(deadline)));
+            }
+            left -= many;
+            *budget -= many;
+        }
+        true
+    }
+
+    /// Ticks from the present one to that of a slot that is in.
+    #[inline]
+    fn ahead(&self, armed: u32) -> u64 {
+        u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
+    }
+
+    fn link(&mut self, handle: u32, entry: Entry<'_>, deadline: u64) {
+        let tick = deadline.clamp(self.tick, self.tick + SPAN);
+        let present = self.tick >> PAGE_BITS;
+        let page = tick >> PAGE_BITS;
+        let bucket = if page <= present + 1 {
+            tick_bucket(tick)
+        } else if page < present + 2 + BOOK {
+            self.counts[ring(page, PAGES)] += 1;
+            page_bucket(page)
+        } else {
+            TICKS + PAGES + ring(page_to_book(page), BOOKS)
+        };
+        entry.set_armed(armed_at(tick));
+        let mut chunk = self.heads[bucket];
+        let mut fill = self.fills[bucket] as usize;
+        if chunk == 0 || fill == RECORDS {
+            let next = chunk;
+            chunk = self.take_chunk();
+            self.chunks[at(chunk)] = next;
+            self.chunks[at(chunk) + 1] = index(bucket);
+            self.heads[bucket] = chunk;
+            self.occupied[bucket / 64] |= 1 << (bucket % 64);
+            fill = 0;
+        }
+        let place = at(chunk) + HEADER + fill;
+        self.chunks[place] = handle;
+        self.places[handle as usize] = index(place);
+        self.fills[bucket] = index(fill + 1);
+        self.linked += 1;
+    }
+
+    fn unlink(&mut self, handle: u32) {
+        self.unlink_at(self.places[handle as usize] as usize);
+    }
+
+    /// Takes the record at a place out; the last one of its bucket takes the place.
+    fn unlink_at(&mut self, place: usize) {
+        let bucket = self.chunks[(place & !(CHUNK - 1)) + 1] as usize;
+        let head = self.heads[bucket];
+        let fill = self.fills[bucket] as usize - 1;
+        let last = at(head) + HEADER + fill;
+        if last != place {
+            let moved = self.chunks[last];
+            self.chunks[place] = moved;
+            self.places[moved as usize] = index(place);
+        }
+        self.fills[bucket] = index(fill);
+        if fill == 0 {
+            let next = self.chunks[at(head)];
+            self.heads[bucket] = next;
+            self.chunks[at(head)] = self.free;
+            self.free = head;
+            if next == 0 {
+                self.occupied[bucket / 64] &= !(1 << (bucket % 64));
+            } else {
+                self.fills[bucket] = index(RECORDS);
+            }
+        }
+        if let Some(count) = bucket
+            .checked_sub(TICKS)
+            .and_then(|page| self.counts.get_mut(page))
+        {
+            *count -= 1;
+        }
+        self.linked -= 1;
+    }
+
+    /// There are chunks for all records and a last one for each bucket.
+    fn take_chunk(&mut self) -> u32 {
+        if self.free == 0 {
+            self.used += 1;
+            return self.used - 1;
+        }
+        let chunk = self.free;
+        self.free = self.chunks[at(chunk)];
+        chunk
+    }
+}
+
+/// Where a chunk begins.
+const fn at(chunk: u32) -> usize {
+    (chunk as usize) << CHUNK_SHIFT
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "below the ring's size")]
+const fn ring(number: u64, size: usize) -> usize {
+    number as usize & (size - 1)
+}
+
+/// Buckets, records of a chunk and places of records are fewer than 2^32.
+#[expect(clippy::cast_possible_truncation, reason = "they are fewer")]
+const fn index(n: usize) -> u32 {
+    n as u32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a few")]
+const fn portions() -> usize {
+    PORTIONS as usize
+}
+
+const fn armed_at(tick: u64) -> u32 {
+    (tick & ARMED_MASK) as u32
+}
+
+const fn tick_bucket(tick: u64) -> usize {
+    ring(tick, TICKS)
+}
+
+const fn page_bucket(page: u64) -> usize {
+    TICKS + ring(page, PAGES)
+}
+
+const fn page_to_book(page: u64) -> u64 {
+    page >> PAGE_BITS
+}
