@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
-use crate::config::{Config, LoadError};
+use crate::config::{Config, LoadError, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::engine::process::{Machine, lock};
 use crate::health::Network;
@@ -117,11 +117,17 @@ fn refuse(error: &LoadError) -> ExitCode {
 
 /// Logs to standard error. `LVSD_LOG` wins over the file.
 fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
-    let from_env = std::env::var("LVSD_LOG").ok();
-    let words = from_env.as_deref().or(from_file).unwrap_or("info");
-    let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
-        format!("`log` in [lvsd] is not a filter: {e}; write \"info\" or \"lvsd=debug\"")
-    })?;
+    let from_env = std::env::var("LVSD_LOG")
+        .ok()
+        .filter(|words| !words.is_empty());
+    let (words, origin) = match (&from_env, from_file) {
+        (Some(words), _) => (words.as_str(), "LVSD_LOG in the environment"),
+        (None, Some(words)) => (words, "`log` in [lvsd]"),
+        (None, None) => ("info", "the default"),
+    };
+    check_filter(words).map_err(|(title, help)| format!("{origin}: {title}; {help}"))?;
+    let filter = tracing_subscriber::EnvFilter::try_new(words)
+        .map_err(|error| format!("{origin}: {words} is not a filter: {error}"))?;
     log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 

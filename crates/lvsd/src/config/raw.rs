@@ -247,21 +247,21 @@ impl RawCheckTable {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {
     /// Interface that the packets come in on. Default: any.
-    pub(super) interface: Option<String>,
+    pub(super) interface: Option<Spanned<String>>,
     /// Address or network that they come from. Default: any.
-    pub(super) source: Option<String>,
+    pub(super) source: Option<Spanned<String>>,
     /// Address or network that they go to; required.
-    pub(super) destination: Option<String>,
+    pub(super) destination: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: all three.
-    pub(super) protocol: Option<String>,
+    pub(super) protocol: Option<Spanned<String>>,
     /// Destination ports and ranges: `"80,443,8000-8010"`. Default: all.
-    pub(super) ports: Option<Scalar>,
+    pub(super) ports: Option<Spanned<Scalar>>,
     /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
     /// They are discarded.
-    pub(super) drop: Option<bool>,
+    pub(super) drop: Option<Spanned<bool>>,
     /// They are left to the host.
-    pub(super) host: Option<bool>,
+    pub(super) host: Option<Spanned<bool>>,
 }
 
 /// `"5s"`, `"500ms"`, `"2m30s"`.

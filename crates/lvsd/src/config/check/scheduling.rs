@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
+use lvs_core::sched::BUILT_IN;
 use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
@@ -39,11 +40,12 @@ impl Checker<'_> {
             return;
         };
         let word = scheduler.get_ref().as_str();
-        let names: Vec<&str> = self.schedulers.names().collect();
-        if names.contains(&word) {
+        if BUILT_IN.iter().any(|about| about.name == word) {
             config.scheduler = word.to_owned();
             return;
         }
+        let mut names: Vec<&str> = BUILT_IN.iter().map(|about| about.name).collect();
+        names.sort_unstable();
         let finding = Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
         let list = format!("the schedulers are: {}", names.join(", "));
         self.report(match did_you_mean(&word.to_ascii_lowercase(), names) {
@@ -286,7 +288,8 @@ fn parse_netmask(text: &str, family: Family) -> Option<u32> {
             text.parse::<Ipv4Addr>()
                 .ok()
                 .map(u32::from)
-                .filter(|m| *m != 0)
+                // Ones, and behind them zeros.
+                .filter(|mask| *mask != 0 && mask.leading_ones() == mask.count_ones())
         }
         Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),
     }
