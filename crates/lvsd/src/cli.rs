@@ -3,18 +3,20 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::Parser;
-use lvs_dataplane::control::Address;
+use clap::{Parser, Subcommand};
+use lvs_dataplane::control::{Address, LockError, steer};
 use lvs_dataplane::log;
+use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
 use crate::config::{Config, LoadError, check_filter};
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{Machine, lock};
-use crate::health::Network;
+use crate::engine::process::{Machine, become_engine, end_politely, lock};
+use crate::health::{self, Network};
 use crate::notify::Notify;
 use crate::words::counted;
 
@@ -26,17 +28,20 @@ const EXIT_FAILURE: u8 = 1;
 /// Where the configuration lies.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
+/// How long `lvsd stop` waits for the daemon that runs.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
 /// The daemon of a Linux Virtual Server: keeps the engine (lvs-dataplane) in step with a TOML file
 /// and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM and SIGINT stop the
-/// daemon and the engine that it started. Exit codes: 0 done, 1 failure, 2 usage, 3 the
-/// configuration cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and leaves
+/// the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit codes: 0
+/// done, 1 failure, 2 usage, 3 the configuration cannot be used.
 #[derive(Debug, Parser)]
-#[command(name = "lvsd", version)]
+#[command(name = "lvsd", version, args_conflicts_with_subcommands = false)]
 pub struct Arguments {
     /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 
     /// Check the configuration (FILE, or that of --config), say what is wrong, and change nothing.
@@ -45,12 +50,33 @@ pub struct Arguments {
 
     /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one in /run/lvs, of which
     /// every network namespace has its own.
-    #[arg(long, value_name = "PATH", env = "LVS_SOCKET")]
+    #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
-    /// Leave the engine forwarding when the daemon ends.
+    /// Wait for an engine that something else starts, such as lvs-dataplane.service; start none.
     #[arg(long)]
+    attach: bool,
+
+    /// Leave the engine forwarding when the daemon ends. It always does now.
+    #[arg(long, hide = true)]
     leave: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What to do instead of running the daemon.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// End the daemon that runs; the engine keeps forwarding.
+    Stop {
+        /// End the engine too: services, addresses and connections go. Of an engine that lvsd has not started, only what
+        /// lvsd has set goes.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
+    Engine,
 }
 
 /// Does what the command line says.
@@ -58,10 +84,17 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
         return check(file.as_ref().unwrap_or(&arguments.config));
     }
+    if let Some(Command::Stop { all }) = arguments.command {
+        return stop(&arguments, all);
+    }
     let (config, warnings) = match Config::load(&arguments.config) {
         Ok(loaded) => loaded,
         Err(error) => return refuse(&error),
     };
+    if matches!(arguments.command, Some(Command::Engine)) {
+        let why = become_engine(&address(&arguments, &config), &config.dataplane);
+        return fail(&why);
+    }
     warnings.print();
     let _log = match start_log(config.daemon.log.as_deref()) {
         Ok(guard) => guard,
@@ -77,6 +110,52 @@ pub fn main(arguments: Arguments) -> ExitCode {
             ExitCode::from(EXIT_FAILURE)
         }
     }
+}
+
+fn fail(why: &str) -> ExitCode {
+    log::say(Level::ERROR, format_args!("lvsd: {why}"));
+    ExitCode::from(EXIT_FAILURE)
+}
+
+/// The engine's control socket: that of the command line or environment, of the file, or the usual.
+fn address(arguments: &Arguments, config: &Config) -> Address {
+    let named = arguments.socket.clone().filter(|name| !name.is_empty());
+    named
+        .or_else(|| config.dataplane.socket.clone())
+        .map_or_else(Address::default, Address::new)
+}
+
+/// Ends the daemon that runs and, with `all`, the engine.
+fn stop(arguments: &Arguments, all: bool) -> ExitCode {
+    // A file that is wrong by now must not keep anybody from stopping.
+    let config = Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c);
+    let address = address(arguments, &config);
+    let result = match steer(&address) {
+        Err(LockError::Held(Some(pid))) => {
+            let signal = if all { Kill::INT } else { Kill::TERM };
+            end_politely(pid, signal, STOP_LIMIT)
+        }
+        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Ok(_only) if all => stop_engine(&address),
+        Ok(_only) => Ok(()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => fail(&why),
+    }
+}
+
+/// Ends the engine of a daemon that does not run.
+fn stop_engine(address: &Address) -> Result<(), String> {
+    let _log = start_log(None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    let result = runtime.block_on(daemon::stop_engine(Machine::new(address)));
+    runtime.shutdown_background();
+    result
 }
 
 fn check(file: &std::path::Path) -> ExitCode {
@@ -132,12 +211,9 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
 }
 
 fn run(arguments: Arguments, config: Config) -> Result<(), String> {
-    let address = arguments
-        .socket
-        .filter(|s| !s.is_empty())
-        .or_else(|| config.dataplane.socket.clone())
-        .map_or_else(Address::default, Address::new);
+    let address = address(&arguments, &config);
     let _lock = lock(&address)?;
+    health::raise_limits();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -146,7 +222,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
         let options = Options {
             path: arguments.config,
-            leave: arguments.leave,
+            attach: arguments.attach,
             notify: Notify::from_env(),
         };
         daemon::run(options, config, Machine::new(&address), Network, signals).await
@@ -162,7 +238,7 @@ fn signals() -> std::io::Result<mpsc::Receiver<Signal>> {
     for (kind, message) in [
         (SignalKind::hangup(), Signal::Reload),
         (SignalKind::terminate(), Signal::Stop),
-        (SignalKind::interrupt(), Signal::Stop),
+        (SignalKind::interrupt(), Signal::StopAll),
     ] {
         let mut stream = signal(kind)?;
         let sender = sender.clone();

@@ -223,6 +223,8 @@ pub struct Service {
     pub vip: VipMode,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
+    /// How long a server that has left the file may keep its connections.
+    pub drain: Duration,
     /// Real servers, in the order of the file.
     pub servers: Vec<Server>,
 }
@@ -276,9 +278,9 @@ pub struct Check {
 }
 
 impl Check {
-    /// Whether both find out the same, perhaps in another rhythm.
-    pub fn asks_the_same(&self, other: &Self) -> bool {
-        (&self.probe, self.server) == (&other.probe, other.server)
+    /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
+    pub fn identity(&self) -> (Probe, SocketAddr) {
+        (self.probe.clone(), self.server)
     }
 }
 

@@ -130,6 +130,9 @@ pub(super) struct RawService {
     /// What happens to the connections of a server that is removed: `kernel`, `reset`, `reschedule`
     /// or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
+    /// How long a server that has left the file may keep its connections. Default: see the
+    /// documentation.
+    pub(super) drain: Option<Spanned<RawDuration>>,
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,

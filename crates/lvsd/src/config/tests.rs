@@ -94,6 +94,7 @@ forward = "nat"
 on_check_failure = "remove"
 on_server_down = "drop"
 slow_start = "1m"
+drain = "5m"
 
 [[service.server]]
 address = "2001:db8::2"
@@ -287,6 +288,28 @@ fn on_check_failure_by_default() {
         with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
         OnCheckFailure::Quiesce
     );
+}
+
+#[test]
+fn drain_by_default() {
+    let with = |keys: &str| {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        );
+        load(&text).services[0].drain.as_secs()
+    };
+    assert_eq!(with(""), 30);
+    assert_eq!(with("drain = \"0s\""), 0);
+    assert_eq!(with("scheduler = \"sh\""), 0);
+    assert_eq!(
+        with("scheduler = \"sh\"\nscheduler_flags = [\"sh-fallback\"]"),
+        30
+    );
+    assert_eq!(with("on_server_down = \"reset\""), 0);
+    assert_eq!(with("on_server_down = \"reset\"\ndrain = \"10s\""), 10);
+    let said =
+        errors("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ndrain = \"2d\"\n");
+    assert!(said.contains("`drain` is out of range"), "{said}");
 }
 
 #[test]
@@ -1263,7 +1286,7 @@ fn messages_lead_to_the_cause() {
         ("[[service]]\nname = \u{201c}web\u{201d}\n".into(), "2:8 a typographic quotation mark (U+201C) is not TOML", "an ASCII one"),
         ("[[service]]\nname\u{a0}= \"web\"\n".into(), "2:5 a non-breaking space (U+00A0) is not TOML", "an ordinary space"),
         ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "half written"),
-        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:30 not valid TOML: unclosed array, expected `]`", "half written"),
+        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "half written"),
         ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
         ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
         ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
@@ -1345,19 +1368,19 @@ fn what_the_start_or_the_engine_would_refuse_is_refused() {
         ),
         (
             server("192.0.2.9:80", ""),
-            "5:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+            "6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
         ),
         (
             server("192.0.2.9:8080", "vip = \"own\"\n"),
-            "5:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
+            "6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
         ),
         (
             server("0.0.0.7:80", ""),
-            "5:11 0.0.0.7 cannot be the address of a server",
+            "6:11 0.0.0.7 cannot be the address of a server",
         ),
         (
             server("240.0.0.1:80", ""),
-            "5:11 240.0.0.1 cannot be the address of a server",
+            "6:11 240.0.0.1 cannot be the address of a server",
         ),
         (
             service("").replace("192.0.2.1", "127.0.0.1"),

@@ -13,7 +13,7 @@ use lvs_core::{Control, Instant, Options, Sysctls};
 
 use crate::config::Dataplane;
 use crate::engine::control::{ControlError, EngineControl};
-use crate::engine::{ConnectError, Host};
+use crate::engine::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::reconcile::Actual;
 
@@ -127,6 +127,8 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
+    /// What a daemon has kept.
+    given: Given,
 }
 
 impl World {
@@ -269,6 +271,18 @@ impl Host for FakeHost {
 
     fn started_by_us(&self, _: u32) -> bool {
         !self.world.state().foreign
+    }
+
+    fn identity(&self, pid: u32) -> String {
+        pid.to_string()
+    }
+
+    fn remember(&mut self, given: &Given) {
+        self.world.state().given = given.clone();
+    }
+
+    fn recall(&self) -> Given {
+        self.world.state().given.clone()
     }
 
     fn addresses(&self) -> Addresses {

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
+use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::sched::BUILT_IN;
@@ -12,6 +13,10 @@ use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
+
+/// How long a server that has left the file may keep its connections, where nothing else is said.
+const DRAIN: Duration = Duration::from_secs(30);
+const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
 impl Checker<'_> {
     /// A service's settings in the engine.
@@ -210,6 +215,20 @@ impl Checker<'_> {
         }
     }
 
+    /// How long a server that has left the file may keep its connections.
+    pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
+        let Some(drain) = &raw.drain else {
+            return default_drain(config);
+        };
+        if drain.get_ref().0 > DRAIN_MAX {
+            self.report(
+                Diagnostic::error(drain.span(), "`drain` is out of range")
+                    .help("give at most \"1d\"; \"0s\" deletes a server at once"),
+            );
+        }
+        drain.get_ref().0
+    }
+
     /// What a failed check does to a server.
     pub(super) fn on_check_failure(
         &mut self,
@@ -254,6 +273,25 @@ impl Checker<'_> {
     }
 }
 
+/// How long a server that has left the file may keep its connections, where the file does not say
+/// it: not at all where it says what becomes of them, or where weight 0 turns clients away.
+fn default_drain(config: &ServiceConfig) -> Duration {
+    if config.extras.on_server_down != OnServerDown::Kernel || refuses_at_weight_0(config) {
+        Duration::ZERO
+    } else {
+        DRAIN
+    }
+}
+
+/// `dh`, `sh` and `mh` without their fallback refuse a client whose slot is a server of weight 0.
+fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
+    match config.scheduler.as_str() {
+        "dh" => true,
+        "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
+        _ => false,
+    }
+}
+
 /// What a failed check does where the file does not say it.
 ///
 /// Who says what becomes of the connections of a server that is down means one whose check has
@@ -263,13 +301,8 @@ impl Checker<'_> {
 /// the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without their fallback
 /// refuse a client whose slot is such a server. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
-    let hashed = match config.scheduler.as_str() {
-        "dh" => true,
-        "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
-        _ => false,
-    };
     if config.extras.on_server_down != OnServerDown::Kernel
-        || hashed
+        || refuses_at_weight_0(config)
         || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
     {
         OnCheckFailure::Remove

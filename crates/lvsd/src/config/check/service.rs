@@ -23,10 +23,13 @@ struct Taken {
     names: HashMap<String, Range<usize>>,
     owners: HashMap<IpAddr, (VipMode, Range<usize>)>,
     /// By protocol and address, within which they may overlap.
-    many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, Range<usize>)>>,
+    many: HashMap<(Protocol, IpAddr), Vec<ManyPlace>>,
     /// By the mark that stands for them.
-    marks: HashMap<u32, (ManyPorts, Range<usize>)>,
+    marks: HashMap<u32, ManyPlace>,
 }
+
+/// Many ports, and where they stand.
+type ManyPlace = (ManyPorts, Range<usize>);
 
 impl Checker<'_> {
     pub(super) fn services(
@@ -155,6 +158,7 @@ impl Checker<'_> {
         let ports = many_ports(raw).and_then(Result::ok);
         let vip = self.vip(raw, id, ports.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
+        let drain = self.drain(raw, &config);
         let defaults = ServerDefaults {
             forward: self.forward(raw.forward.as_ref()),
             tunnel: raw.tunnel.as_ref().and_then(|tunnel| self.tunnel(tunnel)),
@@ -187,6 +191,7 @@ impl Checker<'_> {
             ports,
             vip,
             on_check_failure,
+            drain,
             servers,
         })
     }
