@@ -109,7 +109,7 @@ impl Director {
 
     /// Does everything that is due by `now`, and returns the moment that it then is.
     pub fn advance(&mut self, now: Instant) -> Instant {
-        self.shard.bury();
+        self.shard.reap();
         self.pass(now)
     }
 

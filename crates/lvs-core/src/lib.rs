@@ -28,54 +28,38 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-mod admit;
 #[cfg(feature = "api")]
 pub mod api;
 mod conn;
 mod control;
-mod defense;
 mod director;
-mod down;
-mod engine;
 mod error;
-mod evict;
-mod explain;
-mod extras;
-mod ftp;
-mod full_nat;
+pub mod hash;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod latency;
-mod limits;
-mod local_ports;
 pub mod mark;
 mod packet;
+mod persistence_sip;
 mod pool;
 mod prefix;
 pub mod proc;
 pub mod sched;
 mod server;
 mod service;
+mod settings;
 mod shard;
-mod slow_start;
 mod stats;
 pub mod sync;
-mod sysctl;
 mod time;
+mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
-pub use control::{Control, Options, Profile, Service};
+pub use control::{Candidate, Control, Explanation, Options, Service};
 pub use director::Director;
-pub use down::Reset;
 pub use error::Error;
-pub use evict::{Evictions, WhenFull};
-pub use explain::{Candidate, Explanation};
-pub use extras::{Extras, OnServerDown};
-pub use ftp::{Edit, FTP_PORTS_MAX, Replacement, Shift, helper_ports};
 pub use latency::Latency;
-pub use limits::Limits;
-pub use local_ports::{LocalAddress, worker_of};
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
@@ -83,12 +67,15 @@ pub use pool::Pool;
 pub use prefix::Prefix;
 pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
-pub use service::{
-    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
-    TunnelChecksum,
+pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
+pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
+pub use shard::{
+    Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Reset, Shard, helper_ports,
+    worker_of,
 };
-pub use shard::{Connection, Pending, Shard};
 pub use stats::{Counts, Stats};
-pub use sysctl::Sysctls;
 pub use time::Instant;
-pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};
+pub use tunnel::{Tunnel, TunnelChecksum, TunnelType};
+pub use verdict::{
+    AcceptReason, ConnId, DropReason, Edit, Forward, Replacement, Reply, ServerId, Shift, Verdict,
+};

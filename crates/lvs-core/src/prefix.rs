@@ -107,6 +107,14 @@ impl fmt::Display for Prefix {
     }
 }
 
+/// As prefixes; what is none has no address in it.
+pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
+    let networks = networks.into_iter();
+    networks
+        .filter_map(|(addr, bits)| Prefix::new(addr, bits))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

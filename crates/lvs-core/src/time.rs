@@ -28,6 +28,12 @@ impl Instant {
         self.0
     }
 
+    /// In the kernel's ticks of 4 ms, as far as 32 bits go.
+    #[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
+    pub(crate) const fn ticks(self) -> u32 {
+        (self.0 / 4_000_000) as u32
+    }
+
     /// Time passed since `earlier`; zero if `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -16,9 +16,9 @@ mod plan;
 
 pub use self::apply::{Applied, CHANGES_MAX, Changes, Done, Host, Need, Permissive, Refused};
 pub use self::call::{Access, Call, Request};
-pub use crate::explain::{Candidate, Explanation};
 pub use crate::stats::{Counts, Stats};
 pub use crate::sync::{SyncDaemon, SyncRole};
+pub use crate::{Candidate, Explanation};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.

@@ -4,19 +4,26 @@
 //! deadline; when its bucket comes up, a slot that is not due yet is linked again at its deadline. So a busy connection
 //! is moved about once per timeout, not once per packet.
 
-use super::table::{NO_SLOT, Slot};
+use super::link::Link;
+use super::slot::{NO_SLOT, Slot};
 use crate::Instant;
 
 /// 2^22 ns, about 4.2 ms: the kernel's tick at HZ=250 is 4 ms.
 const TICK_SHIFT: u32 = 22;
+
 /// Width of the first level in bits: 256 ticks, about 1.07 s.
 const FIRST_BITS: u32 = 8;
+
 /// Width of each further level in bits.
 const LEVEL_BITS: u32 = 6;
+
 /// Levels behind the first; together they span 2^32 ticks, 208 days. What lies beyond is linked at the end and moved on.
 const LEVELS: u32 = 4;
+
 const FIRST_BUCKETS: usize = 1 << FIRST_BITS;
+
 const BUCKETS: usize = FIRST_BUCKETS + (LEVELS as usize) * (1 << LEVEL_BITS);
+
 const SPAN: u64 = 1 << (FIRST_BITS + LEVELS * LEVEL_BITS);
 
 /// The tick that `when` falls into.
@@ -27,25 +34,6 @@ pub(crate) const fn tick_of(when: Instant) -> u64 {
 /// The first moment of `tick`.
 pub(crate) const fn start_of(tick: u64) -> Instant {
     Instant::from_nanos(tick << TICK_SHIFT)
-}
-
-/// A slot's place in the wheel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
-    prev: u32,
-    next: u32,
-    bucket: u16,
-    /// The tick at which the bucket comes up at the earliest; `u64::MAX` while the slot is not linked.
-    armed: u64,
-}
-
-impl Link {
-    pub(crate) const UNLINKED: Self = Self {
-        prev: NO_SLOT,
-        next: NO_SLOT,
-        bucket: 0,
-        armed: u64::MAX,
-    };
 }
 
 #[derive(Debug)]

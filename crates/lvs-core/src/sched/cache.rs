@@ -5,8 +5,8 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use super::HashSlot;
-use super::hash::{fold, hash_32};
 use crate::Instant;
+use crate::hash::{fold, hash_32};
 
 /// 2^10 buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;

@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::hash::{fold, hash_32};
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
+use crate::hash::{fold, hash_32};
 
 /// 2^8 slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
@@ -16,6 +16,7 @@ pub(super) const ABOUT: About = About {
     name: "dh",
     summary: "hash of the destination address",
     weights: Weights::Ignored,
+    at_zero: AtZero::Refuses,
     needs_replies: false,
     in_kernel: true,
     make: || Box::<DestinationHashing>::default(),

@@ -5,18 +5,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use super::hash::{fold, hsiphash};
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
+use crate::hash::{KEY1, KEY2, fold, hsiphash};
 
 /// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
 const SLOTS: u32 = 4093;
 /// Weights are cut to this many bits: half of the table's index.
 const WEIGHT_BITS: u32 = 6;
-pub(super) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
-pub(super) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
 const EMPTY: u32 = u32::MAX;
 
 /// What there is to know of it.
@@ -24,6 +22,7 @@ pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
     weights: Weights::Share,
+    at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
     in_kernel: true,
     make: || Box::<MaglevHashing>::default(),

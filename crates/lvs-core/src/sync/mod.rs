@@ -6,14 +6,11 @@
 //! control half. A backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
 //! datagram's payload ([`Control::handle_sync`](crate::Control::handle_sync)).
 
-mod backup;
-mod master;
+mod queue;
 pub mod wire;
 
-pub(crate) use self::master::{Queue, sync_template};
+pub(crate) use self::queue::{HZ, Queue, Subject, needed, sync_counted_template, sync_template};
 use alloc::string::String;
-
-use crate::Instant;
 
 /// The UDP port of the first thread of a daemon.
 pub const PORT: u16 = 8848;
@@ -110,10 +107,4 @@ pub struct SyncDaemon {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub ttl: Option<u8>,
-}
-
-/// Time in the kernel's ticks of 4 ms, as far as 32 bits go.
-#[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
-pub(crate) const fn ticks(now: Instant) -> u32 {
-    (now.as_nanos() / 4_000_000) as u32
 }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::Protocol;
-use crate::conn::table::flag;
+use crate::conn::flag;
 
 /// Longest name of a persistence engine.
 const NAME_MAX: usize = 16;

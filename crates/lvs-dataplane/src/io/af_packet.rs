@@ -58,7 +58,7 @@ pub enum OpenError {
 
 /// What the backend itself has counted since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct SocketCounters {
     /// Frames that were not sent because a queue or buffer was full.
     pub send_full: u64,
     /// Frames that were not sent because they were longer than the device takes.
@@ -79,7 +79,7 @@ pub struct AfPacket {
     ifindex: u32,
     receive: MessageBatch,
     transmit: MessageBatch,
-    counters: Counters,
+    counters: SocketCounters,
     kernel_drops: u64,
     was_down: bool,
 }
@@ -146,7 +146,7 @@ impl AfPacket {
             ifindex,
             receive: MessageBatch::new(BATCH),
             transmit: MessageBatch::new(BATCH),
-            counters: Counters::default(),
+            counters: SocketCounters::default(),
             kernel_drops: 0,
             was_down: false,
         })
@@ -171,7 +171,7 @@ impl AfPacket {
     }
 
     /// What the backend has counted.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> SocketCounters {
         self.counters
     }
 

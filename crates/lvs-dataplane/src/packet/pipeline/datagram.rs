@@ -12,7 +12,7 @@ use crate::packet::net::{Net, NextHop};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel;
 use crate::packet::wire::icmp::ErrorKind;
-use crate::packet::wire::ip_options::Wanted;
+use crate::packet::wire::ip_options::WantedOptions;
 use crate::packet::wire::{decrement_ttl, ipv4};
 
 /// A packet on its way through the steps.
@@ -29,7 +29,7 @@ pub(super) struct Job<'a> {
     /// How it had been cut, if it came in fragments.
     pub(super) history: Option<&'a History>,
     /// What its IPv4 options ask a router to write.
-    pub(super) options: Wanted,
+    pub(super) options: WantedOptions,
     /// Where it goes if it passes through as it is, once that has been looked up.
     pub(super) hop: Option<NextHop>,
 }
@@ -44,7 +44,7 @@ impl Job<'_> {
             to_host,
             inner: None,
             history: None,
-            options: Wanted::default(),
+            options: WantedOptions::default(),
             hop: None,
         }
     }

@@ -11,7 +11,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::segment::finish_checksum;
 use crate::packet::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::packet::wire::{be16, ipv6, tcp, udp};
+use crate::packet::wire::{ipv6, tcp, udp};
 
 impl Pipeline {
     /// Not for the director.
@@ -135,7 +135,11 @@ impl Pipeline {
                     .unwrap_or(Fate::Dropped(FrameDrop::OwnAddress))
             }
             Protocol::UDP => {
-                if is_right_udp(frame, job) {
+                if let Some(end) = udp::end(frame.bytes(), packet.l4) {
+                    frame.truncate(end);
+                    if !frame.offload.is_checked() && !udp::is_intact(frame.bytes(), packet.l4) {
+                        return Fate::Dropped(FrameDrop::OwnAddress);
+                    }
                     self.icmp_error(ErrorKind::PortUnreachable, frame, job, cx);
                 }
                 Fate::Dropped(FrameDrop::OwnAddress)
@@ -164,15 +168,4 @@ impl Pipeline {
         wire_icmp::echo_reply(frame, packet.l4, id);
         self.send_own(frame, cx)
     }
-}
-
-/// Whether a UDP datagram has come as it was sent, as far as it tells.
-fn is_right_udp(frame: &Frame, job: &Job<'_>) -> bool {
-    let (ip, packet) = (frame.bytes(), &job.packet);
-    let l4 = ip.get(packet.l4..).unwrap_or_default();
-    let unsummed = be16(l4, udp::field::CHECKSUM) == 0 && !packet.is_ipv6();
-    l4.len() >= udp::HEADER_LEN
-        && (frame.offload.is_checked()
-            || unsummed
-            || tcp::checksum_ok(ip, packet.l4, Protocol::UDP.0))
 }

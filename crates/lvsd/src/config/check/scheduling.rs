@@ -283,13 +283,11 @@ fn default_drain(config: &ServiceConfig) -> Duration {
     }
 }
 
-/// `dh`, `sh` and `mh` without their fallback refuse a client whose slot is a server of weight 0.
+/// Whether the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]).
 fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
-    match config.scheduler.as_str() {
-        "dh" => true,
-        "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
-        _ => false,
-    }
+    let about = BUILT_IN.iter().find(|about| about.name == config.scheduler);
+    about.is_some_and(|about| about.refuses_at_zero(config.flags))
 }
 
 /// What a failed check does where the file does not say it.
@@ -298,8 +296,8 @@ fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
 /// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
 /// listing still shows the server. But it keeps *new* connections coming where the choice does not
 /// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
-/// the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without their fallback
-/// refuse a client whose slot is such a server. There the server must go.
+/// the sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse a client
+/// whose server it is. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
     if config.extras.on_server_down != OnServerDown::Kernel
         || refuses_at_weight_0(config)

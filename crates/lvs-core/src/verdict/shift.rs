@@ -12,7 +12,7 @@ pub struct Shift {
 
 impl Shift {
     /// Text has been replaced in the segment with the number `sequence`, which grows by `growth` bytes.
-    pub(super) fn replaced(&mut self, sequence: u32, growth: i32) {
+    pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
         // What was replaced already is sent again.
         let again = self.before != self.after && !is_after(sequence, self.place);
         if growth == 0 || again {
@@ -24,7 +24,7 @@ impl Shift {
     }
 
     /// Whether no number changes.
-    pub(super) const fn is_none(self) -> bool {
+    pub(crate) const fn is_none(self) -> bool {
         self.before == 0 && self.after == 0
     }
 
@@ -49,7 +49,7 @@ impl Shift {
 }
 
 /// Whether `a` comes after `b` in the circle of sequence numbers.
-pub(super) const fn is_after(a: u32, b: u32) -> bool {
+pub(crate) const fn is_after(a: u32, b: u32) -> bool {
     b.wrapping_sub(a).cast_signed() < 0
 }
 

@@ -98,7 +98,7 @@ impl SlowStart {
 impl Service {
     /// Gives each server the weight that it has at `now`, and tells the scheduler of those that have changed. `false` if
     /// the service has nothing to do with slow starts.
-    pub(crate) fn warm_up(&mut self, now: Instant) -> bool {
+    pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {
             return false;
@@ -145,10 +145,10 @@ impl Service {
 }
 
 impl Control {
-    /// As [`Service::warm_up`], after a change of service `number`.
-    pub(crate) fn warm_up(&mut self, number: u32, now: Instant) {
+    /// As [`Service::apply_slow_start`], after a change of service `number`.
+    pub(crate) fn apply_slow_start(&mut self, number: u32, now: Instant) {
         let service = self.services.get_mut(&number);
-        if service.is_some_and(|service| service.warm_up(now)) {
+        if service.is_some_and(|service| service.apply_slow_start(now)) {
             self.plan_service(number);
         }
     }

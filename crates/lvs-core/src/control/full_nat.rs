@@ -1,16 +1,14 @@
 //! Full NAT: connections whose clients are translated too, so that replies come back to the director whatever way the
 //! servers' other packets go. IPVS has no such method.
 
+use super::Control;
+use super::check;
+use crate::conn::flag;
+pub(super) use crate::prefix::prefixes;
+use crate::{Error, Family, Forwarding, LocalAddress, Prefix, Server};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
-
-use crate::conn::table::flag;
-use crate::conn::{Slot, Template};
-use crate::control::check;
-use crate::{
-    Control, DropReason, Error, Family, Forwarding, Instant, LocalAddress, Prefix, Server, Shard,
-};
 
 /// What the director knows of itself and the networks around, as far as full NAT goes.
 #[derive(Debug, Default)]
@@ -104,45 +102,4 @@ impl Control {
         peers.any(|peer| peer.addr().ip() == client)
             || networks.any(|network| network.contains(server) && network.contains(client))
     }
-}
-
-impl Shard {
-    /// Puts a connection that is translated at both ends into the table, with a port of the director's.
-    pub(crate) fn open_full_nat(
-        &mut self,
-        slot: Slot,
-        template: Option<(u32, Arc<Template>)>,
-        pool: &Arc<[LocalAddress]>,
-        now: Instant,
-    ) -> Result<u32, DropReason> {
-        let (protocol, server) = (slot.protocol(), slot.server_addr());
-        let taken = self
-            .local_ports
-            .take(protocol, server, pool, &self.table, now)
-            .ok_or(DropReason::NoLocalPort)?;
-        let Some(index) = self.open(slot, template, now) else {
-            self.local_ports.give_back(protocol, server, taken, now);
-            return Err(DropReason::TableFull);
-        };
-        self.local_ports.bind(index, taken, &self.table);
-        Ok(index)
-    }
-
-    /// Connections that a local address stands for the clients of.
-    pub fn local_connections(&self, addr: IpAddr) -> u64 {
-        self.local_ports.connections(addr)
-    }
-
-    /// Local addresses that connections use, in the pool or not any more.
-    pub fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.local_ports.in_use()
-    }
-}
-
-/// As prefixes; what is none has no address in it.
-pub(crate) fn prefixes(networks: Vec<(IpAddr, u8)>) -> Vec<Prefix> {
-    let networks = networks.into_iter();
-    networks
-        .filter_map(|(addr, bits)| Prefix::new(addr, bits))
-        .collect()
 }

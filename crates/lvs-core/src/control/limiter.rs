@@ -1,48 +1,25 @@
 //! Limits of a service: connections, new connections a second, and new connections a second from one source, so that a
 //! flood of one service, or from one place, leaves the others their share.
 
+use crate::{DropReason, Instant, Limits, Server};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::net::IpAddr;
 use core::time::Duration;
-
 use siphasher::sip::SipHasher13;
-
-use crate::{DropReason, Instant, Server};
 
 /// Sources that are kept in one set; the one that has opened least of late gives way to a new one.
 const WAYS: usize = 4;
+
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
+
 /// Nanoseconds in a second, which is how much may come at once.
 const SECOND: u64 = 1_000_000_000;
+
 /// How soon after a look at a full service's servers they are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// What a service takes at most; 0 is no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
-pub struct Limits {
-    /// Connections at a time.
-    pub connections: u32,
-    /// New connections a second, and at once.
-    pub rate: u32,
-    /// New connections a second, and at once, from one source.
-    pub source_rate: u32,
-    /// Bits of an IPv4 address that make a source; 0 is all 32.
-    pub source_bits_v4: u8,
-    /// Bits of an IPv6 address that make a source; 0 is 64, the network that one host may choose its addresses from.
-    pub source_bits_v6: u8,
-}
-
-impl Limits {
-    /// Whether there are none.
-    pub fn is_off(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// What a service has taken of its limits.
 #[derive(Debug, Default)]

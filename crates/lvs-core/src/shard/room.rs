@@ -8,38 +8,25 @@
 //! kind that is missed least, so that within a window the first that came is the first to go. Only where nobody there is
 //! half-open, three more windows are looked at, far apart: those that came together lie together.
 
+use super::Shard;
+use crate::conn::{Slot, State, flag};
+use crate::conn::{scattered, windows};
+use crate::{Instant, Protocol};
 use core::cmp::Reverse;
-use core::ops::{AddAssign, Range};
-use core::sync::atomic::Ordering::Relaxed;
+use core::ops::AddAssign;
 use core::time::Duration;
 
-use crate::conn::table::flag;
-use crate::conn::{Slot, State};
-use crate::shard::Shard;
-use crate::{Control, Instant, Protocol};
-
-/// Slots of a window.
-const WINDOW: usize = 32;
 /// Windows that are looked at for one connection, at most.
 const WINDOWS: usize = 4;
-/// The same for a persistence template, of which no more may be free to go than an eighth.
-const TEMPLATE_WINDOWS: usize = 16;
+
 /// Packets that a connection has had from its client at most while it counts as unused: a handshake's.
 const HANDSHAKE: u32 = 2;
+
 /// How long a connection that was opened may wait for its first use.
 const UNUSED_AFTER: Duration = Duration::from_secs(3);
+
 /// How long a connection is without a packet before it counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
-
-/// What a full table does with a new connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// Refuses it.
-    #[default]
-    Drop,
-    /// Ends another one for it, half-open or ended ones first, then idle ones; never one that moves data.
-    Evict,
-}
 
 /// Connections that were ended to make room for new ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +87,7 @@ impl Shard {
             for index in self.table.indices(window) {
                 let slot = self.table.get(index);
                 if let Some(worth) = worth(slot, now) {
-                    let candidate = (worth, Reverse(idle(slot, now)), index);
+                    let candidate = (worth, Reverse(slot.idle(now)), index);
                     found = Some(found.map_or(candidate, |best| best.min(candidate)));
                 }
             }
@@ -124,60 +111,13 @@ impl Shard {
     }
 }
 
-impl Control {
-    /// Makes room for a persistence template as for a connection: those without a connection go, of a few the one that
-    /// would end first, and those of clients that never established one before the others.
-    pub(crate) fn make_template_room(&mut self) {
-        let table = &self.templates.table;
-        if !self.settings.evicts || table.len() < table.capacity() {
-            return;
-        }
-        let here = self.templates.hand;
-        let first = scattered(here, table.slots_len(), TEMPLATE_WINDOWS).find_map(|window| {
-            let slots = table.indices(window).filter_map(|index| {
-                let template = self.templates.get(index);
-                let assured = template.assured.load(Relaxed);
-                let free = template.controlled.load(Relaxed) == 0;
-                free.then(|| (assured, table.get(index).expires, index))
-            });
-            slots.min()
-        });
-        self.templates.hand = (here + 1) % windows(table.slots_len());
-        if let Some((.., index)) = first {
-            self.remove_template(index);
-            self.evicted_templates += 1;
-        }
-    }
-
-    /// Persistence templates that were ended to make room for new ones.
-    pub const fn evicted_templates(&self) -> u64 {
-        self.evicted_templates
-    }
-}
-
-/// How many windows so many slots have.
-fn windows(slots: usize) -> usize {
-    slots.div_ceil(WINDOW).max(1)
-}
-
-/// At most so many windows: `here`, and others far from it and from each other.
-fn scattered(here: usize, slots: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let windows = windows(slots);
-    // The golden section keeps them apart.
-    let step = (windows * 618 / 1000).max(1);
-    (0..most.min(windows)).map(move |n| {
-        let from = (here + n * step) % windows * WINDOW;
-        from..from + WINDOW
-    })
-}
-
 /// How much a connection would be missed; `None` if it stays whatever comes.
 fn worth(slot: &Slot, now: Instant) -> Option<Worth> {
     // Those that a helper looks at may be at work just now.
     if slot.controlled > 0 || slot.has(flag::HELPED) {
         return None;
     }
-    let idle = idle(slot, now);
+    let idle = slot.idle(now);
     let unused = slot.in_packets <= HANDSHAKE && idle >= UNUSED_AFTER;
     match (slot.protocol(), slot.state) {
         (Protocol::TCP, State::TCP_SYN_SENT | State::TCP_SYN_RECV | State::TCP_SYNACK)
@@ -191,10 +131,4 @@ fn worth(slot: &Slot, now: Instant) -> Option<Worth> {
         _ if idle >= IDLE_AFTER => Some(Worth::Idle),
         _ => None,
     }
-}
-
-/// Time since a connection's last packet.
-fn idle(slot: &Slot, now: Instant) -> Duration {
-    let left = slot.expires.saturating_since(now);
-    Duration::from_secs(slot.timeout.into()).saturating_sub(left)
 }

@@ -1,18 +1,19 @@
 //! What would become of a packet, and why, without any of it happening.
 
-use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::admit::template_key;
-use crate::conn::Key;
+use super::Control;
+use super::admit::template_key;
+use crate::HashSlot;
+use crate::sched::Request;
 use crate::shard::Shard;
-use crate::{
-    Control, HashSlot, Instant, Protocol, Request, Server, ServiceFlags, ServiceKey, Tuple,
-};
+use crate::{Instant, Server, ServiceFlags, ServiceKey, Tuple};
+use alloc::format;
+use alloc::string::ToString;
 
 /// Why a packet that may open a connection would go where it would go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -246,31 +247,12 @@ fn candidate(server: &Arc<Server>) -> Candidate {
     }
 }
 
-impl Shard {
-    /// The connection that packets from `client` to `virt` belong to.
-    pub fn lookup(
-        &self,
-        protocol: Protocol,
-        client: SocketAddr,
-        virt: SocketAddr,
-        now: Instant,
-    ) -> Option<crate::Connection> {
-        let index = self.table.find_in(&Key {
-            protocol,
-            client,
-            virt,
-        })?;
-        let index = usize::try_from(index).ok()?;
-        self.connections_from(index, now).next()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        Director, Forwarding, Hook, Options, PacketMeta, Segment, ServerConfig, ServiceConfig,
-        TcpFlags, Transport,
+        Director, Forwarding, Hook, Options, PacketMeta, Protocol, Segment, ServerConfig,
+        ServiceConfig, TcpFlags, Transport,
     };
 
     fn tuple(client: &str) -> Tuple {

@@ -324,8 +324,7 @@ impl LocalPorts {
             }
         }
         let slot = table.get(index);
-        let timeout = u64::from(slot.timeout) * 1_000_000_000;
-        let quiet_since = Instant::from_nanos(slot.expires.as_nanos().saturating_sub(timeout));
+        let quiet_since = slot.last_restart();
         self.give_back(slot.protocol(), slot.server_addr(), taken, quiet_since);
     }
 

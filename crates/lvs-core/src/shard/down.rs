@@ -9,17 +9,15 @@
 //! setting), the receiver answers with an acknowledgement that says what it expects, and that is answered with the right
 //! number: an entry that has ended stays for a while and resets what still comes.
 
-use alloc::vec::Vec;
-use core::time::Duration;
-
-use crate::conn::table::flag;
-use crate::conn::{NO_SLOT, Slot, State};
+use super::{NeedsControl, Shard};
+use crate::conn::{NO_SLOT, State, flag};
 use crate::packet::{is_ipsec, opens};
-use crate::shard::{Pending, Shard};
 use crate::{
     AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
     Transport, Tuple, Verdict,
 };
+use alloc::vec::Vec;
+use core::time::Duration;
 
 /// How long packets of connections that end silently are dropped at most.
 const SILENCE: u32 = 120;
@@ -312,8 +310,8 @@ impl Shard {
         index: u32,
         meta: &PacketMeta<'_>,
         now: Instant,
-    ) -> Result<Verdict, Pending> {
-        let replaced = Pending::replacing(index);
+    ) -> Result<Verdict, NeedsControl> {
+        let replaced = NeedsControl::replacing(index);
         if opens(meta) {
             return Err(replaced);
         }
@@ -367,7 +365,7 @@ impl Shard {
         let slot = self.table.get_mut(index);
         if slot.has(flag::TIMED) {
             slot.flags &= !flag::TIMED;
-            let took = now.saturating_since(last_restart(slot));
+            let took = now.saturating_since(slot.last_restart());
             if let Some(link) = self.link(index) {
                 link.server.latency().observe(took, now);
             }
@@ -394,16 +392,10 @@ impl Shard {
             && opens(meta)
             && let Some(link) = self.link(index)
         {
-            let waited = now.saturating_since(last_restart(slot));
+            let waited = now.saturating_since(slot.last_restart());
             link.server.latency().observe_at_least(waited, now);
         }
     }
-}
-
-/// When the timer of an entry was started last: at its last packet.
-fn last_restart(slot: &Slot) -> Instant {
-    let timeout = u64::from(slot.timeout) * 1_000_000_000;
-    Instant::from_nanos(slot.expires.as_nanos().saturating_sub(timeout))
 }
 
 #[cfg(test)]

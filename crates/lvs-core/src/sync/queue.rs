@@ -6,16 +6,15 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 
-use super::wire::{self, Entry, Sequences};
-use super::{Master, ticks};
-use crate::conn::table::flag;
-use crate::conn::{NO_SLOT, Slot, State, Template};
-use crate::shard::{Settings, Shard};
-use crate::{Control, Instant, Protocol, Sysctls};
+use super::Master;
+use super::wire::{self, Entry};
+use crate::conn::{NO_SLOT, State, Template};
+use crate::{Instant, Protocol, Sysctls};
 
 /// A message that is not full is sent when it is this old.
 const SEND_AFTER: Duration = Duration::from_secs(2);
-const HZ: u32 = 250;
+
+pub(crate) const HZ: u32 = 250;
 
 /// Messages that wait to be sent, the last one still being filled.
 #[derive(Debug, Default)]
@@ -30,7 +29,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, entry: &Entry, master: Master, sysctls: &Sysctls, now: Instant) {
+    pub(crate) fn push(&mut self, entry: &Entry, master: Master, sysctls: &Sysctls, now: Instant) {
         let version = sysctls.sync_version;
         let Some(len) = entry.len(version) else {
             return;
@@ -74,14 +73,14 @@ impl Queue {
         }
     }
 
-    fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Vec<u8>> {
+    pub(crate) fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Vec<u8>> {
         if !self.buffer.is_empty() && now.saturating_since(self.begun) >= SEND_AFTER {
             self.close(sysctls);
         }
         self.full.pop_front()
     }
 
-    fn next_message(&self) -> Option<Instant> {
+    pub(crate) fn next_message(&self) -> Option<Instant> {
         if !self.full.is_empty() {
             return Some(Instant::ZERO);
         }
@@ -90,20 +89,25 @@ impl Queue {
 }
 
 /// What the decision about an entry looks at.
-struct Subject {
-    template: bool,
-    protocol: Protocol,
-    state: State,
-    old_state: State,
+pub(crate) struct Subject {
+    pub(crate) template: bool,
+    pub(crate) protocol: Protocol,
+    pub(crate) state: State,
+    pub(crate) old_state: State,
     /// In ticks.
-    timeout: u32,
-    sync_end: u32,
-    persistent: bool,
+    pub(crate) timeout: u32,
+    pub(crate) sync_end: u32,
+    pub(crate) persistent: bool,
 }
 
 /// Whether an entry is to be sent; then with its new `sync_end` (`ip_vs_sync_conn_needed`).
-fn needed(subject: &Subject, packets: u32, sysctls: &Sysctls, now: Instant) -> Option<u32> {
-    let now = ticks(now);
+pub(crate) fn needed(
+    subject: &Subject,
+    packets: u32,
+    sysctls: &Sysctls,
+    now: Instant,
+) -> Option<u32> {
+    let now = now.ticks();
     let (threshold, period) = sysctls.sync_threshold;
     let mut end = now.wrapping_add(subject.timeout) & !3;
     if !subject.template {
@@ -150,128 +154,30 @@ fn needed(subject: &Subject, packets: u32, sysctls: &Sysctls, now: Instant) -> O
     Some(end)
 }
 
-impl Shard {
-    /// The next synchronisation message to send, if one is full or old enough.
-    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
-        self.sync.take(now, &self.settings.sysctls)
-    }
-
-    /// When to ask for a message next; `None` while there is nothing to send.
-    pub fn next_sync_message(&self) -> Option<Instant> {
-        self.sync.next_message()
-    }
-
-    /// Sends a connection and what controls it, as far as needed (`ip_vs_sync_conn`).
-    pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
-        let Some(master) = self.settings.master else {
-            return;
-        };
-        let slot = self.table.get(index);
-        if slot.method() == crate::Forwarding::FullNat {
-            // Its local port belongs to this director: another one could do nothing with it.
-            return;
-        }
-        let subject = Subject {
-            template: false,
-            protocol: slot.protocol(),
-            state: slot.state,
-            old_state: slot.old_state,
-            timeout: slot.timeout.saturating_mul(HZ),
-            sync_end: slot.sync_end,
-            persistent: self.is_persistent(index),
-        };
-        let version0 = self.settings.sysctls.sync_version == 0;
-        if version0 && !slot.client().is_ipv4() {
-            return;
-        }
-        if let Some(end) = needed(&subject, packets, &self.settings.sysctls, now) {
-            let entry = self.entry(slot, self.sequences.get(&index).copied());
-            self.sync.push(&entry, master, &self.settings.sysctls, now);
-            let slot = self.table.get_mut(index);
-            slot.old_state = slot.state;
-            slot.sync_end = end;
-        } else if version0 {
-            return;
-        }
-        if let Some(Some(template)) = self.templates.get(index as usize) {
-            let template = template.clone();
-            sync_counted_template(&mut self.sync, &self.settings, &template, now);
-        } else if let Some(controller) = self.table.get(index).controller() {
-            self.sync_connection(controller, self.settings.sysctls.sync_threshold.0, now);
-        }
-    }
-
-    /// A connection of one packet is not sent itself.
-    pub(crate) fn sync_once(&mut self, template: Option<&Template>, now: Instant) {
-        if self.settings.master.is_some()
-            && self.settings.sysctls.sync_version != 0
-            && let Some(template) = template
-        {
-            sync_counted_template(&mut self.sync, &self.settings, template, now);
-        }
-    }
-
-    /// Whether a template is up the chain of what controls a connection.
-    fn is_persistent(&self, index: u32) -> bool {
-        let mut slot = self.table.get(index);
-        loop {
-            if slot.template().is_some() {
-                return true;
-            }
-            match slot.controller() {
-                Some(controller) => slot = self.table.get(controller),
-                None => return false,
-            }
-        }
-    }
-
-    fn entry(&self, slot: &Slot, sequences: Option<Sequences>) -> Entry {
-        Entry {
-            protocol: slot.protocol(),
-            client: slot.client(),
-            virt: slot.virt(),
-            server: slot.server_addr(),
-            flags: slot.flags & !flag::OWN,
-            state: slot.state.0.into(),
-            mark: slot.mark,
-            timeout: slot.timeout,
-            sequences,
-            engine: None,
-            data: None,
-        }
-    }
-}
-
-impl Control {
-    /// The next synchronisation message about templates that ended their time outside of any shard, if one is full or
-    /// old enough. A director of one shard has them all in [`Shard::take_sync_message`].
-    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
-        self.sync.take(now, &self.settings.sysctls)
-    }
-}
-
-fn sync_counted_template(
+pub(crate) fn sync_counted_template(
     queue: &mut Queue,
-    settings: &Settings,
+    master: Option<Master>,
+    sysctls: &Sysctls,
     template: &Template,
     now: Instant,
 ) {
     let packets = template.in_packets.fetch_add(1, Relaxed).wrapping_add(1);
-    sync_template(queue, settings, template, packets, now);
+    sync_template(queue, master, sysctls, template, packets, now);
 }
 
 /// Sends a template, if needed.
 pub(crate) fn sync_template(
     queue: &mut Queue,
-    settings: &Settings,
+    master: Option<Master>,
+    sysctls: &Sysctls,
     template: &Template,
     packets: u32,
     now: Instant,
 ) {
-    let Some(master) = settings.master else {
+    let Some(master) = master else {
         return;
     };
-    if settings.sysctls.sync_version == 0 && !template.key.client.is_ipv4() {
+    if sysctls.sync_version == 0 && !template.key.client.is_ipv4() {
         return;
     }
     let timeout = template.timeout.load(Relaxed);
@@ -284,7 +190,7 @@ pub(crate) fn sync_template(
         sync_end: template.sync_end.load(Relaxed),
         persistent: false,
     };
-    let Some(end) = needed(&subject, packets, &settings.sysctls, now) else {
+    let Some(end) = needed(&subject, packets, sysctls, now) else {
         return;
     };
     template.sync_end.store(end, Relaxed);
@@ -315,5 +221,5 @@ pub(crate) fn sync_template(
             .map(|(name, _)| name.as_bytes().into()),
         data: template.engine.as_ref().map(|(_, data)| data.to_vec()),
     };
-    queue.push(&entry, master, &settings.sysctls, now);
+    queue.push(&entry, master, sysctls, now);
 }

@@ -1,21 +1,22 @@
 //! The decision about packets of no known connection: which service, which real server, which template.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::sync::atomic::Ordering::Relaxed;
+mod outbound;
+mod persistent;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::conn::table::flag;
-use crate::conn::{Key, Slot, Template, server_flags};
-use crate::control::{Control, FTP, FTP_DATA, ServiceKeyOrd};
+pub(super) use self::persistent::template_key;
+use crate::conn::{Key, Slot, Template, flag};
+use crate::control::{Control, FTP, FTP_DATA};
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
 use crate::sched::Request;
-use crate::shard::{Pending, Shard};
+use crate::shard::{NeedsControl, Shard};
 use crate::stats::Counters;
 use crate::{
-    AcceptReason, DropReason, Family, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol,
-    Server, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, engine,
+    AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Server,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// A packet that may open a connection, seen from the client's side even if it is embedded in an ICMP error.
@@ -52,7 +53,7 @@ impl Control {
         &mut self,
         shard: &mut Shard,
         meta: &PacketMeta<'_>,
-        pending: Pending,
+        pending: NeedsControl,
         now: Instant,
     ) -> Verdict {
         if !self.owns(shard) {
@@ -76,17 +77,17 @@ impl Control {
             }
         }
         self.note_occupancy(shard);
-        shard.hand.last = None;
+        shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
         // The table may have changed since, if the caller has taken its time; or the connection has given way already,
         // and what is in its slot is the new one.
-        let made_room = shard.hand.last;
+        let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
             shard.end(replaced);
             // Only what is left to the host is answered by it.
             if !matches!(verdict, Verdict::Accept(_)) {
-                shard.bury();
+                shard.reap();
             }
         }
         verdict
@@ -98,7 +99,7 @@ impl Control {
         &mut self,
         shard: &mut Shard,
         error: &IcmpError,
-        pending: Pending,
+        pending: NeedsControl,
         now: Instant,
     ) -> Verdict {
         if !self.owns(shard) {
@@ -188,7 +189,7 @@ impl Control {
                 };
                 let verdict = shard.forward_icmp_error(index, error, true);
                 shard.end(index);
-                shard.bury();
+                shard.reap();
                 verdict
             }
             // In transit, the error may still be about a packet from a client.
@@ -294,86 +295,6 @@ impl Control {
         Opened::Refused(Verdict::Drop(DropReason::NoLocalPort))
     }
 
-    /// `ip_vs_sched_persist`.
-    fn open_persistent(
-        &mut self,
-        shard: &mut Shard,
-        number: u32,
-        ask: &Ask<'_>,
-        once: bool,
-        now: Instant,
-    ) -> Opened {
-        const FULL: Opened = Opened::Refused(Verdict::Drop(DropReason::TableFull));
-        let service = self
-            .services
-            .get_mut(&number)
-            .expect("the caller has found it");
-        let mut data = None;
-        if service.config.engine.is_some() {
-            // Embedded or not UDP, there is no message to look at.
-            let message = ask.payload.filter(|_| ask.protocol == Protocol::UDP);
-            data = message.and_then(engine::call_id);
-            if data.is_none() {
-                return Opened::Refused(Verdict::Drop(DropReason::PersistenceEngine));
-            }
-        }
-        let (key, keeps_port) = template_key(
-            service.key,
-            service.config.netmask,
-            ask.protocol,
-            ask.client,
-            ask.virt,
-        );
-        let quiescent = self.settings.sysctls.expire_quiescent_template;
-        let found = self.templates.find_valid(&key, data, |place| {
-            let entry = self.records.get(place);
-            entry.is_some_and(|entry| may_lead_to(&entry.server, quiescent))
-        });
-        let (index, template) = match found {
-            Some(index) => (index, self.templates.get(index).clone()),
-            None => {
-                let flags = service.config.flags;
-                let Some(server) = service.pool.pick(&ask.request(flags, now)).cloned() else {
-                    return self.leave(shard, number, ask, once, now);
-                };
-                let port = if keeps_port { server.addr().port() } else { 0 };
-                let bits = server_flags(&server, self.settings.sysctls.conntrack);
-                let addr = SocketAddr::new(server.addr().ip(), port);
-                let mut template = Template::new(key, addr, bits, service.config.timeout, now);
-                template.server = server.id().0.into();
-                template.mark = ask.mark;
-                template.engine = data.map(|data| (engine::SIP, data.into()));
-                self.make_template_room();
-                let Some(made) = self.templates.insert(template, now) else {
-                    return FULL;
-                };
-                server.bind_template();
-                made
-            }
-        };
-        let number_of_server = template.server.load(Relaxed) as usize;
-        let Some(entry) = self.records.get(number_of_server) else {
-            return FULL;
-        };
-        let server = entry.server.clone();
-        let service = &self.services[&number];
-        let port = match server.addr().port() {
-            port if port != 0 && ask.virt.port() == service.key.port() => port,
-            _ => ask.virt.port(),
-        };
-        let opened = self.bind(
-            shard,
-            &server,
-            port,
-            ask,
-            once,
-            Some((index, template)),
-            now,
-        );
-        self.templates.restart(index, now);
-        opened
-    }
-
     /// Makes the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
     #[expect(clippy::too_many_arguments, reason = "one call of three places")]
     fn bind(
@@ -386,7 +307,7 @@ impl Control {
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Opened {
-        let mut flags = server_flags(server, self.settings.sysctls.conntrack);
+        let mut flags = server.connection_flags(self.settings.sysctls.conntrack);
         flags = self.translated_flags(server, ask.client.ip(), once, flags);
         flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
         flags |= if once {
@@ -398,7 +319,7 @@ impl Control {
         let mut slot = Slot::new(&ask.key(), addr, flags);
         slot.server = server.id().0;
         slot.mark = ask.mark;
-        slot.sync_end = crate::sync::ticks(now) & !3;
+        slot.sync_end = now.ticks() & !3;
         if once {
             server.bind(false);
             return Opened::Once(slot, template);
@@ -487,7 +408,7 @@ impl Control {
             }
             let mut slot = Slot::new(&ask.key(), SocketAddr::new(nowhere, 0), flags);
             slot.mark = ask.mark;
-            slot.sync_end = crate::sync::ticks(now) & !3;
+            slot.sync_end = now.ticks() & !3;
             if once {
                 return Opened::Once(slot, None);
             }
@@ -503,116 +424,6 @@ impl Control {
         } else {
             Verdict::Unreachable(DropReason::NoServer)
         })
-    }
-
-    /// A datagram from a server behind NAT, of no connection: a service with an engine opens one for it
-    /// (`__ip_vs_rs_conn_out`, `ip_vs_new_conn_out`).
-    fn open_outbound(
-        &mut self,
-        shard: &mut Shard,
-        meta: &PacketMeta<'_>,
-        now: Instant,
-    ) -> Option<Verdict> {
-        let Tuple { protocol, src, dst } = meta.tuple;
-        let Transport::Udp(message) = meta.transport else {
-            return None;
-        };
-        // The record made last comes first, as in the kernel's hash chains.
-        let entry = self.records.at(src).find(|entry| {
-            !entry.is_trashed()
-                && entry.server.forwarding() == Forwarding::Nat
-                && entry.key.protocol().is_none_or(|of| of == protocol)
-        })?;
-        let server = entry.server.clone();
-        let service = self.services.get(&entry.service)?;
-        service.config.engine.as_ref()?;
-        let ServiceKey::Address { addr: virt, .. } = service.key else {
-            return None;
-        };
-        if virt.port() == 0 || server.addr().port() == 0 {
-            return None;
-        }
-        let config = &service.config;
-        let once = config.flags.has(ServiceFlags::ONE_PACKET);
-        let mut template = None;
-        if config.flags.has(ServiceFlags::PERSISTENT) {
-            let data = engine::call_id(message)?;
-            let key = Key {
-                protocol,
-                client: SocketAddr::new(network(dst.ip(), config.netmask), 0),
-                virt,
-            };
-            let quiescent = self.settings.sysctls.expire_quiescent_template;
-            let found = self.templates.find_valid(&key, Some(data), |place| {
-                place == server.id().0 as usize && may_lead_to(&server, quiescent)
-            });
-            let made = match found {
-                Some(index) => (index, self.templates.get(index).clone()),
-                None => {
-                    let bits = server_flags(&server, self.settings.sysctls.conntrack);
-                    let mut made = Template::new(key, server.addr(), bits, config.timeout, now);
-                    made.server = server.id().0.into();
-                    made.mark = meta.mark;
-                    made.engine = Some((engine::SIP, data.into()));
-                    let made = self.templates.insert(made, now)?;
-                    server.bind_template();
-                    made
-                }
-            };
-            self.templates.restart(made.0, now);
-            template = Some(made);
-        }
-        self.refresh(shard);
-        let ask = Ask {
-            protocol,
-            client: dst,
-            virt,
-            destination: virt,
-            mark: meta.mark,
-            hook: meta.hook,
-            payload: None,
-            embedded: false,
-        };
-        let port = server.addr().port();
-        match self.bind(shard, &server, port, &ask, once, template, now) {
-            Opened::Entry(index) => Some(shard.reply(index, meta, now)),
-            Opened::Once(slot, template) => {
-                let index = self.enter_once(shard, slot, template, now)?;
-                let verdict = shard.reply(index, meta, now);
-                shard.end(index);
-                shard.bury();
-                Some(verdict)
-            }
-            Opened::Refused(_) => None,
-        }
-    }
-
-    /// The service that takes a packet (`ip_vs_service_find`).
-    pub(crate) fn find_service(
-        &self,
-        mark: u32,
-        protocol: Protocol,
-        virt: SocketAddr,
-    ) -> Option<u32> {
-        let exact = |port| {
-            let addr = SocketAddr::new(virt.ip(), port);
-            self.index
-                .get(&ServiceKeyOrd::Address(protocol, addr))
-                .copied()
-        };
-        if mark != 0 {
-            let family = Family::of(&virt.ip());
-            if let Some(&number) = self.index.get(&ServiceKeyOrd::Mark(family, mark)) {
-                return Some(number);
-            }
-        }
-        exact(virt.port())
-            .or_else(|| {
-                // Active FTP's data port, or the passive range (`net.ipv4.ip_unprivileged_port_start`).
-                let data = virt.port() == FTP_DATA || virt.port() >= 1024;
-                (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?
-            })
-            .or_else(|| (self.any_port_services > 0).then(|| exact(0))?)
     }
 }
 
@@ -632,71 +443,6 @@ impl Ask<'_> {
             protocol: self.protocol,
             flags,
             now,
-        }
-    }
-}
-
-/// Whether a template may lead to a server (`ip_vs_check_template`).
-fn may_lead_to(server: &Server, quiescent: bool) -> bool {
-    server.is_available() && !(quiescent && server.weight() == 0)
-}
-
-/// The identity of the template for a packet, and whether the template keeps the server's port.
-///
-/// A service of many ports has one template for all: an FTP service for control and data, one of port 0 for every port,
-/// one of a mark for every protocol and address, too.
-pub(crate) fn template_key(
-    service: ServiceKey,
-    netmask: u32,
-    protocol: Protocol,
-    client: SocketAddr,
-    virt: SocketAddr,
-) -> (Key, bool) {
-    let client = SocketAddr::new(network(client.ip(), netmask), 0);
-    if virt.port() == service.port() {
-        let ftp = virt.port() == FTP;
-        let port = if ftp { 0 } else { virt.port() };
-        let virt = SocketAddr::new(virt.ip(), port);
-        let key = Key {
-            protocol,
-            client,
-            virt,
-        };
-        return (key, !ftp);
-    }
-    let key = match service {
-        ServiceKey::Mark { mark, .. } => Key {
-            protocol: Protocol(0),
-            client,
-            virt: mark_addr(mark, virt.is_ipv4()),
-        },
-        ServiceKey::Address { .. } => Key {
-            protocol,
-            client,
-            virt: SocketAddr::new(virt.ip(), 0),
-        },
-    };
-    (key, false)
-}
-
-/// A mark in the place of a virtual address: in an IPv6 address, its first word.
-fn mark_addr(mark: u32, v4: bool) -> SocketAddr {
-    let addr = if v4 {
-        IpAddr::V4(Ipv4Addr::from_bits(mark))
-    } else {
-        IpAddr::V6(Ipv6Addr::from_bits(u128::from(mark) << 96))
-    };
-    SocketAddr::new(addr, 0)
-}
-
-/// The network of a client: by a mask of IPv4, by the length of a prefix of IPv6.
-fn network(addr: IpAddr, netmask: u32) -> IpAddr {
-    match addr {
-        IpAddr::V4(addr) => Ipv4Addr::from_bits(addr.to_bits() & netmask).into(),
-        IpAddr::V6(addr) => {
-            let host = 128u32.saturating_sub(netmask);
-            let mask = u128::MAX.checked_shl(host).unwrap_or(0);
-            Ipv6Addr::from_bits(addr.to_bits() & mask).into()
         }
     }
 }

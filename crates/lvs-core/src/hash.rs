@@ -6,6 +6,9 @@ use core::net::IpAddr;
 
 use siphasher::sip::SipHasher13;
 
+pub(crate) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
+pub(crate) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
+
 /// An address as one number: IPv4 in host order, IPv6 as the exclusive or of its four words.
 pub fn fold(addr: IpAddr) -> u32 {
     match addr {
@@ -35,7 +38,6 @@ pub fn hsiphash(value: u32, key: (u64, u64)) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sched::mh::{KEY1, KEY2};
 
     /// Address, port; slots of `sh` and `dh` without and with port 1024, bucket of `lblc`, hash of `mh`, and offset and
     /// skip as a server of port 80. Computed with the kernel's own functions.

@@ -1,17 +1,15 @@
 //! What a backup makes of a message (`ip_vs_proc_conn`).
 
+use alloc::sync::Arc;
 use core::net::{Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
-use alloc::sync::Arc;
-
-use super::wire::{self, Entry};
-use super::{Backup, Master, SyncRole};
-use crate::conn::table::flag;
-use crate::conn::{Key, NO_SLOT, Slot, State, Template};
-use crate::control::check;
+use super::Control;
+use crate::conn::{Key, NO_SLOT, Slot, State, Template, flag};
+use crate::persistence_sip;
 use crate::shard::Shard;
-use crate::{Control, Error, Forwarding, Instant, Protocol, Server, engine};
+use crate::sync::wire::{self, Entry};
+use crate::{Forwarding, Instant, Protocol, Server};
 
 /// Flags that a message may set on a new entry (`IP_VS_CONN_F_BACKUP_MASK`).
 const TAKEN: u32 = flag::METHOD
@@ -23,68 +21,11 @@ const TAKEN: u32 = flag::METHOD
     | flag::TEMPLATE;
 /// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
+
 /// Seconds that an entry gets whose message tells none and whose protocol has none.
 const TIMEOUT: u32 = 180;
 
 impl Control {
-    /// Starts the master: from now on messages about connections are made.
-    ///
-    /// # Errors
-    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than its service's is there.
-    pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
-        check::start_daemon(self, SyncRole::Master)?;
-        self.settings.master = Some(master);
-        self.changed();
-        Ok(())
-    }
-
-    /// Stops the master.
-    ///
-    /// # Errors
-    /// [`Error::DaemonNotRunning`].
-    pub fn stop_master(&mut self) -> Result<(), Error> {
-        check::stop_daemon(self, SyncRole::Master)?;
-        self.settings.master = None;
-        self.daemons
-            .retain(|daemon| daemon.role != SyncRole::Master);
-        self.changed();
-        Ok(())
-    }
-
-    /// Starts the backup: from now on [`handle_sync`](Self::handle_sync) takes messages.
-    ///
-    /// # Errors
-    /// As [`start_master`](Self::start_master).
-    pub fn start_backup(&mut self, backup: Backup) -> Result<(), Error> {
-        check::start_daemon(self, SyncRole::Backup)?;
-        self.backup = Some(backup);
-        self.changed();
-        Ok(())
-    }
-
-    /// Stops the backup.
-    ///
-    /// # Errors
-    /// [`Error::DaemonNotRunning`].
-    pub fn stop_backup(&mut self) -> Result<(), Error> {
-        check::stop_daemon(self, SyncRole::Backup)?;
-        self.backup = None;
-        self.daemons
-            .retain(|daemon| daemon.role != SyncRole::Backup);
-        self.changed();
-        Ok(())
-    }
-
-    /// The master that runs.
-    pub const fn master(&self) -> Option<Master> {
-        self.settings.master
-    }
-
-    /// The backup that runs.
-    pub const fn backup(&self) -> Option<Backup> {
-        self.backup
-    }
-
     /// Takes over the connections of a message. Connections go to `shard`, templates to the control half. Nothing
     /// happens without a backup, or with a shard of another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
@@ -96,14 +37,6 @@ impl Control {
         for entry in wire::parse(message, backup.syncid).unwrap_or_default() {
             self.take_over(shard, entry, now);
         }
-    }
-
-    /// A message about a connection has room for one family only.
-    ///
-    /// # Errors
-    /// [`Error::FamilyMismatch`] if a server is of another family than its service.
-    pub fn check_families(&self) -> Result<(), Error> {
-        check::families(self)
     }
 
     fn take_over(&mut self, shard: &mut Shard, mut entry: Entry, now: Instant) {
@@ -122,7 +55,7 @@ impl Control {
         if entry.data.is_some() {
             let name = entry.engine.as_deref().unwrap_or_default();
             let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-            if name != engine::SIP.as_bytes() {
+            if name != persistence_sip::SIP.as_bytes() {
                 return;
             }
         }
@@ -176,7 +109,7 @@ impl Control {
             None => {
                 let mut slot = Slot::new(&key, entry.server, self.conntrack_flag() | flags);
                 slot.mark = entry.mark;
-                slot.sync_end = super::ticks(now) & !3;
+                slot.sync_end = now.ticks() & !3;
                 let server = self.find_server(entry, flags);
                 if let Some(server) = &server {
                     slot.server = server.id().0;
@@ -196,7 +129,7 @@ impl Control {
             }
         };
         if let Some(sequences) = entry.sequences {
-            shard.sequences.insert(index, sequences);
+            shard.set_sequences(index, sequences);
         }
         let state = State(u8::try_from(entry.state).unwrap_or(0));
         let timeout = match (entry.timeout, entry.protocol) {
@@ -212,7 +145,7 @@ impl Control {
         shard.table.restart(index, now);
         if let Some(replaced) = replaced {
             shard.end(replaced);
-            shard.bury();
+            shard.reap();
         }
     }
 
@@ -284,7 +217,7 @@ impl Control {
                 }
                 let mut template = Template::new(key, entry.server, flags, timeout, now);
                 template.mark = entry.mark;
-                template.engine = data.map(|data| (engine::SIP, data.into()));
+                template.engine = data.map(|data| (persistence_sip::SIP, data.into()));
                 if let Some(server) = &server {
                     template.server = server.id().0.into();
                 }

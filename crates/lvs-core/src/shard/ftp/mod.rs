@@ -10,18 +10,15 @@
 //! answer to the SYN.
 
 mod announce;
-mod sequence;
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
 use self::announce::Command;
-pub use self::sequence::Shift;
-use self::sequence::is_after;
-use crate::conn::table::flag;
-use crate::conn::{Key, Slot, State, server_flags};
-use crate::shard::{Settings, Shard};
+use super::Shard;
+use crate::conn::{Key, Slot, State, flag};
+use crate::verdict::{Edit, Replacement, Shift, is_after};
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
@@ -64,60 +61,11 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is to be done to a segment from a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Edit {
-    /// How its sequence number changes.
-    pub shift: Shift,
-    /// Text to be replaced.
-    pub replacement: Option<Replacement>,
-}
-
-/// Text of a TCP segment that is replaced by another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replacement {
-    start: u16,
-    end: u16,
-    len: u8,
-    text: [u8; TEXT_MAX],
-}
-
-/// The longest text: `255,255,255,255,255,255`.
-const TEXT_MAX: usize = 23;
-
 impl Replacement {
-    /// Which bytes of the payload are replaced.
-    pub fn place(&self) -> Range<usize> {
-        self.start.into()..self.end.into()
-    }
-
-    /// By what.
-    pub fn text(&self) -> &[u8] {
-        &self.text[..usize::from(self.len)]
-    }
-
-    /// By how many bytes the payload grows.
-    pub fn growth(&self) -> i32 {
-        i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
-    }
-
-    /// The same `by` bytes further on.
-    fn moved(mut self, by: usize) -> Option<Self> {
-        let by = u16::try_from(by).ok()?;
-        self.start = self.start.checked_add(by)?;
-        self.end = self.end.checked_add(by)?;
-        Some(self)
-    }
-
     /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client connects to where it is
     /// connected already after EPSV.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
-        let mut new = Self {
-            start: u16::try_from(place.start).ok()?,
-            end: u16::try_from(place.end).ok()?,
-            len: 0,
-            text: [0; TEXT_MAX],
-        };
+        let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
             (Mode::Passive, IpAddr::V4(addr)) => {
                 let [high, low] = listens.port().to_be_bytes();
@@ -135,22 +83,6 @@ impl Replacement {
             _ => return None,
         }
         Some(new)
-    }
-
-    fn push(&mut self, byte: u8) {
-        self.text[usize::from(self.len)] = byte;
-        self.len += 1;
-    }
-
-    fn push_number(&mut self, number: u16) {
-        let mut unit = 10_000;
-        while unit > 0 {
-            if number >= unit || unit == 1 {
-                let digit = number / unit % 10;
-                self.push(b'0' + u8::try_from(digit).unwrap_or(0));
-            }
-            unit /= 10;
-        }
     }
 }
 
@@ -276,18 +208,6 @@ impl<'a> Tcp<'a> {
     /// Opens, ends or breaks off a connection.
     const fn controls(&self) -> bool {
         self.flags.0 & (TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) != 0
-    }
-}
-
-impl Settings {
-    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
-    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
-        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
-        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
-            flag::NFCT | flag::HELPED
-        } else {
-            0
-        }
     }
 }
 
@@ -456,7 +376,7 @@ impl Shard {
                 let conntrack = self.settings.sysctls.conntrack;
                 let mut flags = flags | flag::NFCT;
                 if let Some(link) = self.link(control) {
-                    flags |= server_flags(&link.server, conntrack);
+                    flags |= link.server.connection_flags(conntrack);
                     // Not how long an answer takes: it is not known who speaks first, and when.
                     flags |= link.server.watches(key.protocol) & flag::TRACKED;
                     // The server has been taken from NAT to a method that the helper does not know.
@@ -468,7 +388,7 @@ impl Shard {
                 let mut slot = Slot::new(key, server, flags);
                 slot.server = record;
                 slot.mark = mark;
-                slot.sync_end = crate::sync::ticks(now) & !3;
+                slot.sync_end = now.ticks() & !3;
                 slot.control = control;
                 let index = self.open(slot, None, now).ok_or(DropReason::TableFull)?;
                 self.table.get_mut(control).controlled += 1;

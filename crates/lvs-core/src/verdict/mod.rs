@@ -2,7 +2,12 @@
 
 use core::net::SocketAddr;
 
-use crate::ftp::{Edit, Shift};
+mod edit;
+mod shift;
+
+pub use self::edit::{Edit, Replacement};
+pub use self::shift::Shift;
+pub(crate) use self::shift::is_after;
 use crate::{Forwarding, Tunnel};
 
 /// A connection of one shard; valid until the connection ends.

@@ -1,0 +1,39 @@
+//! Bits of a slot's flags, with the numbers that the synchronisation protocol gives them.
+
+/// Forwarding method.
+pub(crate) const METHOD: u32 = 0x0007;
+/// Made by a synchronisation message.
+pub(crate) const SYNC: u32 = 0x0020;
+/// No packet from the server has been seen.
+pub(crate) const NO_OUTPUT: u32 = 0x0080;
+/// Counted as inactive.
+pub(crate) const INACTIVE: u32 = 0x0100;
+/// Sequence numbers of packets from the server are adjusted.
+pub(crate) const OUT_SEQ: u32 = 0x0200;
+/// Sequence numbers of packets from the client are adjusted.
+pub(crate) const IN_SEQ: u32 = 0x0400;
+/// The client's port is not known yet.
+pub(crate) const NO_CPORT: u32 = 0x0800;
+/// Persistence template.
+pub(crate) const TEMPLATE: u32 = 0x1000;
+/// One datagram only.
+pub(crate) const ONE_PACKET: u32 = 0x2000;
+/// The host's connection tracking keeps it, too.
+pub(crate) const NFCT: u32 = 0x10000;
+
+// Of this crate, not of the kernel:
+
+/// The time until the server's first answer is measured.
+pub(crate) const TIMED: u32 = 0x0400_0000;
+/// Its server went down, and it does not come back with it.
+pub(crate) const GONE: u32 = 0x0800_0000;
+/// Sequence numbers are kept.
+pub(crate) const TRACKED: u32 = 0x1000_0000;
+/// A helper looks at what it carries.
+pub(crate) const HELPED: u32 = 0x2000_0000;
+/// Ended, and taken out before the next packet that is not the host's own answer.
+pub(crate) const DYING: u32 = 0x4000_0000;
+/// What passes is looked at before anything else.
+pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
+/// All of these: they are of no concern to others.
+pub(crate) const OWN: u32 = TIMED | GONE | TRACKED | HELPED | DYING;

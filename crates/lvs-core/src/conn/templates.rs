@@ -1,0 +1,142 @@
+//! All persistence templates, what they are found by, and their timers.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{ConnTable, Key, Slot, Template};
+use crate::hash::hsiphash;
+use crate::{Instant, Protocol};
+
+/// What engine data is found by: client network, virtual address, protocol and the data.
+type EngineKey = (IpAddr, SocketAddr, Protocol, Box<[u8]>);
+
+/// All templates and their timers.
+#[derive(Debug)]
+pub(crate) struct Templates {
+    pub(crate) table: ConnTable,
+    records: Vec<Option<Arc<Template>>>,
+    by_engine: BTreeMap<EngineKey, u32>,
+    /// Where to look next for one that can go.
+    pub(crate) hand: usize,
+}
+
+impl Templates {
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        Self {
+            table: ConnTable::new(capacity, seed),
+            records: Vec::new(),
+            by_engine: BTreeMap::new(),
+            hand: 0,
+        }
+    }
+
+    pub(crate) fn get(&self, index: u32) -> &Arc<Template> {
+        self.records[index as usize]
+            .as_ref()
+            .expect("indices lead to templates in use")
+    }
+
+    /// The template of a client network (`ip_vs_ct_in_get`); with an engine, of its data.
+    pub(crate) fn find(&self, key: &Key, data: Option<&[u8]>) -> Option<u32> {
+        match data {
+            None => self.table.find_template(key),
+            Some(data) => {
+                let key = (key.client.ip(), key.virt, key.protocol, data.into());
+                self.by_engine.get(&key).copied()
+            }
+        }
+    }
+
+    /// The same, if it leads to the place of a server that `valid` takes. If not, it is never found again.
+    pub(crate) fn find_valid(
+        &mut self,
+        key: &Key,
+        data: Option<&[u8]>,
+        valid: impl Fn(usize) -> bool,
+    ) -> Option<u32> {
+        let index = self.find(key, data)?;
+        if valid(self.get(index).server.load(Relaxed) as usize) {
+            return Some(index);
+        }
+        self.invalidate(index);
+        None
+    }
+
+    /// Keeps a template and starts its timer; `None` if the table is full.
+    pub(crate) fn insert(
+        &mut self,
+        template: Template,
+        now: Instant,
+    ) -> Option<(u32, Arc<Template>)> {
+        let mut key = template.key;
+        if let Some((_, data)) = &template.engine {
+            // The port is 0 in every template; here it spreads the calls of one client over the hash table.
+            let hash = data.chunks(4).fold(0, |hash, chunk| {
+                let mut word = [0; 4];
+                word[..chunk.len()].copy_from_slice(chunk);
+                hsiphash(u32::from_le_bytes(word), (hash, 0)).into()
+            });
+            let port = u16::try_from(hash & 0xffff).unwrap_or(0);
+            key.client.set_port(port.max(1));
+        }
+        let mut slot = Slot::new(&key, template.server_addr, template.flags.load(Relaxed));
+        slot.timeout = template.timeout.load(Relaxed);
+        let index = self.table.insert(slot, now)?;
+        if let Some(key) = engine_key(&template) {
+            self.by_engine.insert(key, index);
+        }
+        let template = Arc::new(template);
+        let place = index as usize;
+        if self.records.len() <= place {
+            self.records.resize(place + 1, None);
+        }
+        self.records[place] = Some(template.clone());
+        Some((index, template))
+    }
+
+    /// Lets the timer run for the template's timeout from `now`.
+    pub(crate) fn restart(&mut self, index: u32, now: Instant) {
+        let timeout = self.get(index).timeout.load(Relaxed);
+        self.table.get_mut(index).timeout = timeout;
+        self.table.restart(index, now);
+    }
+
+    /// Hides a template from [`find`](Self::find).
+    pub(crate) fn invalidate(&mut self, index: u32) {
+        let template = self.get(index).clone();
+        if !template.invalid.swap(true, Relaxed) {
+            if let Some(key) = engine_key(&template)
+                && self.by_engine.get(&key) == Some(&index)
+            {
+                self.by_engine.remove(&key);
+            }
+            self.table.hide_template(index);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Arc<Template> {
+        let template = self.get(index).clone();
+        if let Some(key) = engine_key(&template)
+            && self.by_engine.get(&key) == Some(&index)
+        {
+            self.by_engine.remove(&key);
+        }
+        self.table.remove(index);
+        self.records[index as usize] = None;
+        template
+    }
+}
+
+fn engine_key(template: &Template) -> Option<EngineKey> {
+    let (_, data) = template.engine.as_ref()?;
+    let Key {
+        protocol,
+        client,
+        virt,
+    } = template.key;
+    Some((client.ip(), virt, protocol, data.clone()))
+}

@@ -1,0 +1,171 @@
+//! What is due by the clock.
+
+use super::Control;
+use super::defense::{self, Defense};
+use super::templates::TEMPLATES_AT_ONCE;
+use crate::Instant;
+use crate::conn::tick_of;
+use crate::shard::Shard;
+
+impl Control {
+    /// Does what is due by the clock: templates that end, snapshots of the counters, the trash, schedulers that age what
+    /// they remember, defences. Call it at least every two seconds, after the shards'
+    /// [`advance`](crate::Shard::advance): a template ends after its last connection.
+    pub fn advance(&mut self, now: Instant) {
+        self.show_clock(now);
+        let mut budget = TEMPLATES_AT_ONCE;
+        while let Some(at) = self.next_event.filter(|&at| at <= now) {
+            self.expire_templates(at, &mut budget);
+            self.run_events(at);
+            if self.estimator.is_in_a_round() {
+                // So many servers that their snapshots take several calls, however late the first one comes.
+                return;
+            }
+        }
+        self.expire_templates(now, &mut budget);
+    }
+
+    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
+    /// happen in the order of their deadlines, however far the clock has moved. A shard of another director stays as it is.
+    pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
+        if !self.owns(shard) {
+            return self.advance(now);
+        }
+        if self.clock.is_some_and(|clock| clock < now) {
+            shard.reap();
+        }
+        self.sweep(shard);
+        self.show_clock(now);
+        while let Some(at) = self.next_event.filter(|&at| at <= now) {
+            self.expire_until(shard, at);
+            self.run_events(at);
+            self.sweep(shard);
+        }
+        self.expire_until(shard, now);
+    }
+
+    /// Ends connections and templates whose time has come, in the order of their deadlines; within a tick of 4 ms,
+    /// connections before templates.
+    fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
+        let mut budget = usize::MAX;
+        let (mut connections, mut templates) = (true, true);
+        loop {
+            let conn_tick = if connections {
+                shard.table.due_tick(limit, &mut budget)
+            } else {
+                None
+            };
+            let template_tick = if templates {
+                self.templates.table.due_tick(limit, &mut budget)
+            } else {
+                None
+            };
+            let (tick, of_connections) = match (conn_tick, template_tick) {
+                (None, None) => return,
+                (Some(conn), None) => (conn, true),
+                (None, Some(template)) => (template, false),
+                (Some(conn), Some(template)) => (conn.min(template), conn <= template),
+            };
+            let table = if of_connections {
+                &mut shard.table
+            } else {
+                &mut self.templates.table
+            };
+            let due = table.take_due(limit, &mut budget);
+            // In the tick of the limit, what is left is due later.
+            if due.is_empty() && tick == tick_of(limit) {
+                if of_connections {
+                    connections = false;
+                } else {
+                    templates = false;
+                }
+            }
+            for &index in &due {
+                if of_connections {
+                    shard.expire(index);
+                } else {
+                    self.expire_template(index, Some(shard));
+                }
+            }
+            if of_connections {
+                shard.table.recycle(due);
+            } else {
+                self.templates.table.recycle(due);
+            }
+        }
+    }
+
+    /// When to call [`advance`](Self::advance) next.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let templates = self.templates.table.next_wakeup();
+        self.next_event.into_iter().chain(templates).min()
+    }
+
+    /// Starts the periods that run from the first moment that the director is shown.
+    pub(crate) fn show_clock(&mut self, now: Instant) {
+        if self.clock.is_none() {
+            self.estimator.start(now);
+            if Defense::is_needed(&self.settings.sysctls) {
+                self.next_defense = Some(now + defense::PERIOD);
+            }
+            for (&number, service) in &mut self.services {
+                service.next_tick = service.pool.period().map(|period| now + period);
+                let moments = [service.next_tick, service.slow.next];
+                self.agenda.set(number, moments.into_iter().flatten().min());
+            }
+            self.plan();
+        }
+        self.clock = self.clock.max(Some(now));
+    }
+
+    /// Does what is due at `at`, which is the moment of the next event.
+    pub(crate) fn run_events(&mut self, at: Instant) {
+        let due = |event: Option<Instant>| event.is_some_and(|event| event <= at);
+        if due(self.next_defense) {
+            self.update_defense();
+            self.next_defense =
+                Defense::is_needed(&self.settings.sysctls).then_some(at + defense::PERIOD);
+            if self.defense.drops_entries {
+                self.sweep_work
+                    .iter_mut()
+                    .for_each(|work| work.drop_entry += 1);
+                self.drop_templates(at);
+                self.changed();
+            }
+        }
+        self.estimate(at);
+        for number in self.agenda.due(at) {
+            let Some(service) = self.services.get_mut(&number) else {
+                continue;
+            };
+            if due(service.next_tick) {
+                service.pool.tick(at);
+                service.next_tick = service.pool.period().map(|period| at + period);
+            }
+            if due(service.slow.next) {
+                service.apply_slow_start(at);
+            }
+            self.plan_service(number);
+        }
+        if due(self.next_trash) {
+            self.empty_trash(at);
+        }
+        self.plan();
+    }
+
+    /// Finds the moment at which a service is to be looked at next.
+    pub(crate) fn plan_service(&mut self, number: u32) {
+        let service = self.services.get(&number);
+        let moments = service.map(|service| [service.next_tick, service.slow.next]);
+        let next = moments.into_iter().flatten().flatten().min();
+        self.agenda.set(number, next);
+        self.plan();
+    }
+
+    /// Finds the moment of the next event.
+    pub(super) fn plan(&mut self) {
+        let periods = [self.estimator.wakeup(), self.next_trash, self.next_defense];
+        let moments = periods.into_iter().chain([self.agenda.next()]);
+        self.next_event = moments.flatten().min();
+    }
+}

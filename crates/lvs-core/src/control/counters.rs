@@ -1,0 +1,47 @@
+//! Counters and rates that are shown.
+
+use super::{Control, ServiceKeyOrd};
+use crate::stats::Stats;
+use crate::{Error, ServiceKey};
+
+impl Control {
+    /// Counters and rates of everything.
+    pub fn total_stats(&self) -> Stats {
+        self.total.stats()
+    }
+
+    /// What each shard has counted, of everything, up to now.
+    pub fn shard_counts(&self) -> impl Iterator<Item = crate::Counts> + '_ {
+        (0..self.options.shards).map(|number| self.total.live_of(number))
+    }
+
+    /// Zeroes what is shown of one service and its servers, or of everything (`ip_vs_zero_service`, `ip_vs_zero_all`).
+    ///
+    /// # Errors
+    /// [`Error::NoService`].
+    pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<(), Error> {
+        if let Some(key) = key {
+            let number = *self
+                .index
+                .get(&ServiceKeyOrd::from(key))
+                .ok_or(Error::NoService)?;
+            if let Some(service) = self.services.get_mut(&number) {
+                service.stats.zero();
+                for server in service.pool.servers() {
+                    if let Some(entry) = self.records.get_mut(server.id()) {
+                        entry.stats.zero();
+                    }
+                }
+            }
+            return Ok(());
+        }
+        for service in self.services.values_mut() {
+            service.stats.zero();
+        }
+        for entry in self.records.iter_mut().filter(|entry| !entry.is_trashed()) {
+            entry.stats.zero();
+        }
+        self.total.zero();
+        Ok(())
+    }
+}

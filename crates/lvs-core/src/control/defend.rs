@@ -1,0 +1,53 @@
+//! The defences at work: what they end.
+
+use super::Control;
+use crate::shard::Shard;
+
+impl Control {
+    /// Re-evaluates the defences (`update_defense_level`).
+    pub(super) fn update_defense(&mut self) {
+        let slots = self.options.max_connections * self.options.shards;
+        let used: usize = self.occupancy.iter().sum();
+        self.defense
+            .set_occupancy(slots.saturating_sub(used), slots);
+        let before = self.settings.sysctls.clone();
+        self.defense.update(&mut self.settings.sysctls);
+        if self.settings.secure != self.defense.secure || self.settings.sysctls != before {
+            self.settings.secure = self.defense.secure;
+            self.changed();
+        }
+    }
+
+    /// A round of `drop_entry` among connections (`ip_vs_random_dropentry`).
+    pub(super) fn drop_entries(&mut self, shard: &mut Shard) {
+        let now = self.clock.unwrap_or_default();
+        let len = shard.table.slots_len();
+        for _ in 0..self.defense.visits(len) {
+            let index = self.defense.draw(len);
+            if !shard.table.is_used(index) {
+                continue;
+            }
+            let slot = shard.table.get(index);
+            if slot.controlled > 0 {
+                continue;
+            }
+            let idle = slot.idle(now);
+            let (protocol, state, packets) = (slot.protocol(), slot.state, slot.in_packets);
+            if self
+                .defense
+                .drops_connection(protocol, state, idle, packets)
+                && let Some(template) = shard.kill(index)
+                && self.templates.table.is_used(template)
+            {
+                self.remove_template(template);
+            }
+        }
+    }
+
+    /// Notes how many connections a shard has, for the defences.
+    pub(crate) fn note_occupancy(&mut self, shard: &Shard) {
+        if let Some(connections) = self.occupancy.get_mut(shard.number()) {
+            *connections = shard.len();
+        }
+    }
+}

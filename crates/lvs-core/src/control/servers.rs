@@ -1,0 +1,144 @@
+//! Real servers: added, edited, removed, and what becomes of their records then.
+
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+use core::ops::Range;
+use core::time::Duration;
+
+use super::Control;
+use super::check;
+use crate::stats::Stats;
+use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
+
+/// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
+const TRASH_PERIOD: Duration = Duration::from_secs(60);
+
+impl Control {
+    /// Adds a real server to a service (`ip_vs_add_dest`). One that was removed within the last minutes comes back with
+    /// its connections.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`], [`Error::FamilyMismatch`],
+    /// [`Error::NeedsReplies`], and what [`Server::check`] finds.
+    pub fn add_server(
+        &mut self,
+        key: &ServiceKey,
+        addr: SocketAddr,
+        config: &ServerConfig,
+        now: Instant,
+    ) -> Result<(), Error> {
+        check::add_server(self, key, addr, config)?;
+        let (number, service) = self.service_mut(key)?;
+        let key = service.key;
+        let shards = self.options.shards;
+        let server = self.records.enter(number, key, addr, config, shards)?;
+        server.configure(config);
+        server.reset_last_weight();
+        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
+        server.follow_extras(&service.config.extras, service.pool.needs_replies());
+        service.pool.add(server);
+        self.recount(number, addr, None, Some(config.forwarding));
+        self.apply_slow_start(number, now);
+        self.changed();
+        Ok(())
+    }
+
+    /// Replaces all settings of a real server (`ip_vs_edit_dest`). The forwarding method concerns new connections only.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and what
+    /// [`Server::check`] finds.
+    pub fn edit_server(
+        &mut self,
+        key: &ServiceKey,
+        addr: SocketAddr,
+        config: &ServerConfig,
+    ) -> Result<(), Error> {
+        let before = check::edit_server(self, key, addr, config)?;
+        let (number, service) = self.service_mut(key)?;
+        let id = service.pool.configure(addr, config)?.id();
+        self.records.note(id.0);
+        self.recount(number, addr, Some(before), Some(config.forwarding));
+        self.apply_slow_start(number, self.clock.unwrap_or_default());
+        self.changed();
+        Ok(())
+    }
+
+    /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are dropped until it comes
+    /// back; with `expire_nodest_conn` its connections end at the next [`sweep`](Self::sweep). What the service's
+    /// [`OnServerDown`](crate::OnServerDown) says comes first.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], [`Error::NoServer`].
+    pub fn delete_server(
+        &mut self,
+        key: &ServiceKey,
+        addr: SocketAddr,
+        now: Instant,
+    ) -> Result<(), Error> {
+        let (number, service) = self.service_mut(key)?;
+        let server = service.pool.remove(addr)?;
+        self.recount(number, addr, Some(server.forwarding()), None);
+        self.trash(server.id(), now);
+        self.apply_slow_start(number, now);
+        self.changed();
+        Ok(())
+    }
+
+    /// Counters and rates of a real server.
+    pub fn server_stats(&self, id: ServerId) -> Option<Stats> {
+        Some(self.records.get(id.index())?.stats.stats())
+    }
+
+    /// Whether removed servers are kept, which may yet come back with their connections.
+    pub fn has_removed(&self) -> bool {
+        self.next_trash.is_some()
+    }
+
+    /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
+    /// packets may yet go to and come from.
+    pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
+        self.endpoints_in(0..self.endpoint_places())
+    }
+
+    /// Those of [`endpoints`](Self::endpoints) in some of the places, of which there are
+    /// [`endpoint_places`](Self::endpoint_places): for whoever goes through them in portions.
+    pub fn endpoints_in(
+        &self,
+        places: Range<usize>,
+    ) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
+        self.records
+            .iter_in(places)
+            .filter(|entry| !entry.is_trashed() || entry.server.is_referenced())
+            .map(|entry| (entry.key, &entry.server))
+    }
+
+    /// Places of servers, those that were removed and are kept for a while among them.
+    pub fn endpoint_places(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Puts a server that has left its service into the trash (`__ip_vs_del_dest`).
+    pub(super) fn trash(&mut self, id: ServerId, now: Instant) {
+        let gone = self.records.trash(id);
+        if gone.is_some_and(|entry| entry.server.has_gone()) {
+            self.sweep_work
+                .iter_mut()
+                .for_each(|work| work.end_down = true);
+        }
+        self.next_trash.get_or_insert(now + TRASH_PERIOD);
+        self.plan();
+        if self.settings.sysctls.expire_nodest_conn {
+            self.sweep_work
+                .iter_mut()
+                .for_each(|work| work.flush_removed = true);
+        }
+    }
+
+    /// Frees removed servers that nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
+    pub(super) fn empty_trash(&mut self, now: Instant) {
+        let left = self.records.empty_trash(now);
+        self.next_trash = left.then_some(now + TRASH_PERIOD);
+        self.changed();
+    }
+}

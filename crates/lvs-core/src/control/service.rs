@@ -1,0 +1,84 @@
+//! A service: its settings, its servers and its scheduler.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+
+use super::check::Census;
+use super::limiter::Limiter;
+use super::slow_start::SlowStart;
+use crate::stats::{ObjectStats, Stats};
+use crate::{Family, Instant, Pool, Protocol, Server, ServiceConfig, ServiceKey};
+
+/// A service: its settings, its servers and its scheduler.
+#[derive(Debug)]
+pub struct Service {
+    pub(crate) key: ServiceKey,
+    pub(crate) config: ServiceConfig,
+    pub(super) owner: Option<String>,
+    pub(crate) pool: Pool,
+    pub(super) stats: ObjectStats,
+    /// When the scheduler is to be called next; none until the clock has been shown, or if it never is.
+    pub(super) next_tick: Option<Instant>,
+    /// Servers that get their share bit by bit.
+    pub(crate) slow: SlowStart,
+    /// What it has taken of its limits.
+    pub(crate) limiter: Limiter,
+    /// Its servers, counted by what checks ask for.
+    pub(crate) census: Census,
+}
+
+impl Service {
+    /// What identifies it.
+    pub const fn key(&self) -> ServiceKey {
+        self.key
+    }
+
+    /// Its settings.
+    pub const fn config(&self) -> &ServiceConfig {
+        &self.config
+    }
+
+    /// Who answers for it; `None` for one made by hand.
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    /// Its real servers in the kernel's order: the one added last comes first.
+    pub fn servers(&self) -> &[Arc<Server>] {
+        self.pool.servers()
+    }
+
+    /// Its counters and rates.
+    pub fn stats(&self) -> Stats {
+        self.stats.stats()
+    }
+}
+
+/// A service's key in an order: protocol, family and address, port; marks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ServiceKeyOrd {
+    Mark(Family, u32),
+    Address(Protocol, SocketAddr),
+}
+
+impl From<&ServiceKey> for ServiceKeyOrd {
+    fn from(key: &ServiceKey) -> Self {
+        match *key {
+            ServiceKey::Mark { family, mark } => Self::Mark(family, mark),
+            ServiceKey::Address { protocol, addr } => {
+                // Flow label and scope are no part of the identity.
+                Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
+            }
+        }
+    }
+}
+
+impl From<ServiceKeyOrd> for ServiceKey {
+    fn from(key: ServiceKeyOrd) -> Self {
+        match key {
+            ServiceKeyOrd::Mark(family, mark) => Self::Mark { family, mark },
+            ServiceKeyOrd::Address(protocol, addr) => Self::Address { protocol, addr },
+        }
+    }
+}

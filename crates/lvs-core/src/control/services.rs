@@ -1,0 +1,216 @@
+//! Services: added, edited, deleted, found.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use super::check::{self, Census};
+use super::limiter::Limiter;
+use super::service::ServiceKeyOrd;
+use super::slow_start::SlowStart;
+use super::{Control, FTP, FTP_DATA, Service};
+use crate::sched::Scheduler;
+use crate::stats::ObjectStats;
+use crate::{Error, Family, Forwarding, Instant, Pool, Protocol, ServiceConfig, ServiceKey};
+
+impl Control {
+    /// All services, the oldest first.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values().map(|service| &**service)
+    }
+
+    /// The service with this key.
+    pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        Some(
+            self.services
+                .get(self.index.get(&ServiceKeyOrd::from(key))?)?,
+        )
+    }
+
+    /// Adds a service (`ip_vs_add_service`).
+    ///
+    /// # Errors
+    /// [`Error::ServiceExists`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`], [`Error::Protocol`],
+    /// [`Error::ZeroMark`], [`Error::PrefixLength`], [`Error::Unsupported`].
+    pub fn add_service(
+        &mut self,
+        key: ServiceKey,
+        config: ServiceConfig,
+        owner: Option<String>,
+    ) -> Result<(), Error> {
+        let scheduler = check::add_service(self, self, &key, &config)?;
+        let number = self.next_service;
+        self.next_service += 1;
+        let service = Service {
+            key,
+            config,
+            owner,
+            next_tick: self.first_tick(&*scheduler),
+            pool: Pool::new(scheduler),
+            stats: ObjectStats::new(self.options.shards),
+            slow: SlowStart::default(),
+            limiter: Limiter::default(),
+            census: Census::default(),
+        };
+        self.ftp_services += usize::from(key.port() == FTP);
+        self.any_port_services += usize::from(key.port() == 0);
+        self.families[key.family() as usize] += 1;
+        self.engines += usize::from(service.config.engine.is_some());
+        self.services.insert(number, Box::new(service));
+        self.index.insert((&key).into(), number);
+        self.plan_service(number);
+        self.changed();
+        Ok(())
+    }
+
+    /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same keeps its state.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
+    pub fn edit_service(
+        &mut self,
+        key: &ServiceKey,
+        config: ServiceConfig,
+        owner: Option<String>,
+    ) -> Result<(), Error> {
+        let scheduler = check::edit_service(self, self, key, &config)?;
+        let engine = usize::from(config.engine.is_some());
+        let next_tick = self.first_tick(&*scheduler);
+        let (number, service) = self.service_mut(key)?;
+        if service.config.scheduler != config.scheduler {
+            service.pool.reschedule(scheduler);
+            service.next_tick = next_tick;
+        }
+        if service.config.extras.slow_start == 0 && config.extras.slow_start != 0 {
+            service.slow.take_as_established(service.pool.servers());
+        }
+        if service.config.extras.limits != config.extras.limits {
+            service.limiter = Limiter::default();
+        }
+        let before = core::mem::replace(&mut service.config, config);
+        service.owner = owner;
+        let timed = service.pool.needs_replies();
+        for server in service.pool.servers() {
+            server.follow_extras(&service.config.extras, timed);
+        }
+        self.engines = self.engines - usize::from(before.engine.is_some()) + engine;
+        self.apply_slow_start(number, self.clock.unwrap_or_default());
+        self.plan_service(number);
+        self.changed();
+        Ok(())
+    }
+
+    /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped until they end, unless
+    /// the servers come back.
+    ///
+    /// # Errors
+    /// [`Error::NoService`].
+    pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
+        let number = self
+            .index
+            .remove(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
+        let service = self.services.remove(&number).ok_or(Error::NoService)?;
+        let family = service.key.family();
+        self.ftp_services -= usize::from(service.key.port() == FTP);
+        self.any_port_services -= usize::from(service.key.port() == 0);
+        self.families[family as usize] -= 1;
+        self.engines -= usize::from(service.config.engine.is_some());
+        self.agenda.set(number, None);
+        self.mixed -= service.census.mixed;
+        self.full_nat.count(family, service.census.full_nat, 0);
+        self.records.note_trashed(key);
+        for server in service.pool.servers() {
+            server.retire();
+            self.trash(server.id(), now);
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// Deletes every service (`ip_vs_flush`).
+    pub fn flush(&mut self, now: Instant) {
+        let keys: Vec<ServiceKey> = self.services.values().map(|service| service.key).collect();
+        for key in keys {
+            let deleted = self.delete_service(&key, now);
+            debug_assert!(deleted.is_ok(), "a service that is listed can be deleted");
+        }
+    }
+
+    /// The service with this key, and its number.
+    pub(super) fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
+        let number = *self
+            .index
+            .get(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
+        let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
+        Ok((number, service))
+    }
+
+    /// A new scheduler of this name.
+    pub(crate) fn scheduler(&self, name: &str) -> Result<Box<dyn Scheduler>, Error> {
+        let schedulers = &self.options.schedulers;
+        let mut scheduler = schedulers.create(name).ok_or(Error::UnknownScheduler)?;
+        scheduler.seed(self.options.seed ^ u64::from(self.next_service) << 32);
+        scheduler.sysctls_changed(&self.settings.sysctls);
+        Ok(scheduler)
+    }
+
+    /// When a scheduler that is made now is to be called first.
+    fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
+        Some(self.clock? + scheduler.period()?)
+    }
+
+    /// Counts a server of service `number` whose forwarding method was `before` and is `after`.
+    pub(super) fn recount(
+        &mut self,
+        number: u32,
+        addr: SocketAddr,
+        before: Option<Forwarding>,
+        after: Option<Forwarding>,
+    ) {
+        let Some(service) = self.services.get_mut(&number) else {
+            return;
+        };
+        let mixed = check::is_mixed(&service.key, addr);
+        let old = service.census;
+        if let Some(forwarding) = before {
+            service.census.leave(mixed, forwarding);
+        }
+        if let Some(forwarding) = after {
+            service.census.enter(mixed, forwarding);
+        }
+        let (new, family) = (service.census, service.key.family());
+        self.mixed = self.mixed - old.mixed + new.mixed;
+        self.full_nat.count(family, old.full_nat, new.full_nat);
+    }
+
+    /// The service that takes a packet (`ip_vs_service_find`).
+    pub(crate) fn find_service(
+        &self,
+        mark: u32,
+        protocol: Protocol,
+        virt: SocketAddr,
+    ) -> Option<u32> {
+        let exact = |port| {
+            let addr = SocketAddr::new(virt.ip(), port);
+            self.index
+                .get(&ServiceKeyOrd::Address(protocol, addr))
+                .copied()
+        };
+        if mark != 0 {
+            let family = Family::of(&virt.ip());
+            if let Some(&number) = self.index.get(&ServiceKeyOrd::Mark(family, mark)) {
+                return Some(number);
+            }
+        }
+        exact(virt.port())
+            .or_else(|| {
+                // Active FTP's data port, or the passive range (`net.ipv4.ip_unprivileged_port_start`).
+                let data = virt.port() == FTP_DATA || virt.port() >= 1024;
+                (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?
+            })
+            .or_else(|| (self.any_port_services > 0).then(|| exact(0))?)
+    }
+}

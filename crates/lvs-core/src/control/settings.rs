@@ -1,0 +1,136 @@
+//! Settings of the whole director, and what the host tells it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use super::Control;
+use super::check;
+use super::defense::{self, Defense};
+use super::full_nat;
+use crate::mark::MarkRule;
+use crate::shard;
+use crate::sync::SyncDaemon;
+use crate::{Error, Sysctls};
+
+impl Control {
+    /// Timeouts of TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds.
+    pub fn timeouts(&self) -> (u32, u32, u32) {
+        self.settings.timeouts.settable()
+    }
+
+    /// Sets those three; 0 leaves one as it is. Connections take the new value with their next packet.
+    ///
+    /// # Errors
+    /// [`Error::TimeoutRange`].
+    pub fn set_timeouts(&mut self, tcp: u32, tcp_fin: u32, udp: u32) -> Result<(), Error> {
+        check::timeouts([tcp, tcp_fin, udp])?;
+        self.settings.timeouts.set(tcp, tcp_fin, udp);
+        self.changed();
+        Ok(())
+    }
+
+    /// The sysctls in force.
+    pub const fn sysctls(&self) -> &Sysctls {
+        &self.settings.sysctls
+    }
+
+    /// Sets a sysctl.
+    ///
+    /// # Errors
+    /// As [`Sysctls::set`].
+    pub fn set_sysctl(&mut self, name: &str, value: &str) -> Result<(), Error> {
+        let modes =
+            |sysctls: &Sysctls| [sysctls.drop_entry, sysctls.drop_packet, sysctls.secure_tcp];
+        let before = modes(&self.settings.sysctls);
+        self.settings.sysctls.set(name, value)?;
+        // At once only if a mode changes: a mode written again waits for the next second (`proc_do_defense_mode`).
+        if modes(&self.settings.sysctls) != before {
+            self.update_defense();
+            let needed = Defense::is_needed(&self.settings.sysctls);
+            self.next_defense = match (needed, self.next_defense) {
+                (true, None) => self.clock.map(|clock| clock + defense::PERIOD),
+                (true, planned) => planned,
+                (false, _) => None,
+            };
+            self.plan();
+        }
+        for service in self.services.values_mut() {
+            service.pool.sysctls_changed(&self.settings.sysctls);
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// Tells the defences how much memory is free, in pages of 4 KiB (`drop_entry`, `drop_packet`, `secure_tcp` in their
+    /// automatic modes). Until told, there is enough.
+    pub fn set_memory(&mut self, free_pages: u64) {
+        self.defense.set_memory(free_pages);
+    }
+
+    /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent past the servers
+    /// (`cache_bypass`).
+    pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
+        self.local = full_nat::prefixes(prefixes);
+    }
+
+    pub(crate) fn is_local(&self, addr: IpAddr) -> bool {
+        self.local.iter().any(|prefix| prefix.contains(addr))
+    }
+
+    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
+    /// at first; it concerns connections that are made from now on.
+    ///
+    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)), and whoever embeds the
+    /// director then changes segments as verdicts say ([`Forward::shift`](crate::Forward::shift),
+    /// [`Reply::edit`](crate::Reply::edit)).
+    ///
+    /// # Errors
+    /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
+    /// [`FTP_PORTS_MAX`](crate::FTP_PORTS_MAX).
+    pub fn set_ftp_ports(&mut self, ports: Vec<u16>) -> Result<(), Error> {
+        shard::check_ports(&ports)?;
+        self.settings.ftp_ports = ports;
+        self.changed();
+        Ok(())
+    }
+
+    /// The ports set by [`set_ftp_ports`](Self::set_ftp_ports).
+    pub fn ftp_ports(&self) -> &[u16] {
+        &self.settings.ftp_ports
+    }
+
+    /// The rules that give packets marks. A packet's mark is part of its [`PacketMeta`](crate::PacketMeta): whoever embeds
+    /// the director applies them.
+    pub const fn marks(&self) -> &Arc<[MarkRule]> {
+        &self.marks
+    }
+
+    /// The virtual addresses that whoever embeds the director was told to answer for.
+    pub fn own_vips(&self) -> &[IpAddr] {
+        &self.own_vips
+    }
+
+    /// Replaces the rules that give packets marks.
+    #[cfg(feature = "api")]
+    pub(crate) fn set_marks(&mut self, marks: Arc<[MarkRule]>) {
+        self.marks = marks;
+    }
+
+    /// Replaces the virtual addresses to answer for.
+    #[cfg(feature = "api")]
+    pub(crate) fn set_own_vips(&mut self, addresses: &[IpAddr]) {
+        self.own_vips = addresses.to_vec();
+    }
+
+    /// Adds a synchronisation daemon that was started.
+    #[cfg(feature = "api")]
+    pub(crate) fn note_daemon(&mut self, daemon: SyncDaemon) {
+        self.daemons.push(daemon);
+    }
+
+    /// The synchronisation daemons as they were asked for, in the order in which they were started.
+    pub fn daemons(&self) -> &[SyncDaemon] {
+        &self.daemons
+    }
+}

@@ -1,0 +1,82 @@
+//! Synchronisation daemons, and messages about templates.
+
+use alloc::vec::Vec;
+
+use super::Control;
+use super::check;
+use crate::sync::{Backup, Master, SyncRole};
+use crate::{Error, Instant};
+
+impl Control {
+    /// Starts the master: from now on messages about connections are made.
+    ///
+    /// # Errors
+    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than its service's is there.
+    pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
+        check::start_daemon(self, SyncRole::Master)?;
+        self.settings.master = Some(master);
+        self.changed();
+        Ok(())
+    }
+
+    /// Stops the master.
+    ///
+    /// # Errors
+    /// [`Error::DaemonNotRunning`].
+    pub fn stop_master(&mut self) -> Result<(), Error> {
+        check::stop_daemon(self, SyncRole::Master)?;
+        self.settings.master = None;
+        self.daemons
+            .retain(|daemon| daemon.role != SyncRole::Master);
+        self.changed();
+        Ok(())
+    }
+
+    /// Starts the backup: from now on [`handle_sync`](Self::handle_sync) takes messages.
+    ///
+    /// # Errors
+    /// As [`start_master`](Self::start_master).
+    pub fn start_backup(&mut self, backup: Backup) -> Result<(), Error> {
+        check::start_daemon(self, SyncRole::Backup)?;
+        self.backup = Some(backup);
+        self.changed();
+        Ok(())
+    }
+
+    /// Stops the backup.
+    ///
+    /// # Errors
+    /// [`Error::DaemonNotRunning`].
+    pub fn stop_backup(&mut self) -> Result<(), Error> {
+        check::stop_daemon(self, SyncRole::Backup)?;
+        self.backup = None;
+        self.daemons
+            .retain(|daemon| daemon.role != SyncRole::Backup);
+        self.changed();
+        Ok(())
+    }
+
+    /// The master that runs.
+    pub const fn master(&self) -> Option<Master> {
+        self.settings.master
+    }
+
+    /// The backup that runs.
+    pub const fn backup(&self) -> Option<Backup> {
+        self.backup
+    }
+
+    /// A message about a connection has room for one family only.
+    ///
+    /// # Errors
+    /// [`Error::FamilyMismatch`] if a server is of another family than its service.
+    pub fn check_families(&self) -> Result<(), Error> {
+        check::families(self)
+    }
+
+    /// The next synchronisation message about templates that ended their time outside of any shard, if one is full or
+    /// old enough. A director of one shard has them all in [`Shard::take_sync_message`].
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.sync.take(now, &self.settings.sysctls)
+    }
+}

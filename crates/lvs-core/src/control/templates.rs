@@ -1,0 +1,210 @@
+//! Persistence templates: how they end, how they are listed, how room is made for new ones.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Control;
+use crate::conn::{Key, flag};
+use crate::conn::{scattered, windows};
+use crate::shard::{Connection, Shard};
+use crate::sync::sync_template;
+use crate::{ConnId, Instant, ServiceFlags};
+
+/// Templates whose time has come that are looked at in one call: a flooded persistent service has a million, and the
+/// lock is held meanwhile. The others come with the next call, which is due at once.
+pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
+
+impl Control {
+    pub(super) fn expire_templates(&mut self, now: Instant, budget: &mut usize) {
+        while *budget > 0 {
+            let due = self.templates.table.take_due_by(now, budget);
+            let done = due.is_empty();
+            for &index in &due {
+                self.expire_template(index, None);
+            }
+            self.templates.table.recycle(due);
+            if done {
+                return;
+            }
+        }
+    }
+
+    /// The timer of a template has fired (`ip_vs_conn_expire`).
+    pub(super) fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
+        let template = self.templates.get(index);
+        if template.controlled.load(Relaxed) == 0 {
+            self.remove_template(index);
+            return;
+        }
+        // For good: from now on every new connection gives it 60 s.
+        template.timeout.store(60, Relaxed);
+        let fired = self.templates.table.get(index).expires;
+        let queue = match shard {
+            Some(shard) => shard.sync_queue(),
+            None => &mut self.sync,
+        };
+        let threshold = self.settings.sysctls.sync_threshold.0;
+        sync_template(
+            queue,
+            self.settings.master,
+            &self.settings.sysctls,
+            template,
+            threshold,
+            fired,
+        );
+        self.templates.restart(index, fired);
+    }
+
+    pub(crate) fn remove_template(&mut self, index: u32) {
+        let template = self.templates.remove(index);
+        let server = template.server.load(Relaxed) as usize;
+        if let Some(entry) = self.records.get(server) {
+            entry.server.unbind_template();
+        }
+    }
+
+    /// Persistence templates from slot `start` on.
+    pub fn templates_from(
+        &self,
+        start: usize,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        self.templates_in(start..self.template_slots(), now)
+    }
+
+    /// Slots that hold or held persistence templates.
+    pub const fn template_slots(&self) -> usize {
+        self.templates.table.slots_len()
+    }
+
+    /// Persistence templates in these slots, for listings in pieces.
+    pub fn templates_in(
+        &self,
+        slots: Range<usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        self.templates
+            .table
+            .indices(slots)
+            .map(move |index| self.template_entry(index, now))
+    }
+
+    fn template_entry(&self, index: u32, now: Instant) -> Connection {
+        let (slot, template) = (self.templates.table.get(index), self.templates.get(index));
+        let Key {
+            protocol,
+            client,
+            mut virt,
+        } = template.key;
+        let mut server = template.server_addr;
+        if template.invalid.load(Relaxed) {
+            virt.set_port(u16::MAX);
+            server.set_port(u16::MAX);
+        }
+        Connection {
+            id: ConnId(index),
+            protocol,
+            client,
+            virt,
+            server,
+            state: template.state_name(),
+            expires: slot.expires.saturating_since(now),
+            method: slot.method(),
+            template: true,
+            synced: template.flags.load(Relaxed) & flag::SYNC != 0,
+        }
+    }
+
+    /// Name and data of the persistence engine of a template that [`templates_from`](Self::templates_from) has shown.
+    pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
+        if !self.templates.table.is_used(id.0) {
+            return None;
+        }
+        let (name, data) = self.templates.get(id.0).engine.as_ref()?;
+        Some((name, data))
+    }
+
+    /// Ends templates to removed servers that control nothing any more.
+    pub(super) fn flush_removed_templates(&mut self) {
+        let removed: Vec<u32> = self
+            .templates
+            .table
+            .indices(0..usize::MAX)
+            .filter(|&index| {
+                let template = self.templates.get(index);
+                let server = template.server.load(Relaxed) as usize;
+                let entry = self.records.get(server);
+                template.controlled.load(Relaxed) == 0
+                    && entry.is_some_and(|entry| !entry.server.is_available())
+            })
+            .collect();
+        for index in removed {
+            self.remove_template(index);
+        }
+    }
+
+    /// A round of `drop_entry` among templates.
+    pub(super) fn drop_templates(&mut self, now: Instant) {
+        let len = self.templates.table.slots_len();
+        for _ in 0..self.defense.visits(len) {
+            let index = self.defense.draw(len);
+            if !self.templates.table.is_used(index) {
+                continue;
+            }
+            let template = self.templates.get(index);
+            if template.controlled.load(Relaxed) > 0 {
+                continue;
+            }
+            let server = template.server.load(Relaxed) as usize;
+            let entry = self.records.get(server);
+            let service = entry.and_then(|entry| self.services.get(&entry.service));
+            let once =
+                service.is_some_and(|service| service.config.flags.has(ServiceFlags::ONE_PACKET));
+            let drops = if once {
+                let idle = self.templates.table.get(index).idle(now);
+                let packets = template.in_packets.load(Relaxed);
+                self.defense.draws_lot(idle, packets)
+            } else {
+                !template.assured.load(Relaxed)
+            };
+            if drops {
+                self.remove_template(index);
+            }
+        }
+    }
+}
+
+/// The same for a persistence template, of which no more may be free to go than an eighth.
+const TEMPLATE_WINDOWS: usize = 16;
+
+impl Control {
+    /// Makes room for a persistence template as for a connection: those without a connection go, of a few the one that
+    /// would end first, and those of clients that never established one before the others.
+    pub(crate) fn make_template_room(&mut self) {
+        let table = &self.templates.table;
+        if !self.settings.evicts || table.len() < table.capacity() {
+            return;
+        }
+        let here = self.templates.hand;
+        let first = scattered(here, table.slots_len(), TEMPLATE_WINDOWS).find_map(|window| {
+            let slots = table.indices(window).filter_map(|index| {
+                let template = self.templates.get(index);
+                let assured = template.assured.load(Relaxed);
+                let free = template.controlled.load(Relaxed) == 0;
+                free.then(|| (assured, table.get(index).expires, index))
+            });
+            slots.min()
+        });
+        self.templates.hand = (here + 1) % windows(table.slots_len());
+        if let Some((.., index)) = first {
+            self.remove_template(index);
+            self.evicted_templates += 1;
+        }
+    }
+
+    /// Persistence templates that were ended to make room for new ones.
+    pub const fn evicted_templates(&self) -> u64 {
+        self.evicted_templates
+    }
+}

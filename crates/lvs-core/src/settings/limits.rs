@@ -1,0 +1,25 @@
+//! Limits of a service.
+
+/// What a service takes at most; 0 is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
+pub struct Limits {
+    /// Connections at a time.
+    pub connections: u32,
+    /// New connections a second, and at once.
+    pub rate: u32,
+    /// New connections a second, and at once, from one source.
+    pub source_rate: u32,
+    /// Bits of an IPv4 address that make a source; 0 is all 32.
+    pub source_bits_v4: u8,
+    /// Bits of an IPv6 address that make a source; 0 is 64, the network that one host may choose its addresses from.
+    pub source_bits_v6: u8,
+}
+
+impl Limits {
+    /// Whether there are none.
+    pub fn is_off(&self) -> bool {
+        *self == Self::default()
+    }
+}

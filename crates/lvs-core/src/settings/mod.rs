@@ -1,0 +1,14 @@
+//! What a director and its services can be asked for: sysctls, timeouts to begin with, and what goes beyond the
+//! kernel's IPVS.
+
+mod extras;
+mod limits;
+mod profile;
+mod sysctl;
+mod when_full;
+
+pub use self::extras::{Extras, OnServerDown};
+pub use self::limits::Limits;
+pub use self::profile::Profile;
+pub use self::sysctl::Sysctls;
+pub use self::when_full::WhenFull;

@@ -1,0 +1,11 @@
+//! What a full table does.
+
+/// What a full table does with a new connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Refuses it.
+    #[default]
+    Drop,
+    /// Ends another one for it, half-open or ended ones first, then idle ones; never one that moves data.
+    Evict,
+}

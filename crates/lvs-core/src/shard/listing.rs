@@ -1,0 +1,101 @@
+//! Connections as listings show them.
+
+use core::net::SocketAddr;
+use core::ops::Range;
+use core::time::Duration;
+
+use super::Shard;
+use crate::conn::{Key, flag};
+use crate::{ConnId, Forwarding, Instant, Protocol};
+
+/// A connection in a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Its identity.
+    pub id: ConnId,
+    /// TCP, UDP or SCTP; 0 for a template of a firewall mark.
+    pub protocol: Protocol,
+    /// Client; port 0 for a template.
+    pub client: SocketAddr,
+    /// Virtual address and port.
+    pub virt: SocketAddr,
+    /// Real server's address and port.
+    pub server: SocketAddr,
+    /// State, as the kernel names it.
+    pub state: &'static str,
+    /// Time until it expires.
+    pub expires: Duration,
+    /// Forwarding method.
+    pub method: Forwarding,
+    /// It is a persistence template.
+    pub template: bool,
+    /// It came by a synchronisation message.
+    pub synced: bool,
+}
+
+impl Shard {
+    /// Connections from slot `start` on.
+    pub fn connections_from(
+        &self,
+        start: usize,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        self.connections_in(start..self.slots(), now)
+    }
+
+    /// Slots that hold or held connections.
+    pub const fn slots(&self) -> usize {
+        self.table.slots_len()
+    }
+
+    /// Connections in these slots: a listing in pieces of so many [`slots`](Self::slots) takes the same short time for
+    /// each, be the table full or not.
+    pub fn connections_in(
+        &self,
+        slots: Range<usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = Connection> + '_ {
+        self.table.indices(slots).map(move |index| {
+            let slot = self.table.get(index);
+            Connection {
+                id: ConnId(index),
+                protocol: slot.protocol(),
+                client: slot.client(),
+                virt: slot.virt(),
+                server: slot.server_addr(),
+                state: slot.state.name(slot.protocol()),
+                expires: slot.expires.saturating_since(now),
+                method: slot.method(),
+                template: false,
+                synced: slot.has(flag::SYNC),
+            }
+        })
+    }
+
+    /// Whether packets from `source` to `client` belong to a connection.
+    pub fn contains_reply(
+        &self,
+        protocol: Protocol,
+        source: SocketAddr,
+        client: SocketAddr,
+    ) -> bool {
+        self.find_reply(protocol, source, client).is_some()
+    }
+
+    /// The connection that packets from `client` to `virt` belong to.
+    pub fn lookup(
+        &self,
+        protocol: Protocol,
+        client: SocketAddr,
+        virt: SocketAddr,
+        now: Instant,
+    ) -> Option<Connection> {
+        let index = self.table.find_in(&Key {
+            protocol,
+            client,
+            virt,
+        })?;
+        let index = usize::try_from(index).ok()?;
+        self.connections_from(index, now).next()
+    }
+}

@@ -1,0 +1,279 @@
+//! The half of a director that belongs to one worker: its connections, their timers, its counters.
+
+mod down;
+mod expiry;
+mod forward;
+mod ftp;
+mod full_nat;
+mod icmp;
+mod links;
+mod listing;
+mod local_ports;
+mod lookup;
+mod reply;
+mod room;
+mod settings;
+mod sync;
+mod transition;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use self::down::Down;
+pub(crate) use self::local_ports::LocalPorts;
+use self::room::Hand;
+use crate::conn::{ConnTable, Template};
+use crate::stats::Counters;
+use crate::sync::Queue;
+use crate::sync::wire::Sequences;
+use crate::{IcmpError, Instant, PacketMeta, Verdict};
+
+pub use self::down::Reset;
+pub(crate) use self::ftp::check_ports;
+pub use self::ftp::{FTP_PORTS_MAX, helper_ports};
+pub(crate) use self::links::{Links, ServerLink};
+pub use self::listing::Connection;
+pub use self::local_ports::{LocalAddress, worker_of};
+pub use self::room::Evictions;
+pub(crate) use self::settings::{Settings, Shared};
+
+/// The connections of one worker.
+///
+/// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs a decision comes
+/// back as [`NeedsControl`] and goes to [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and
+/// all packets of a connection, of both directions, go to the same shard; how they get there is the embedder's business.
+///
+/// | | methods | called |
+/// |---|---|---|
+/// | packets | [`handle_packet`](Self::handle_packet), [`handle_icmp_error`](Self::handle_icmp_error) | for each; then, on [`NeedsControl`], [`Control`](crate::Control)'s method, with the same time |
+/// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
+/// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
+/// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
+/// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
+/// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
+///
+/// [`Control`](crate::Control) has an example with two shards.
+#[derive(Debug)]
+pub struct Shard {
+    number: usize,
+    pub(crate) table: ConnTable,
+    pub(crate) links: Links,
+    total: Arc<Counters>,
+    pub(crate) settings: Settings,
+    shared: Arc<Shared>,
+    generation: u32,
+    /// The templates that connections were made from, by the connections' indices.
+    templates: Vec<Option<Arc<Template>>>,
+    /// Local addresses and ports of connections that are translated at both ends.
+    local_ports: LocalPorts,
+    /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
+    dying: Vec<u32>,
+    /// Synchronisation messages to send.
+    sync: Queue,
+    /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
+    sequences: BTreeMap<u32, Sequences>,
+    /// What is known of connections whose servers may go down, and what is to be done about those that did.
+    down: Down,
+    /// What the helper knows of FTP's control connections, by the connections' indices.
+    sessions: BTreeMap<u32, ftp::Session>,
+    /// Which connections give way when the table is full.
+    hand: Hand,
+}
+
+/// A packet that the shard alone cannot decide on.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the packet is lost if `Control::admit` does not decide on it"]
+pub struct NeedsControl {
+    /// The connection that the packet replaces. It ends after the decision, not before: while the scheduler runs, it
+    /// still counts.
+    pub(crate) replaced: Option<u32>,
+    /// The shard's copies are out of date: look again.
+    pub(crate) stale: bool,
+    /// From a server, of no connection; a persistence engine may open one.
+    pub(crate) outbound: bool,
+}
+
+impl NeedsControl {
+    const NEW: Self = Self {
+        replaced: None,
+        stale: false,
+        outbound: false,
+    };
+
+    const STALE: Self = Self {
+        stale: true,
+        ..Self::NEW
+    };
+
+    /// A packet that takes the place of connection `index`.
+    pub(crate) const fn replacing(index: u32) -> Self {
+        Self {
+            replaced: Some(index),
+            ..Self::NEW
+        }
+    }
+}
+
+impl Shard {
+    /// Shard `number` of the director that `shared` is of, without connections.
+    pub(crate) fn new(
+        number: usize,
+        table: ConnTable,
+        local_ports: LocalPorts,
+        total: Arc<Counters>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            number,
+            table,
+            links: Links::default(),
+            total,
+            settings: Settings::default(),
+            shared,
+            generation: 0,
+            templates: Vec::new(),
+            local_ports,
+            dying: Vec::new(),
+            sync: Queue::default(),
+            sequences: BTreeMap::new(),
+            down: Down::default(),
+            sessions: BTreeMap::new(),
+            hand: Hand::default(),
+        }
+    }
+
+    /// Whether it is one of the director that `shared` is of.
+    pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
+    }
+
+    /// Decides on a packet of a known connection.
+    ///
+    /// # Errors
+    /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then gives the verdict.
+    #[inline]
+    pub fn handle_packet(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
+        if self.is_stale() {
+            return Err(NeedsControl::STALE);
+        }
+        self.decide(meta, now)
+    }
+
+    /// Decides on an ICMP error.
+    ///
+    /// # Errors
+    /// [`NeedsControl`] if the shard's copies are out of date; then
+    /// [`Control::admit_icmp_error`](crate::Control::admit_icmp_error) decides.
+    pub fn handle_icmp_error(
+        &mut self,
+        error: &IcmpError,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
+        if self.is_stale() {
+            return Err(NeedsControl::STALE);
+        }
+        self.decide_icmp_error(error, now)
+    }
+
+    /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if there may be more.
+    pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
+        self.reap();
+        let mut left = budget;
+        while left > 0 {
+            let due = self.table.take_due_by(now, &mut left);
+            let done = due.is_empty();
+            for &index in &due {
+                self.expire(index);
+            }
+            self.table.recycle(due);
+            if done {
+                return left == 0;
+            }
+        }
+        true
+    }
+
+    /// When to call [`advance`](Self::advance) next; `None` while there are no connections.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.table.next_wakeup()
+    }
+
+    /// Connections now.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Connections at most.
+    pub fn capacity(&self) -> usize {
+        self.table.capacity()
+    }
+
+    /// A server went down: the table is to be walked over.
+    pub(crate) fn begin_down(&mut self) {
+        self.down.begin();
+    }
+
+    /// Synchronisation messages to send.
+    pub(crate) const fn sync_queue(&mut self) -> &mut Queue {
+        &mut self.sync
+    }
+
+    /// Adjustments of sequence numbers that came with connection `index`.
+    pub(crate) fn set_sequences(&mut self, index: u32, sequences: Sequences) {
+        self.sequences.insert(index, sequences);
+    }
+
+    /// The slot that was made free last for a new connection, since [`forget_room`](Self::forget_room).
+    pub(crate) const fn made_room(&self) -> Option<u32> {
+        self.hand.last
+    }
+
+    /// Begins to watch for [`made_room`](Self::made_room).
+    pub(crate) const fn forget_room(&mut self) {
+        self.hand.last = None;
+    }
+
+    /// Its number among the director's.
+    pub(crate) const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether its copies are those of this generation.
+    pub(crate) fn is_at(&self, generation: u32) -> bool {
+        self.generation == generation && self.links.seen().is_some()
+    }
+
+    /// Takes a copy of the settings of this generation.
+    pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
+        self.settings.clone_from(settings);
+        self.generation = generation;
+    }
+
+    #[inline]
+    fn is_stale(&self) -> bool {
+        // Pairs with the release in `Control::changed`: whoever sees the number sees the change.
+        self.generation != self.shared.generation.load(Ordering::Acquire)
+    }
+
+    /// The link to the server of connection `index`.
+    #[inline]
+    pub(crate) fn link(&self, index: u32) -> Option<&ServerLink> {
+        self.link_of(self.table.get(index).server)
+    }
+
+    #[inline]
+    fn link_of(&self, server: u32) -> Option<&ServerLink> {
+        self.links.get(server)
+    }
+}

@@ -1,0 +1,62 @@
+//! Settings of which each shard keeps a copy.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::AtomicU32;
+
+use crate::conn::{Timeouts, flag};
+use crate::{Forwarding, Protocol, Sysctls};
+
+/// What control and shards share besides the servers' records.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Raised when a shard's copies of the settings or of the list of servers are out of date.
+    pub(crate) generation: AtomicU32,
+}
+
+/// Settings of which each shard keeps a copy.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever connections there are.
+    pub(crate) ipv4: bool,
+    /// There is an IPv6 service.
+    pub(crate) ipv6: bool,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) sysctls: Sysctls,
+    /// The TCP tables that trust only the server are in force.
+    pub(crate) secure: bool,
+    /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
+    pub(crate) backup_only: bool,
+    /// The synchronisation master that runs.
+    pub(crate) master: Option<crate::sync::Master>,
+    /// A full table ends connections for new ones.
+    pub(crate) evicts: bool,
+    /// A service's engine opens connections for datagrams from its servers.
+    pub(crate) outbound: bool,
+    /// Virtual ports whose connections the helper for FTP looks at.
+    pub(crate) ftp_ports: Vec<u16>,
+}
+
+impl Settings {
+    /// Whether a packet of no connection has consequences if it comes from a server behind NAT.
+    pub(crate) const fn heeds_servers(&self) -> bool {
+        self.outbound || self.sysctls.nat_icmp_send
+    }
+
+    pub(super) fn serves(&self, addr: IpAddr) -> bool {
+        match addr {
+            IpAddr::V4(_) => self.ipv4,
+            IpAddr::V6(_) => self.ipv6,
+        }
+    }
+
+    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
+    pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
+        let nat = flags & flag::METHOD == Forwarding::Nat as u32;
+        if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {
+            flag::NFCT | flag::HELPED
+        } else {
+            0
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What synchronisation sends of a shard's connections.
+
+use alloc::vec::Vec;
+
+use super::Shard;
+use crate::Instant;
+use crate::conn::{Slot, Template, flag};
+use crate::sync::wire::{Entry, Sequences};
+use crate::sync::{HZ, Subject, needed, sync_counted_template};
+
+impl Shard {
+    /// The next synchronisation message to send, if one is full or old enough.
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.sync.take(now, &self.settings.sysctls)
+    }
+
+    /// When to ask for a message next; `None` while there is nothing to send.
+    pub fn next_sync_message(&self) -> Option<Instant> {
+        self.sync.next_message()
+    }
+
+    /// Sends a connection and what controls it, as far as needed (`ip_vs_sync_conn`).
+    pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
+        let Some(master) = self.settings.master else {
+            return;
+        };
+        let slot = self.table.get(index);
+        if slot.method() == crate::Forwarding::FullNat {
+            // Its local port belongs to this director: another one could do nothing with it.
+            return;
+        }
+        let subject = Subject {
+            template: false,
+            protocol: slot.protocol(),
+            state: slot.state,
+            old_state: slot.old_state,
+            timeout: slot.timeout.saturating_mul(HZ),
+            sync_end: slot.sync_end,
+            persistent: self.is_persistent(index),
+        };
+        let version0 = self.settings.sysctls.sync_version == 0;
+        if version0 && !slot.client().is_ipv4() {
+            return;
+        }
+        if let Some(end) = needed(&subject, packets, &self.settings.sysctls, now) {
+            let entry = self.entry(slot, self.sequences.get(&index).copied());
+            self.sync.push(&entry, master, &self.settings.sysctls, now);
+            let slot = self.table.get_mut(index);
+            slot.old_state = slot.state;
+            slot.sync_end = end;
+        } else if version0 {
+            return;
+        }
+        if let Some(Some(template)) = self.templates.get(index as usize) {
+            let template = template.clone();
+            sync_counted_template(
+                &mut self.sync,
+                self.settings.master,
+                &self.settings.sysctls,
+                &template,
+                now,
+            );
+        } else if let Some(controller) = self.table.get(index).controller() {
+            self.sync_connection(controller, self.settings.sysctls.sync_threshold.0, now);
+        }
+    }
+
+    /// A connection of one packet is not sent itself.
+    pub(crate) fn sync_once(&mut self, template: Option<&Template>, now: Instant) {
+        if self.settings.master.is_some()
+            && self.settings.sysctls.sync_version != 0
+            && let Some(template) = template
+        {
+            sync_counted_template(
+                &mut self.sync,
+                self.settings.master,
+                &self.settings.sysctls,
+                template,
+                now,
+            );
+        }
+    }
+
+    /// Whether a template is up the chain of what controls a connection.
+    fn is_persistent(&self, index: u32) -> bool {
+        let mut slot = self.table.get(index);
+        loop {
+            if slot.template().is_some() {
+                return true;
+            }
+            match slot.controller() {
+                Some(controller) => slot = self.table.get(controller),
+                None => return false,
+            }
+        }
+    }
+
+    fn entry(&self, slot: &Slot, sequences: Option<Sequences>) -> Entry {
+        Entry {
+            protocol: slot.protocol(),
+            client: slot.client(),
+            virt: slot.virt(),
+            server: slot.server_addr(),
+            flags: slot.flags & !flag::OWN,
+            state: slot.state.0.into(),
+            mark: slot.mark,
+            timeout: slot.timeout,
+            sequences,
+            engine: None,
+            data: None,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What changes in a segment besides its addresses and ports: numbers of its stream, and text.
+
+use core::ops::Range;
+
+use super::Shift;
+
+/// What is to be done to a segment from a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// How its sequence number changes.
+    pub shift: Shift,
+    /// Text to be replaced.
+    pub replacement: Option<Replacement>,
+}
+
+/// Text of a TCP segment that is replaced by another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    start: u16,
+    end: u16,
+    len: u8,
+    text: [u8; TEXT_MAX],
+}
+
+/// The longest text: `255,255,255,255,255,255`.
+const TEXT_MAX: usize = 23;
+
+impl Replacement {
+    /// No text yet instead of these bytes; `None` if they are further on than a segment is long.
+    pub(crate) fn of(place: &Range<usize>) -> Option<Self> {
+        Some(Self {
+            start: u16::try_from(place.start).ok()?,
+            end: u16::try_from(place.end).ok()?,
+            len: 0,
+            text: [0; TEXT_MAX],
+        })
+    }
+
+    /// Which bytes of the payload are replaced.
+    pub fn place(&self) -> Range<usize> {
+        self.start.into()..self.end.into()
+    }
+
+    /// By what.
+    pub fn text(&self) -> &[u8] {
+        &self.text[..usize::from(self.len)]
+    }
+
+    /// By how many bytes the payload grows.
+    pub fn growth(&self) -> i32 {
+        i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
+    }
+
+    /// The same `by` bytes further on.
+    pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
+        let by = u16::try_from(by).ok()?;
+        self.start = self.start.checked_add(by)?;
+        self.end = self.end.checked_add(by)?;
+        Some(self)
+    }
+
+    /// Adds a byte of text.
+    pub(crate) fn push(&mut self, byte: u8) {
+        self.text[usize::from(self.len)] = byte;
+        self.len += 1;
+    }
+
+    /// Adds a number in decimals.
+    pub(crate) fn push_number(&mut self, number: u16) {
+        let mut unit = 10_000;
+        while unit > 0 {
+            if number >= unit || unit == 1 {
+                let digit = number / unit % 10;
+                self.push(b'0' + u8::try_from(digit).unwrap_or(0));
+            }
+            unit /= 10;
+        }
+    }
+}
