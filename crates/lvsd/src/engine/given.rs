@@ -54,7 +54,7 @@ impl Given {
         desired: &mut Desired,
         actual: &Actual,
         last: &Weights,
-    ) -> Vec<((ServiceId, SocketAddr), bool)> {
+    ) -> Vec<DrainChange> {
         let now = weights(actual);
         let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
         let mut changes = Vec::new();
@@ -122,6 +122,9 @@ impl Given {
         *self != before
     }
 }
+
+/// A server, and whether it is drained by hand now.
+pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 
 /// The weights that an engine has.
 pub(super) type Weights = HashMap<(ServiceId, SocketAddr), i32>;

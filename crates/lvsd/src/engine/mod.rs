@@ -428,41 +428,11 @@ impl Link {
     /// Makes the engine hold what is wanted. Gives the number of refused changes, nothing if it was
     /// interrupted, or why the engine is lost.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
-        let Some(control) = self.control.as_mut() else {
-            return Err(Loss::from("not connected"));
-        };
         let mut refusals = Vec::new();
-        let mut actual = Actual {
-            services: lost_only(control.services(), &mut refusals)?.unwrap_or_default(),
-            ..Actual::default()
-        };
-        if !refusals.is_empty() {
+        let Some((mut desired, mut actual)) = self.look(goal, &mut refusals)? else {
             // Without the list nothing can be decided.
             return Ok(Some(self.remember(refusals)));
-        }
-        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
-        let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
-        let mut desired = goal.desired.clone();
-        if goal.dataplane.own_vips {
-            desired.vips.clear();
-        } else {
-            let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
-            actual.vips = match &self.told {
-                // Others may own VIPs too; only ours count.
-                Some(told) => told.intersection(&owned).copied().collect(),
-                None => owned,
-            };
-            let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);
-            desired.vips.retain(may);
-        }
-        actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
-        if goal.desired.local.is_some() {
-            actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
-        }
-        if !goal.desired.sysctls.is_empty() || self.given.has_sysctls() {
-            let all = lost_only(control.sysctls(), &mut refusals)?.unwrap_or_default();
-            actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
-        }
+        };
         let drained = self.given.respect(&mut desired, &actual, &self.weights);
         if self.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
             self.host.remember(&self.given);
@@ -477,22 +447,16 @@ impl Link {
             .map(|&(service, server, limit)| until((service, server), limit))
             .collect();
         let names = Names::new(&desired);
-        for ((service, server), is) in drained {
-            let service = names.service_in_words(&service);
-            match is {
-                true => tracing::warn!(
-                    "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
-                     (`lvsadm -e ... -w N`) or leaves the file"
-                ),
-                false => tracing::info!("{server} of {service} is no longer drained by hand"),
-            }
-        }
+        log_drained(&names, &drained);
         for id in &plan.conflicts {
             refusals.push(format!(
                 "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
                 names.service_with_place(id)
             ));
         }
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
         let mut work = CarryOut::new(control.as_mut(), &names);
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
@@ -503,6 +467,49 @@ impl Link {
         let complete = carried?;
         let refused = self.remember(refusals);
         Ok(complete.then_some(refused))
+    }
+
+    /// What is desired of this engine and what it holds; nothing, with the reason among the
+    /// refusals, if it does not tell.
+    fn look(
+        &mut self,
+        goal: &Goal,
+        refusals: &mut Vec<String>,
+    ) -> Result<Option<(Desired, Actual)>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        let Some(services) = lost_only(control.services(), refusals)? else {
+            return Ok(None);
+        };
+        let mut actual = Actual {
+            services,
+            ..Actual::default()
+        };
+        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        let info = lost_only(control.info(), refusals)?.unwrap_or_default();
+        let mut desired = goal.desired.clone();
+        if goal.dataplane.own_vips {
+            desired.vips.clear();
+        } else {
+            let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
+            actual.vips = match &self.told {
+                // Others may own VIPs too; only ours count.
+                Some(told) => told.intersection(&owned).copied().collect(),
+                None => owned,
+            };
+            let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);
+            desired.vips.retain(may);
+        }
+        actual.marks = lost_only(control.marks(), refusals)?.unwrap_or_default();
+        if goal.desired.local.is_some() {
+            actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
+        }
+        if !goal.desired.sysctls.is_empty() || self.given.has_sysctls() {
+            let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
+            actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
+        }
+        Ok(Some((desired, actual)))
     }
 
     fn complain(&mut self, complaint: String) {
@@ -617,6 +624,21 @@ impl Link {
         match self.pid {
             Some(pid) => format!("the engine (pid {pid})"),
             None => "the engine".to_owned(),
+        }
+    }
+}
+
+/// Says what somebody has changed about servers that are drained by hand.
+fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
+    for ((service, server), is) in changes {
+        let service = names.service_in_words(service);
+        if *is {
+            tracing::warn!(
+                "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
+                 (`lvsadm -e ... -w N`) or leaves the file"
+            );
+        } else {
+            tracing::info!("{server} of {service} is no longer drained by hand");
         }
     }
 }
