@@ -15,7 +15,7 @@ use tracing::Level;
 
 use crate::config::{Config, LoadError, check_filter};
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{Machine, become_engine, end_politely, lock};
+use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
 use crate::health::{self, Network};
 use crate::notify::Notify;
 use crate::words::counted;
@@ -38,7 +38,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit codes: 0
 /// done, 1 failure, 2 usage, 3 the configuration cannot be used.
 #[derive(Debug, Parser)]
-#[command(name = "lvsd", version, args_conflicts_with_subcommands = false)]
+#[command(name = "lvsd", version)]
 pub struct Arguments {
     /// The configuration.
     #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_CONFIG)]
@@ -75,6 +75,10 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Check the configuration, and have the daemon that runs read it again.
+    Reload,
+    /// Say what a reload of the configuration would change, and change nothing.
+    Plan,
     /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
     Engine,
 }
@@ -91,11 +95,18 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Ok(loaded) => loaded,
         Err(error) => return refuse(&error),
     };
-    if matches!(arguments.command, Some(Command::Engine)) {
-        let why = become_engine(&address(&arguments, &config), &config.dataplane);
-        return fail(&why);
+    match arguments.command {
+        Some(Command::Engine) => {
+            let why = become_engine(&address(&arguments, &config), &config.dataplane);
+            return fail(&why);
+        }
+        Some(Command::Reload) => {
+            warnings.print();
+            return reload(&address(&arguments, &config));
+        }
+        Some(Command::Plan) => return plan(&address(&arguments, &config), &config),
+        Some(Command::Stop { .. }) | None => warnings.print(),
     }
-    warnings.print();
     let _log = match start_log(config.daemon.log.as_deref()) {
         Ok(guard) => guard,
         Err(why) => {
@@ -142,6 +153,28 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(why) => fail(&why),
+    }
+}
+
+/// Has the daemon that runs read its file again.
+fn reload(address: &Address) -> ExitCode {
+    let result = match steer(address) {
+        Err(LockError::Held(Some(pid))) => send(pid, Kill::HUP),
+        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
+    };
+    result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
+}
+
+/// Says what a reload would change.
+fn plan(address: &Address, config: &Config) -> ExitCode {
+    match daemon::plan(Machine::new(address), config) {
+        Ok(text) => {
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
         Err(why) => fail(&why),
     }
 }

@@ -403,45 +403,79 @@ impl<P: Prober> Daemon<P> {
     }
 
     fn goal(&self) -> Goal {
-        let services = self
-            .config
-            .services
-            .iter()
-            .map(|service| DesiredService {
-                id: service.id,
-                name: service.name.clone(),
-                line: service.line,
-                config: service.config.clone(),
-                on_check_failure: service.on_check_failure,
-                drain: service.drain,
-                servers: service
-                    .servers
-                    .iter()
-                    .map(|server| DesiredServer {
-                        address: server.address,
-                        line: server.line,
-                        config: server.config,
-                        health: self.health(&(service.id, server.address)),
-                    })
-                    .collect(),
-            })
-            .collect();
         Goal {
-            desired: Desired {
-                file: self.config.path.clone(),
-                services,
-                vips: self.vips.clone(),
-                sysctls: self.config.sysctls.clone(),
-                // A file without any leaves to others what they have set.
-                marks: (!self.config.marks.is_empty()).then(|| self.config.marks.clone()),
-                port_marks: self.config.port_marks.clone(),
-                local: self.config.dataplane.local.clone(),
-                adopt: self.config.daemon.adopt,
-            },
+            desired: desired(&self.config, &self.vips, |key| self.health(key)),
             announced: self.announced.clone(),
             dataplane: self.config.dataplane.clone(),
         }
     }
+}
+
+/// What the file asks for, with servers of such health.
+fn desired(
+    config: &Config,
+    vips: &BTreeSet<IpAddr>,
+    health: impl Fn(&health::Key) -> Health,
+) -> Desired {
+    let services = config
+        .services
+        .iter()
+        .map(|service| DesiredService {
+            id: service.id,
+            name: service.name.clone(),
+            line: service.line,
+            config: service.config.clone(),
+            on_check_failure: service.on_check_failure,
+            drain: service.drain,
+            servers: service
+                .servers
+                .iter()
+                .map(|server| DesiredServer {
+                    address: server.address,
+                    line: server.line,
+                    config: server.config,
+                    health: health(&(service.id, server.address)),
+                })
+                .collect(),
+        })
+        .collect();
+    Desired {
+        file: config.path.clone(),
+        services,
+        vips: vips.clone(),
+        sysctls: config.sysctls.clone(),
+        // A file without any leaves to others what they have set.
+        marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
+        port_marks: config.port_marks.clone(),
+        local: config.dataplane.local.clone(),
+        adopt: config.daemon.adopt,
+    }
+}
+
+/// What a reload of `config` would change in the engine, in words. Nobody has checked new servers:
+/// they are taken to serve.
+///
+/// # Errors
+/// There is no engine, or it does not tell.
+pub fn plan(host: impl Host, config: &Config) -> Result<String, String> {
+    let mut link = Link::new(Box::new(host), true, Instant::now());
+    let addresses = link.addresses();
+    let vips: BTreeSet<IpAddr> = config
+        .own_vips(|ip| addresses.has(ip))
+        .into_iter()
+        .collect();
+    let there = link.servers(config.dataplane.hang_limit)?;
+    let health = |key: &health::Key| match there.contains(key) {
+        // As it is.
+        true => Health::Unknown,
+        false => Health::Up,
+    };
+    let goal = Goal {
+        desired: desired(config, &vips, health),
+        announced: vips,
+        dataplane: config.dataplane.clone(),
+    };
+    link.plan(&goal)
 }
 
 fn summary(report: &Report) -> String {

@@ -17,6 +17,7 @@ mod describe;
 #[cfg(test)]
 pub(crate) mod fake;
 mod given;
+mod plan;
 pub mod process;
 pub mod socket;
 
@@ -467,6 +468,41 @@ impl Link {
         let complete = carried?;
         let refused = self.remember(refusals);
         Ok(complete.then_some(refused))
+    }
+
+    /// Connects, and gives the servers that the engine has.
+    ///
+    /// # Errors
+    /// There is no engine, or it does not tell.
+    pub fn servers(
+        &mut self,
+        patience: Option<Duration>,
+    ) -> Result<HashSet<(ServiceId, SocketAddr)>, String> {
+        let control = self.host.connect(patience.unwrap_or(HANG_LIMIT));
+        let control = self.control.insert(control.map_err(|e| e.to_string())?);
+        let services = control.services().map_err(|e| e.to_string())?;
+        Ok(services
+            .iter()
+            .flat_map(|s| s.servers.iter().map(|server| (s.service, server.server)))
+            .collect())
+    }
+
+    /// What a step towards `goal` would change, in words, and what that means for connections.
+    ///
+    /// # Errors
+    /// There is no engine, or it does not tell.
+    pub fn plan(&mut self, goal: &Goal) -> Result<String, String> {
+        let info = self.control.as_mut().map(|control| control.info());
+        let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
+        self.given = Given::of(self.host.identity(pid), self.host.recall());
+        let mut refusals = Vec::new();
+        let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
+        let Some((mut desired, actual)) = looked else {
+            return Err(refusals.join("; "));
+        };
+        self.given.respect(&mut desired, &actual, &Weights::new());
+        self.given.withdraw(&mut desired, &actual);
+        Ok(plan::tell(&desired, &actual))
     }
 
     /// What is desired of this engine and what it holds; nothing, with the reason among the

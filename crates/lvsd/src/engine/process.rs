@@ -1,6 +1,7 @@
 //! The real host: the engine's socket, its process, and the lock that keeps a second daemon away.
 
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -231,18 +232,20 @@ pub fn become_engine(address: &Address, options: &Dataplane) -> String {
     cannot_start(&command, &error)
 }
 
+/// Sends a signal to process `pid`.
+///
+/// # Errors
+/// In words.
+pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
+    signalled(pid, signal).map(drop)
+}
+
 /// Sends a signal to process `pid` and waits until it has ended.
 ///
 /// # Errors
 /// In words.
 pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
-    let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let process = id
-        .ok_or(Errno::SRCH)
-        .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
-        .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
-    pidfd_send_signal(&process, signal)
-        .map_err(|error| format!("process {pid} cannot be signalled: {error}"))?;
+    let process = signalled(pid, signal)?;
     let limit = Timespec {
         tv_sec: limit.as_secs().cast_signed(),
         tv_nsec: 0,
@@ -253,6 +256,17 @@ pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), Str
             "lvsd (pid {pid}) has not ended yet; its log says what it waits for"
         )),
     }
+}
+
+fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
+    let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = id
+        .ok_or(Errno::SRCH)
+        .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+        .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+    pidfd_send_signal(&process, signal)
+        .map_err(|error| format!("process {pid} cannot be signalled: {error}"))?;
+    Ok(process)
 }
 
 /// The engine beside our own executable.
