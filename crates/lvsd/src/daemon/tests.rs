@@ -750,3 +750,31 @@ async fn a_server_that_is_drained_by_hand_stays_so() {
     daemon.weights(&weights(3)).await;
     daemon.stop().await;
 }
+
+/// A plan says what a reload then does, and does nothing.
+#[tokio::test(start_paused = true)]
+async fn a_plan_says_what_a_reload_would_do() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = daemon.world.changes().len();
+    let planned = |text: &str| {
+        let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
+        plan(daemon.world.host(), &config).unwrap()
+    };
+    assert_eq!(planned(FILE), "nothing to change\n");
+    let other = FILE
+        .replace("10.0.0.1", "10.0.0.3")
+        .replace("weight = 3", "weight = 7");
+    assert_eq!(
+        planned(&other),
+        "change server 10.0.0.2:80 (weight 7) of service web (tcp 192.0.2.10:80) at lvsd.toml:11\n\
+         add server 10.0.0.3:80 (weight 1) to service web (tcp 192.0.2.10:80) at lvsd.toml:9\n\
+         delete server 10.0.0.1:80 from service web (tcp 192.0.2.10:80)\n\
+         1 server added, 1 changed, 0 drained (0 connections), 1 deleted (0 connections)\n"
+    );
+    assert_eq!(daemon.world.changes().len(), before);
+    daemon.stop().await;
+}

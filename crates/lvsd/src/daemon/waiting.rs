@@ -74,7 +74,7 @@ pub(super) async fn stop(link: Box<Link>) -> Result<(), String> {
 }
 
 async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
-    let (mut link, stopped) = blocking(link, |link, now| link.stop(now)).await?;
+    let (mut link, stopped) = blocking(link, Link::stop).await?;
     match stopped {
         Stopped::Asked => {}
         Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),

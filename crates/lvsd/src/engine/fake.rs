@@ -68,6 +68,7 @@ impl Engine {
                 addresses: local.iter().map(|local| local.addr).collect(),
                 hairpin,
             },
+            ..Actual::default()
         })
     }
 }
