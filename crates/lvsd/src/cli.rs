@@ -76,7 +76,11 @@ enum Command {
         all: bool,
     },
     /// Check the configuration, and have the daemon that runs read it again.
-    Reload,
+    Reload {
+        /// Also if it takes away more servers than max_remove allows.
+        #[arg(long)]
+        force: bool,
+    },
     /// Say what a reload of the configuration would change, and change nothing.
     Plan,
     /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
@@ -100,9 +104,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
             let why = become_engine(&address(&arguments, &config), &config.dataplane);
             return fail(&why);
         }
-        Some(Command::Reload) => {
+        Some(Command::Reload { force }) => {
             warnings.print();
-            return reload(&address(&arguments, &config));
+            return reload(&address(&arguments, &config), force);
         }
         Some(Command::Plan) => return plan(&address(&arguments, &config), &config),
         Some(Command::Stop { .. }) | None => warnings.print(),
@@ -158,9 +162,10 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
 }
 
 /// Has the daemon that runs read its file again.
-fn reload(address: &Address) -> ExitCode {
+fn reload(address: &Address, force: bool) -> ExitCode {
+    let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        Err(LockError::Held(Some(pid))) => send(pid, Kill::HUP),
+        Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
@@ -270,6 +275,7 @@ fn signals() -> std::io::Result<mpsc::Receiver<Signal>> {
     let (sender, receiver) = mpsc::channel(8);
     for (kind, message) in [
         (SignalKind::hangup(), Signal::Reload),
+        (SignalKind::user_defined1(), Signal::ForcedReload),
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),
     ] {

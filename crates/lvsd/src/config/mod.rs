@@ -63,6 +63,23 @@ pub struct Daemon {
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
+    /// Percentage of all servers that a reload may take away unless it is forced; `None` for
+    /// [`Self::MAX_REMOVE`].
+    pub max_remove: Option<u8>,
+}
+
+impl Daemon {
+    /// What a reload may take away, where the file does not say it.
+    pub const MAX_REMOVE: u8 = 50;
+    /// So few servers may always go.
+    const FEW: usize = 10;
+
+    /// Whether a reload may leave `after` of `before` servers.
+    pub fn may_shrink(&self, before: usize, after: usize) -> bool {
+        let removed = before.saturating_sub(after);
+        let most = usize::from(self.max_remove.unwrap_or(Self::MAX_REMOVE));
+        removed <= Self::FEW || removed * 100 <= before * most
+    }
 }
 
 /// `[dataplane]`.
@@ -342,6 +359,11 @@ impl Config {
             Some(config) if report.errors() == 0 => Ok((config, report)),
             _ => Err(report),
         }
+    }
+
+    /// How many servers all services have.
+    pub fn servers(&self) -> usize {
+        self.services.iter().map(|s| s.servers.len()).sum()
     }
 
     /// The VIPs that the engine should own, `on_host` telling whether the host has an address.

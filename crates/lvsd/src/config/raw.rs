@@ -35,6 +35,8 @@ pub(super) struct RawDaemon {
     pub(super) adopt: Option<bool>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
+    /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
+    pub(super) max_remove: Option<Spanned<Whole>>,
 }
 
 /// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running

@@ -20,6 +20,7 @@ const FULL: &str = r#"
 [lvsd]
 adopt = true
 log = "debug"
+max_remove = 20
 
 [dataplane]
 interface = ["eth0", "eth1"]

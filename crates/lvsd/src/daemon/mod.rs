@@ -39,6 +39,8 @@ const READY_LIMIT: Duration = Duration::from_secs(3);
 pub enum Signal {
     /// Read the file again (SIGHUP).
     Reload,
+    /// The same, whatever that takes away (SIGUSR1).
+    ForcedReload,
     /// End, and leave the engine as it is (SIGTERM).
     Stop,
     /// End, and the engine too (SIGINT).
@@ -83,6 +85,8 @@ struct Daemon<P> {
     ready: bool,
     /// A file is being read, away from the loop.
     reading: Option<Reading>,
+    /// What it takes away is meant.
+    forced: bool,
     files: (mpsc::Sender<Loaded>, mpsc::Receiver<Loaded>),
     /// The service manager has been told of a reload, and not that it is over.
     reloading: bool,
@@ -119,7 +123,8 @@ pub async fn run<P: Prober>(
         tokio::select! {
             biased;
             signal = signals.next() => match signal {
-                Signal::Reload => daemon.reload(),
+                Signal::Reload => daemon.reload(false),
+                Signal::ForcedReload => daemon.reload(true),
                 Signal::Stop => break false,
                 Signal::StopAll => break true,
             },
@@ -176,6 +181,7 @@ impl<P: Prober> Daemon<P> {
             next: now,
             ready: false,
             reading: None,
+            forced: false,
             files: mpsc::channel(1),
             reloading: false,
             status: String::new(),
@@ -332,7 +338,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Has the file read again, away from the loop, and tells the service manager.
-    fn reload(&mut self) {
+    fn reload(&mut self, forced: bool) {
+        self.forced |= forced;
         let notify = &self.options.notify;
         notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
         self.reloading = true;
@@ -360,6 +367,7 @@ impl<P: Prober> Daemon<P> {
             return;
         }
         self.reload_file(file, link);
+        self.forced = false;
         self.goal_changed();
     }
 
@@ -371,6 +379,20 @@ impl<P: Prober> Daemon<P> {
                 tracing::error!(
                     "{} has no [[service]]: nothing was changed; to take all services down, stop lvsd",
                     path.display()
+                );
+            }
+            Ok((config, _))
+                if !self.forced
+                    && !config
+                        .daemon
+                        .may_shrink(self.config.servers(), config.servers()) =>
+            {
+                tracing::error!(
+                    "{} has {} of {} servers left, which is less than `max_remove` allows: nothing was changed; \
+                     if that is meant, use `lvsd reload --force`",
+                    path.display(),
+                    config.servers(),
+                    self.config.servers()
                 );
             }
             Ok((config, warnings)) => {

@@ -778,3 +778,43 @@ async fn a_plan_says_what_a_reload_would_do() {
     assert_eq!(daemon.world.changes().len(), before);
     daemon.stop().await;
 }
+
+/// Half a file is not taken for a wish, and a wish can be told from it.
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_takes_most_servers_away_needs_force() {
+    let file = |servers: u8, more: &str| {
+        let mut text = format!(
+            "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"
+        );
+        for n in 1..=servers {
+            text.push_str(&format!(
+                "[[service.server]]\naddress = \"10.0.0.{n}:80\"\n"
+            ));
+        }
+        text
+    };
+    let daemon = Running::start(World::default(), Dead::default(), &file(30, ""));
+    let count = |daemon: &Running| daemon.world.weights(web()).len();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    for (text, left) in [
+        (file(14, ""), 30),
+        (file(15, ""), 15),
+        // Of few servers all may go.
+        (file(5, ""), 5),
+        (file(30, ""), 30),
+        (file(14, "[lvsd]\nmax_remove = 60\n"), 14),
+        (file(30, ""), 30),
+    ] {
+        daemon.reload(&text).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(count(&daemon), left, "{text}");
+    }
+    daemon.reload(&file(1, "")).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    daemon.signals.send(Signal::ForcedReload).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 1);
+    daemon.stop().await;
+}

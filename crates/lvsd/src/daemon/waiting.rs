@@ -45,7 +45,7 @@ impl Signals {
             match self.early {
                 Some(Signal::Stop) => return Ok(()),
                 Some(Signal::StopAll) => break,
-                Some(Signal::Reload) | None => {
+                Some(Signal::Reload | Signal::ForcedReload) | None => {
                     let signal = self.receiver.recv().await;
                     self.early = Some(signal.unwrap_or(Signal::Stop));
                 }

@@ -17,6 +17,9 @@ impl Checker<'_> {
         }
         Daemon {
             adopt: raw.adopt.unwrap_or(false),
+            max_remove: self
+                .number(raw.max_remove.as_ref(), "`max_remove`", 0..=100)
+                .and_then(|percent| u8::try_from(percent).ok()),
             log: log.map(|words| words.get_ref().clone()),
         }
     }
