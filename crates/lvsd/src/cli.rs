@@ -13,10 +13,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
-use crate::config::{Config, LoadError, check_filter};
+use crate::config::{Config, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
 use crate::health::{self, Network};
+use crate::last_good;
 use crate::notify::Notify;
 use crate::words::counted;
 
@@ -95,9 +96,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(Command::Stop { all }) = arguments.command {
         return stop(&arguments, all);
     }
-    let (config, warnings) = match Config::load(&arguments.config) {
+    let (config, warnings) = match load(&arguments) {
         Ok(loaded) => loaded,
-        Err(error) => return refuse(&error),
+        Err(code) => return code,
     };
     match arguments.command {
         Some(Command::Engine) => {
@@ -130,6 +131,35 @@ pub fn main(arguments: Arguments) -> ExitCode {
 fn fail(why: &str) -> ExitCode {
     log::say(Level::ERROR, format_args!("lvsd: {why}"));
     ExitCode::from(EXIT_FAILURE)
+}
+
+/// The configuration. Where it cannot be used, and the engine runs on after a daemon that has
+/// ended, the daemon takes the one that it had last.
+fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
+    let error = match Config::load(&arguments.config) {
+        Ok((config, report)) => {
+            if arguments.command.is_none()
+                && let Some(kept) = last_good::path(&address(arguments, &config))
+            {
+                last_good::keep(&kept, &report.text);
+            }
+            return Ok((config, report));
+        }
+        Err(error) => error,
+    };
+    let code = refuse(&error);
+    if arguments.command.is_some() {
+        return Err(code);
+    }
+    let kept = last_good::recall(&address(arguments, &Config::default())).ok_or(code)?;
+    log::say(
+        Level::ERROR,
+        format_args!(
+            "lvsd: the engine runs, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
+            arguments.config.display()
+        ),
+    );
+    Ok(kept)
 }
 
 /// The engine's control socket: that of the command line or environment, of the file, or the usual.
@@ -261,6 +291,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let options = Options {
             path: arguments.config,
             attach: arguments.attach,
+            last_good: last_good::path(&address),
             notify: Notify::from_env(),
         };
         daemon::run(options, config, Machine::new(&address), Network, signals).await

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use crate::config::{Config, LoadError, Report, Service, Severity};
 use crate::engine::{Goal, Host, Link, Step};
 use crate::health::{self, Checks, Prober};
+use crate::last_good;
 use crate::notify::Notify;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use waiting::Signals;
@@ -54,6 +55,8 @@ pub struct Options {
     pub path: PathBuf,
     /// Wait for an engine, and start none.
     pub attach: bool,
+    /// Where the last good configuration is kept.
+    pub last_good: Option<PathBuf>,
     /// The way to the service manager.
     pub notify: Notify,
 }
@@ -397,6 +400,9 @@ impl<P: Prober> Daemon<P> {
             }
             Ok((config, warnings)) => {
                 warnings.print();
+                if let Some(kept) = &self.options.last_good {
+                    last_good::keep(kept, &warnings.text);
+                }
                 if config == self.config {
                     tracing::info!("reloaded {}: nothing has changed", path.display());
                 } else {

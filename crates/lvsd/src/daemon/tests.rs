@@ -83,6 +83,7 @@ impl Running {
         let options = Options {
             path: file.path().to_owned(),
             attach: false,
+            last_good: None,
             notify: Notify::default(),
         };
         let task = tokio::spawn(run(options, config, world.host(), prober, receiver));
@@ -691,6 +692,7 @@ async fn an_engine_is_waited_for_and_not_started() {
     let options = Options {
         path: file.path().to_owned(),
         attach: true,
+        last_good: None,
         notify: Notify::default(),
     };
     let task = tokio::spawn(run(
