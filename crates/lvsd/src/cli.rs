@@ -119,7 +119,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match run(arguments, config) {
+    match run(arguments, config, &warnings.text) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             tracing::error!("{why}");
@@ -137,14 +137,7 @@ fn fail(why: &str) -> ExitCode {
 /// ended, the daemon takes the one that it had last.
 fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
     let error = match Config::load(&arguments.config) {
-        Ok((config, report)) => {
-            if arguments.command.is_none()
-                && let Some(kept) = last_good::path(&address(arguments, &config))
-            {
-                last_good::keep(&kept, &report.text);
-            }
-            return Ok((config, report));
-        }
+        Ok(loaded) => return Ok(loaded),
         Err(error) => error,
     };
     let code = refuse(&error);
@@ -278,9 +271,13 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
     log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 
-fn run(arguments: Arguments, config: Config) -> Result<(), String> {
+fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
     let address = address(&arguments, &config);
     let _lock = lock(&address)?;
+    let last_good = last_good::path(&address);
+    if let Some(path) = &last_good {
+        last_good::keep(path, text);
+    }
     health::raise_limits();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -291,7 +288,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let options = Options {
             path: arguments.config,
             attach: arguments.attach,
-            last_good: last_good::path(&address),
+            last_good,
             notify: Notify::from_env(),
         };
         daemon::run(options, config, Machine::new(&address), Network, signals).await
