@@ -408,7 +408,7 @@ fn nobody_reads_and_nothing_stops() -> Result<()> {
         wait_usable(&site, 3, &lvsd)?;
         let mut load = site.load();
         load.concurrency = 500;
-        load.sizes = vec![100_000];
+        load.sizes = vec![200_000];
         load.pause_ms = 200;
         load.keepalive = true;
         let steady = site.client.steady_load(&load)?;
