@@ -747,6 +747,11 @@ async fn a_server_that_is_drained_by_hand_stays_so() {
     let daemon = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
+    // Another engine starts with it.
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    daemon.weights(&weights(0)).await;
+    assert_eq!(daemon.world.starts(), 2);
     // Whoever gives it a weight has ended the drain; which weight is the file's business.
     by_hand(&daemon.world, 1);
     daemon.weights(&weights(3)).await;

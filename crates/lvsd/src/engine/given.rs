@@ -26,13 +26,15 @@ pub struct Given {
 }
 
 impl Given {
-    /// What was given to `engine`; nothing if `before` is about another one.
+    /// What was given to `engine`. If `before` is about another one, only what people want is left
+    /// of it.
     pub(super) fn of(engine: String, before: Self) -> Self {
         if before.engine == engine {
             return before;
         }
         Self {
             engine,
+            drained: before.drained,
             ..Self::default()
         }
     }
