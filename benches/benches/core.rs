@@ -1,63 +1,130 @@
-//! What the core's decisions cost: a packet of a known connection, a new connection per scheduler, and expiry.
+//! What the decisions and the packet path cost in memory: by step, by the number of connections, clients, services, servers.
 //!
-//! The baseline of each group is a look-up in a standard hash map of the same size, in the same run.
+//! The baseline of `pipeline` is `line table`, a table that can do nothing but look up, in the same run. `LVS_BENCH_LARGE=1`
+//! adds 10,000,000 connections, which take 4 GB and a minute.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::env;
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use lvs_bench::{client, director, segment};
-use lvs_core::{Instant, TcpFlags, Verdict};
+use lvs_bench::memory::{self, Clients, Pipeline, Setup, segment, vip};
+use lvs_bench::yardsticks::{LineTable, Yardsticks};
+use lvs_core::{Hook, Instant, TcpFlags, Verdict};
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::parse;
+use lvs_dataplane::packet::rewrite::nat::{self, End};
 
 /// A prime step through the connections, so that neighbours in time are not neighbours in memory.
 const STEP: u32 = 7_919;
+const FEW_CLIENTS: Clients = Clients { bits: 10 };
+const MANY_CLIENTS: Clients = Clients { bits: 24 };
 
-fn known_connection(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("known connection");
+fn steps(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("step");
     group.throughput(Throughput::Elements(1));
-    for connections in [1_000, 100_000, 1_000_000] {
-        let mut director = director("wlc", 8, connections);
-        let mut at = 0;
-        group.bench_function(BenchmarkId::new("director", connections), |bencher| {
-            bencher.iter(|| {
-                at = (at + STEP) % connections;
-                let meta = segment(client(at), TcpFlags::ACK);
-                black_box(director.handle_packet(&meta, Instant::from_secs(1)))
-            });
+    let bytes = memory::example();
+    group.bench_function("parse", |bencher| {
+        bencher.iter(|| {
+            let ip = &black_box(&bytes)[14..];
+            let packet = parse::ipv4(ip, false).expect("a packet");
+            black_box(packet.meta(ip, Hook::Local, 0).tuple)
         });
-        let map: HashMap<_, _> = (0..connections).map(|n| (client(n), n)).collect();
-        group.bench_function(
-            BenchmarkId::new("std HashMap get", connections),
-            |bencher| {
-                bencher.iter(|| {
-                    at = (at + STEP) % connections;
-                    black_box(map.get(&client(at)))
+    });
+    let mut frame = Frame::from_bytes(&bytes[14..]);
+    let packet = parse::ipv4(frame.bytes(), false).expect("a packet");
+    let targets = [([10, 1, 0, 1], 80), ([10, 1, 0, 2], 8080)];
+    let mut at = 0;
+    group.bench_function("rewrite", |bencher| {
+        bencher.iter(|| {
+            at = (at + 1) % targets.len();
+            let done = nat::translate(&mut frame, &packet, End::Destination, targets[at].into());
+            black_box(done).expect("it fits");
+        });
+    });
+    let connections = 100_000;
+    let mut director = Setup::default().director_with(connections, FEW_CLIENTS);
+    let mut at = 0;
+    group.bench_function("look up, of 100,000", |bencher| {
+        bencher.iter(|| {
+            at = (at + STEP) % connections;
+            let meta = segment(FEW_CLIENTS.of(at), vip(), TcpFlags::ACK);
+            black_box(director.handle_packet(&meta, Instant::from_secs(1)))
+        });
+    });
+    group.finish();
+}
+
+fn pipeline(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pipeline");
+    group.throughput(Throughput::Elements(1));
+    group.sample_size(10);
+    let yardsticks = Yardsticks::build().expect("a C compiler");
+    let mut sizes = vec![1_000, 100_000, 1_000_000];
+    if env::var_os("LVS_BENCH_LARGE").is_some() {
+        sizes.push(10_000_000);
+    }
+    for connections in sizes {
+        for (name, clients) in [
+            ("1,000 clients", FEW_CLIENTS),
+            ("own clients", MANY_CLIENTS),
+        ] {
+            let pipeline = RefCell::new(None);
+            let open = || Pipeline::new(connections, clients).expect("packets come through");
+            for (direction, replies) in [("requests", false), ("replies", true)] {
+                let id = BenchmarkId::new(format!("{direction}, {name}"), connections);
+                group.bench_function(id, |bencher| {
+                    let mut pipeline = pipeline.borrow_mut();
+                    let pipeline = pipeline.get_or_insert_with(open);
+                    pipeline.replies = replies;
+                    bencher.iter_custom(|times| {
+                        scaled(times, || pipeline.measure().expect("packets come through"))
+                    });
                 });
-            },
-        );
+            }
+        }
+        let mut table = None;
+        group.bench_function(BenchmarkId::new("line table", connections), |bencher| {
+            let table = table.get_or_insert_with(|| {
+                LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1).expect("memory")
+            });
+            bencher.iter_custom(|times| scaled(times, || table.measure().expect("it is there")));
+        });
     }
     group.finish();
+}
+
+/// The time of so many packets, where each measurement is the mean of a million.
+fn scaled(times: u64, mut nanoseconds: impl FnMut() -> f64) -> Duration {
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    Duration::from_secs_f64(nanoseconds() * times as f64 / 1e9)
 }
 
 fn new_connection(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("new connection");
     group.throughput(Throughput::Elements(1));
-    for scheduler in ["rr", "wrr", "lc", "wlc"] {
-        for servers in [8, 128] {
-            let mut director = director(scheduler, servers, 0);
-            let mut at = 0_u32;
-            group.bench_function(BenchmarkId::new(scheduler, servers), |bencher| {
-                bencher.iter(|| {
-                    // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as begin.
-                    at = at.wrapping_add(1);
-                    let now = Instant::from_nanos(u64::from(at) * 100_000);
-                    let meta = segment(client(at % 40_000_000), TcpFlags::SYN);
-                    let verdict = director.handle_packet(&meta, now);
-                    assert!(matches!(verdict, Verdict::Forward(_)));
-                });
+    group.sample_size(10);
+    for (services, servers) in [(1, 4), (1, 1000), (10_000, 4)] {
+        for scheduler in ["rr", "wrr", "lc", "wlc", "sh", "mh"] {
+            let setup = Setup {
+                scheduler,
+                services,
+                servers,
+                ..Setup::default()
+            };
+            let id = BenchmarkId::new(scheduler, format!("{services} services, {servers} servers"));
+            group.bench_function(id, |bencher| {
+                bencher
+                    .iter_custom(|times| scaled(times, || memory::new_connection(&setup, vip())));
             });
         }
     }
+    let mut churn = memory::Churn::new();
+    group.bench_function("while as many end", |bencher| {
+        let mut nanoseconds = || 1e9 / churn.measure().expect("ends keep up");
+        bencher.iter_custom(|times| scaled(times, &mut nanoseconds));
+    });
     group.finish();
 }
 
@@ -68,7 +135,7 @@ fn expiry(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(u64::from(connections)));
     group.bench_function("all at once", |bencher| {
         bencher.iter_batched(
-            || director("rr", 8, connections),
+            || Setup::default().director_with(connections, FEW_CLIENTS),
             |mut director| {
                 director.advance(Instant::from_secs(900));
                 assert!(director.shard.is_empty());
@@ -80,5 +147,26 @@ fn expiry(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(core, known_connection, new_connection, expiry);
+fn first_packet(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("packet that opens a connection");
+    group.throughput(Throughput::Elements(1));
+    let mut director = Setup::default().director();
+    let mut at = 0_u32;
+    group.bench_function("wlc, 8 servers", |bencher| {
+        bencher.iter(|| {
+            // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as begin.
+            at = at.wrapping_add(1);
+            let now = Instant::from_nanos(u64::from(at) * 100_000);
+            let meta = segment(FEW_CLIENTS.of(at % 40_000_000), vip(), TcpFlags::SYN);
+            let verdict = director.handle_packet(&meta, now);
+            assert!(matches!(verdict, Verdict::Forward(_)));
+        });
+    });
+    group.bench_function("Maglev table of 1,000 servers, built anew", |bencher| {
+        bencher.iter_custom(|times| scaled(times, || memory::maglev(1000) * 1e6));
+    });
+    group.finish();
+}
+
+criterion_group!(core, steps, pipeline, new_connection, first_packet, expiry);
 criterion_main!(core);

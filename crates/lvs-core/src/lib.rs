@@ -34,10 +34,12 @@ mod conn;
 mod control;
 mod director;
 mod error;
+mod filter;
 pub mod hash;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
 mod latency;
+mod lpm;
 pub mod mark;
 mod packet;
 mod persistence_sip;
@@ -59,6 +61,7 @@ pub(crate) use conn::State;
 pub use control::{Candidate, Control, Explanation, Options, Service};
 pub use director::Director;
 pub use error::Error;
+pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
 pub use latency::Latency;
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,

@@ -16,7 +16,7 @@ use lvs_dataplane::engine::{self, Config, Engine};
 use lvs_dataplane::log;
 use lvs_dataplane::notify::Notify;
 use lvs_dataplane::packet::icmp_limit::Limits;
-use lvs_dataplane::packet::pipeline::{ClampMss, Echo, Settings};
+use lvs_dataplane::packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
 use lvs_dataplane::sys::group_id;
 use lvs_dataplane::watchdog::{self, Feeder};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -89,6 +89,11 @@ struct Args {
     /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers for its own.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
+
+    /// Drop requests whose source is not routed back: at all (loose), or through the interface that they came in by
+    /// (strict).
+    #[arg(long, default_value = "off", value_name = "off|loose|strict")]
+    reverse_path: ReversePath,
 
     /// Echo replies per second; 0 for no limit.
     #[arg(long, default_value_t = 1000, value_name = "N")]
@@ -280,6 +285,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             echo: args.echo,
             echo_per_second: args.echo_limit,
             clamp_mss: args.clamp_mss,
+            reverse_path: args.reverse_path,
         },
         no_interfaces: args.no_interfaces,
         virtual_time: args.virtual_time,

@@ -217,6 +217,19 @@ fn short_icmp_in_transit_is_the_hosts() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
+/// The kernel's IPVS drops them at any address of the host, whether there are services or not.
+#[test]
+fn short_packets_of_protocols_without_a_service_are_the_hosts() {
+    let mut lab = nat();
+    let mut segment = Vec::new();
+    let packet = header(CLIENT, VIP).tcp(4000, 53, 1, 500).syn();
+    packet.write(&mut segment, b"").unwrap();
+    segment.truncate(30);
+    repair(&mut segment);
+    assert!(lab.request(&segment, Offload::default()).is_empty());
+    assert!(!lab.covers(&segment), "the host has it");
+}
+
 /// The kernel's host writes into the options of an error that passes through, and its IPVS then takes the error for a damaged
 /// one and drops it.
 #[test]

@@ -119,7 +119,7 @@ fn saw(packets: &mut AfPacket, wanted: impl Fn(&[u8]) -> bool) -> bool {
 fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
     let net = net();
     let (mut shield, mut packets) = net.director.run(|| {
-        let shield = Shield::open().unwrap();
+        let shield = Shield::open(None).unwrap();
         let packets = AfPacket::open(sys::if_index("dc").unwrap(), "dc").unwrap();
         (shield, packets)
     });
@@ -196,7 +196,7 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
 #[test]
 fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     shield.add_interface("ds").unwrap();
     let listener = net.server.run(|| TcpListener::bind("[::]:8080").unwrap());
@@ -233,7 +233,7 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
 #[test]
 fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
     net.director.ip("route add 10.2.0.77 via 10.2.0.2");
     net.server
@@ -266,7 +266,7 @@ fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
 #[test]
 fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
     let host = net.director.run(|| {
         let socket = UdpSocket::bind("10.2.0.1:5555").unwrap();
@@ -314,7 +314,7 @@ fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
 #[test]
 fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     net.director.ip("addr add 10.1.0.9/32 dev lo");
     // Each address has a socket of its own, so that an answer has the source that was asked.
@@ -381,7 +381,7 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
 #[test]
 fn an_update_sends_the_difference_and_all_or_nothing() {
     let host = Host::new();
-    let mut shield = host.run(|| Shield::open().unwrap());
+    let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
     for port in 1..=3000 {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
@@ -450,7 +450,7 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
 #[test]
 fn interfaces_come_and_go() {
     let net = net();
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80)].into(),
         ..Intercept::default()
@@ -494,7 +494,7 @@ fn what_is_given_back_is_received_by_the_host() {
     let listener = net
         .director
         .run(|| TcpListener::bind("10.1.0.1:80").unwrap());
-    let mut shield = net.director.run(|| Shield::open().unwrap());
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     let spec = Intercept {
         services: [endpoint("10.1.0.1", TCP, 80), endpoint("10.1.0.1", TCP, 81)].into(),
@@ -564,7 +564,7 @@ fn what_is_given_back_is_received_by_the_host() {
 #[test]
 #[ignore = "started by a_killed_owner_leaves_nothing"]
 fn owner_to_be_killed() {
-    let mut shield = Shield::open().unwrap();
+    let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
     println!("ready");
     io::stdout().flush().unwrap();
@@ -628,7 +628,7 @@ fn a_priority_tag_uncovers_nothing() {
         assert!(arrives(), "{tag:?}: nothing is hidden yet");
     }
     let shield = net.director.run(|| {
-        let mut shield = Shield::open().unwrap();
+        let mut shield = Shield::open(None).unwrap();
         shield.add_interface("dc").unwrap();
         let spec = Intercept {
             services: [endpoint("10.1.0.1", UDP, 53)].into(),
@@ -663,7 +663,7 @@ fn packets_without_room_for_ports_are_hidden() {
     };
     assert!(packet(0), "this kernel has no SCTP, and says so");
     let shield = net.director.run(|| {
-        let mut shield = Shield::open().unwrap();
+        let mut shield = Shield::open(None).unwrap();
         shield.add_interface("dc").unwrap();
         let spec = Intercept {
             services: [endpoint("10.1.0.1", SCTP, 9)].into(),
@@ -678,4 +678,68 @@ fn packets_without_room_for_ports_are_hidden() {
     // Another port is the host's.
     assert!(packet(12));
     drop(shield);
+}
+
+/// A UDP datagram from the client to port 7 of the director behind these VLAN tags, as a frame.
+fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
+    let mut ip = [
+        0x45, 0, 0, 29, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x30, 0x39, 0, 7, 0, 9,
+        0, 0, b'x',
+    ];
+    let header = ip[..20].chunks_exact(2);
+    let sum: u32 = header.map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ip[10..12].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
+    Frame::from_bytes(&[&to[..], &[2, 0, 0, 0, 0, 9], tags, &[8, 0], &ip].concat())
+}
+
+/// The host takes off as many tags of VLAN 0 as there are.
+#[test]
+fn priority_tags_do_not_get_past_the_shield() {
+    let net = net();
+    let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
+    host.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let to = net.director.run(|| {
+        let (_, state) = Netlink::open().unwrap();
+        state.link_by_name("dc").unwrap().mac.unwrap()
+    });
+    let arrives = |tags: &[u8]| {
+        let mut frames = [tagged(to, tags)];
+        let refused = net.client.run(move || {
+            let mut socket = AfPacket::open(sys::if_index("c0").unwrap(), "c0").unwrap();
+            socket.send(&mut frames)
+        });
+        assert_eq!(refused, 0);
+        host.recv(&mut [0; 16]).is_ok()
+    };
+    const CUSTOMER: [u8; 4] = [0x81, 0, 0xe0, 0];
+    const SERVICE: [u8; 4] = [0x88, 0xa8, 0, 0];
+    let single: [&[u8]; 3] = [&[], &CUSTOMER, &SERVICE];
+    let nested: Vec<Vec<u8>> = [
+        &[CUSTOMER, CUSTOMER][..],
+        &[CUSTOMER, SERVICE],
+        &[SERVICE, CUSTOMER],
+        &[SERVICE, SERVICE],
+        &[CUSTOMER, CUSTOMER, CUSTOMER],
+    ]
+    .map(<[_]>::concat)
+    .into();
+    // So it is without a shield, by this kernel.
+    assert!(single.iter().all(|tags| arrives(tags)));
+    assert!(nested.iter().any(|tags| arrives(tags)));
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
+    shield.add_interface("dc").unwrap();
+    assert!(single.iter().all(|tags| arrives(tags)));
+    let spec = Intercept {
+        services: [endpoint("10.1.0.1", UDP, 7)].into(),
+        ..Intercept::default()
+    };
+    shield.update(&spec).unwrap();
+    for tags in single {
+        assert!(!arrives(tags), "{tags:02x?}");
+    }
+    for tags in &nested {
+        assert!(!arrives(tags), "{tags:02x?}");
+    }
 }

@@ -18,9 +18,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lvs_core::api::{
-    Call, LocalPool, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl,
+    Call, FilterSpec, LocalPool, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec,
+    Sysctl,
 };
-use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
+use lvs_core::{FilterLists, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, SourceFilter};
 
 use crate::config::{Line, OnCheckFailure, is_generated};
 use crate::engine::control::OWNER;
@@ -51,6 +52,8 @@ pub struct Desired {
     pub marks: Option<Vec<String>>,
     /// Rules that give services of many ports their marks. They come behind the others.
     pub port_marks: Vec<String>,
+    /// Whose new connections all services take; `None` leaves what is there.
+    pub filter: Option<SourceFilter>,
     /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
     pub local: Option<LocalPool>,
     /// Services of nobody are ours as well.
@@ -68,6 +71,8 @@ pub struct DesiredService {
     pub line: Line,
     /// Its settings.
     pub config: ServiceConfig,
+    /// Whose new connections it takes.
+    pub filter: SourceFilter,
     /// What becomes of a server that is down.
     pub on_check_failure: OnCheckFailure,
     /// How long a server that is no longer wanted may keep its connections.
@@ -100,6 +105,8 @@ pub struct Actual {
     pub sysctls: Vec<(String, String)>,
     /// Its rules for marks.
     pub marks: Vec<String>,
+    /// Its filters that are not off, by service; without one, that of all.
+    pub filters: HashMap<Option<ServiceId>, FilterLists>,
     /// Its addresses that stand for clients, where some are desired.
     pub local: LocalPool,
     /// Servers that are no longer wanted and have had their time.
@@ -137,6 +144,9 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if marks != actual.marks {
         plan.changes.push(Call::MarkSet { rules: marks });
     }
+    if let Some(filter) = &desired.filter {
+        follow_filter(None, filter, actual, &mut plan.changes);
+    }
     // Servers with full NAT need an address before they come, and until they have gone.
     let mut local = actual.local.clone();
     if let Some(wanted) = &desired.local {
@@ -160,13 +170,17 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     for service in &desired.services {
         match there.get(&service.id).copied() {
             Some(there) if !ours(desired, there) => plan.conflicts.push(service.id),
-            there => OneService {
-                desired: service,
-                overdue: &actual.overdue,
-                plan: &mut plan,
-                urgent: &mut urgent,
+            there => {
+                OneService {
+                    desired: service,
+                    overdue: &actual.overdue,
+                    plan: &mut plan,
+                    urgent: &mut urgent,
+                }
+                .run(there);
+                let id = Some(service.id);
+                follow_filter(id, &service.filter, actual, &mut plan.changes);
             }
-            .run(there),
         }
     }
     let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
@@ -192,6 +206,26 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     urgent.append(&mut plan.changes);
     plan.changes = urgent;
     plan
+}
+
+/// Makes the filter of a service, or of all, what it should be.
+fn follow_filter(
+    service: Option<ServiceId>,
+    wanted: &SourceFilter,
+    actual: &Actual,
+    changes: &mut Vec<Call>,
+) {
+    let there = actual.filters.get(&service);
+    let same = match there {
+        Some(there) => *there == wanted.lists(),
+        None => wanted.is_off(),
+    };
+    if !same {
+        changes.push(Call::FilterSet(FilterSpec {
+            service,
+            filter: wanted.clone(),
+        }));
+    }
 }
 
 fn own(vips: &BTreeSet<IpAddr>) -> Call {
@@ -417,8 +451,10 @@ mod tests {
             adopt in any::<bool>(),
         ) -> Desired {
             Desired {
+                filter: None,
                 file: String::new(),
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
+                    filter: SourceFilter::default(),
                     id: id(n),
                     name: String::new(),
                     line: Line(0),
@@ -511,6 +547,7 @@ mod tests {
         let desired = Desired {
             local: Some(pool(&[2, 3], false)),
             services: vec![DesiredService {
+                filter: SourceFilter::default(),
                 id: id(1),
                 name: String::new(),
                 line: Line(0),
@@ -622,6 +659,7 @@ mod tests {
         let engine = engine(&[vips(9), service(1), service(9), server(1)]);
         let desired = Desired {
             services: vec![DesiredService {
+                filter: SourceFilter::default(),
                 id: id(1),
                 name: String::new(),
                 line: Line(0),
@@ -686,6 +724,7 @@ mod tests {
             for wanted in tunnels {
                 let desired = Desired {
                     services: vec![DesiredService {
+                        filter: SourceFilter::default(),
                         id: id(1),
                         name: String::new(),
                         line: Line(0),
@@ -725,6 +764,8 @@ mod tests {
             services: vec![DesiredService {
                 id: id(1),
                 name: String::new(),
+                filter: SourceFilter::default(),
+                drain: Duration::ZERO,
                 line: Line(0),
                 config: config.clone(),
                 on_check_failure: OnCheckFailure::Quiesce,

@@ -18,7 +18,7 @@ use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{
     Control, Error, Family, Forwarding, Instant, LocalAddress, ServiceConfig, ServiceFlags,
-    ServiceKey, Sysctls,
+    ServiceKey, SourceFilter, Sysctls,
 };
 
 /// Changes that one [`Call::Apply`] takes at most.
@@ -161,6 +161,7 @@ enum Step<'a> {
     InsertMark(usize, MarkRule),
     DeleteMark(usize),
     SetMarks(Vec<MarkRule>),
+    SetFilter(Option<ServiceKey>, &'a SourceFilter),
     OwnVips(&'a [IpAddr]),
     SetLocal(Vec<LocalAddress>, bool),
 }
@@ -231,6 +232,9 @@ impl Control {
             Step::InsertMark(place, rule) => marks.insert(place, rule),
             Step::DeleteMark(place) => drop(marks.remove(place)),
             Step::SetMarks(all) => *marks = all,
+            Step::SetFilter(service, filter) => {
+                self.set_filter(service.as_ref(), filter.clone())?;
+            }
             Step::OwnVips(addresses) => self.set_own_vips(addresses),
             Step::SetLocal(pool, hairpin) => self.set_local_pool(pool, hairpin)?,
         }
@@ -375,7 +379,11 @@ impl Step<'_> {
             Self::DeleteMark(_) => plan.noted().marks -= 1,
             Self::SetMarks(rules) => plan.noted().marks = rules.len(),
             Self::SetLocal(pool, _) => plan.set_local(|family| serves(pool, family)),
-            Self::Zero(_) | Self::SetTimeouts(_) | Self::SetSysctl(_) | Self::OwnVips(_) => {}
+            Self::Zero(_)
+            | Self::SetTimeouts(_)
+            | Self::SetSysctl(_)
+            | Self::SetFilter(..)
+            | Self::OwnVips(_) => {}
         }
     }
 
@@ -401,7 +409,7 @@ impl Step<'_> {
                 applied.services.insert(key.into());
             }
             Self::Flush => applied.flushed = true,
-            Self::Zero(_) => {}
+            Self::Zero(_) | Self::SetFilter(..) => {}
             Self::SetTimeouts(_)
             | Self::SetSysctl(_)
             | Self::StartMaster(..)
@@ -486,6 +494,13 @@ fn check_call<'a>(
             }
             Step::OwnVips(addresses)
         }
+        Call::FilterSet(spec) => {
+            let key = spec.service.map(ServiceKey::from);
+            if let Some(key) = &key {
+                check::service(view, key)?;
+            }
+            Step::SetFilter(key, &spec.filter)
+        }
         Call::LocalSet(pool) => set_local(view, pool, host)?,
         Call::Apply { .. } | Call::Stop {} | Call::Capture(_) => return Err(misplaced()),
         Call::Hello { .. }
@@ -498,6 +513,7 @@ fn check_call<'a>(
         | Call::Drops {}
         | Call::Explain { .. }
         | Call::MarkList {}
+        | Call::FilterList {}
         | Call::LocalGet {} => return Err(misplaced()),
     })
 }

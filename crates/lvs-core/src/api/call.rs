@@ -7,8 +7,8 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CaptureFilter, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl,
-    Timeouts,
+    CaptureFilter, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole,
+    Sysctl, Timeouts,
 };
 
 /// A request with the number that its answers carry.
@@ -162,6 +162,13 @@ pub enum Call {
         /// The rules in their order.
         rules: Vec<String>,
     },
+    /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the director's first, a long one in
+    /// several items; then [`ListEnd`](super::ListEnd).
+    #[serde(rename = "filter.list")]
+    FilterList {},
+    /// Replace the filter of a service, or the director's. Connections that are open go on. Answer: [`Done`](super::Done).
+    #[serde(rename = "filter.set")]
+    FilterSet(FilterSpec),
     /// Virtual addresses that the engine shall own: answer ARP for and announce. Replaces the set that `owner` gave before. Answer: [`Done`](super::Done).
     #[serde(rename = "vips.own")]
     VipsOwn {
@@ -202,7 +209,9 @@ impl Access {
     pub fn of_method(name: &str) -> Self {
         match name {
             "hello" | "info" | "service.list" | "conn.list" | "timeouts.get" | "sysctl.get"
-            | "daemon.list" | "drops" | "explain" | "mark.list" | "local.get" => Self::Read,
+            | "daemon.list" | "filter.list" | "drops" | "explain" | "mark.list" | "local.get" => {
+                Self::Read
+            }
             _ => Self::Write,
         }
     }
@@ -225,6 +234,7 @@ impl Call {
             | Self::Drops {}
             | Self::Explain { .. }
             | Self::MarkList {}
+            | Self::FilterList {}
             | Self::LocalGet {} => Access::Read,
             Self::Capture(_)
             | Self::ServiceAdd(_)
@@ -242,6 +252,7 @@ impl Call {
             | Self::MarkAdd { .. }
             | Self::MarkDelete { .. }
             | Self::MarkSet { .. }
+            | Self::FilterSet(_)
             | Self::VipsOwn { .. }
             | Self::LocalSet(_)
             | Self::Apply { .. }

@@ -19,7 +19,9 @@ pub use self::call::{Access, Call, Request};
 pub use crate::stats::{Counts, Stats};
 pub use crate::sync::{SyncDaemon, SyncRole};
 pub use crate::{Candidate, Explanation};
-use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
+use crate::{
+    Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
+};
 
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
@@ -327,6 +329,28 @@ pub struct Sysctl {
     pub name: String,
     /// `1`, or `3 50` for `sync_threshold`.
     pub value: String,
+}
+
+/// A filter by source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterSpec {
+    /// The service; absent: the director's, which is asked for each of its services.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceId>,
+    /// The prefixes; none at all: it is off.
+    #[serde(flatten)]
+    pub filter: SourceFilter,
+}
+
+/// A filter, or a part of a long one, in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterItem {
+    /// The service; absent: the director's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceId>,
+    /// Its prefixes.
+    #[serde(flatten)]
+    pub lists: FilterLists,
 }
 
 /// A rule that gives packets marks, in a listing.

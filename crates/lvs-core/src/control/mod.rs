@@ -34,6 +34,7 @@ pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
 use crate::conn::{ConnTable, Templates, Timeouts};
+use crate::filter::Filters;
 use crate::mark::MarkRule;
 use crate::sched::Registry;
 use crate::shard::LocalPorts;
@@ -194,6 +195,8 @@ pub struct Control {
     full_nat: FullNat,
     /// Servers of another family than their service's.
     mixed: usize,
+    /// Whose connections are taken.
+    filters: Filters,
     /// Rules that give packets marks, which whoever embeds the director applies.
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
@@ -248,6 +251,7 @@ impl Control {
             local: Vec::new(),
             full_nat: FullNat::default(),
             mixed: 0,
+            filters: Filters::default(),
             marks: Arc::from([]),
             own_vips: Vec::new(),
             daemons: Vec::new(),

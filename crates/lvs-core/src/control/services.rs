@@ -10,6 +10,7 @@ use super::limiter::Limiter;
 use super::service::ServiceKeyOrd;
 use super::slow_start::SlowStart;
 use super::{Control, FTP, FTP_DATA, Service};
+use crate::filter::SourceFilter;
 use crate::sched::Scheduler;
 use crate::stats::ObjectStats;
 use crate::{Error, Family, Forwarding, Instant, Pool, Protocol, ServiceConfig, ServiceKey};
@@ -101,6 +102,43 @@ impl Control {
         Ok(())
     }
 
+    /// Whose new connections a service takes; of no service: whose all of them take. What is open already goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoService`].
+    pub fn set_filter(
+        &mut self,
+        service: Option<&ServiceKey>,
+        filter: SourceFilter,
+    ) -> Result<(), Error> {
+        let Some(key) = service else {
+            self.filters.director = filter;
+            return Ok(());
+        };
+        let number = *self
+            .index
+            .get(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
+        if filter.is_off() {
+            self.filters.services.remove(&number);
+        } else {
+            self.filters.services.insert(number, filter);
+        }
+        Ok(())
+    }
+
+    /// Filters that are not off: the director's first, then those of services.
+    pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
+        let director = [(None, self.filters.director.clone())].into_iter();
+        let services = self.filters.services.iter().filter_map(|(number, filter)| {
+            let service = self.services.get(number)?;
+            Some((Some(service.key), filter.clone()))
+        });
+        director
+            .filter(|(_, filter)| !filter.is_off())
+            .chain(services)
+    }
+
     /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped until they end, unless
     /// the servers come back.
     ///
@@ -112,6 +150,7 @@ impl Control {
             .remove(&ServiceKeyOrd::from(key))
             .ok_or(Error::NoService)?;
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
+        self.filters.services.remove(&number);
         let family = service.key.family();
         self.ftp_services -= usize::from(service.key.port() == FTP);
         self.any_port_services -= usize::from(service.key.port() == 0);

@@ -153,6 +153,8 @@ reasons! {
         ServiceRate => "service_rate",
         /// Its source has opened as many connections of the service in a second as the limit for one source allows.
         SourceRate => "source_rate",
+        /// From a source that the service's filter, or the director's, denies.
+        Filtered => "filtered",
         /// The program around the director has handed in the shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is cut short.

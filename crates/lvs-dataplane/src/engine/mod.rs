@@ -9,6 +9,8 @@ mod network;
 mod ports;
 mod remedies;
 mod report;
+#[cfg(feature = "testing")]
+pub mod rig;
 mod rules;
 mod shared;
 mod virtual_;

@@ -48,6 +48,13 @@ impl Ports {
         self.get(port).map_or(Ok(0), |io| io.recv(batch))
     }
 
+    /// Gives frames back to the host on the port that they came in by.
+    pub(super) fn give_back(&mut self, port: PortId, frames: &mut [Frame]) {
+        let all = frames.len();
+        let refused = self.get(port).map_or(all, |io| io.give_back(frames));
+        self.refused += refused as u64;
+    }
+
     /// Sends on a port. What goes to the host where it routes everything is given back through the device that it comes
     /// from.
     pub(super) fn send(&mut self, port: PortId, frames: &mut [Frame]) {

@@ -31,6 +31,9 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "One source opens more connections than the service's limit for one allows (limits in its TOML, lvsadm limit). \
              Behind an address translator many clients are one source: raise it if honest ones are meant."
         }
+        DropReason::Filtered => {
+            "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT tells which one has a source."
+        }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {
             "This host was short of memory, or drop_packet is 3. More memory, or lvsadm sysctl drop_packet=0 amemthresh=N."
@@ -115,6 +118,14 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         FrameDrop::TinySegments => {
             "A guest on a virtual link sends aggregates that no TCP makes: find it (lvsadm capture dropped -w FILE), and switch \
              the segmentation offload of its device off (ethtool -K IF tso off gso off)."
+        }
+        FrameDrop::ReversePath => {
+            "Somebody forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
+             -w FILE); --reverse-path loose asks for less."
+        }
+        FrameDrop::NestedTags => {
+            "Somebody tries to get past filters with VLAN tags, or a switch adds a tag of VLAN 0 to frames that have one: find it \
+             (lvsadm capture dropped -w FILE)."
         }
         FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,
         FrameDrop::FragmentMemory => {

@@ -27,6 +27,8 @@ use crate::io::BATCH;
 use crate::io::port::{Batch, Port};
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
+#[cfg(feature = "testing")]
+use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request};
 use crate::sys::Poller;
@@ -217,6 +219,33 @@ impl Worker {
         }
     }
 
+    /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are counted and gone.
+    #[cfg(feature = "testing")]
+    pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
+        self.take_view();
+        let started = SystemInstant::now();
+        let now = self.shared.now();
+        let (mut done, mut sent) = (0, 0);
+        while done < frames.len() {
+            done += self.pipeline.process_some(
+                port,
+                &mut frames[done..],
+                &env(&self.network),
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            sent += self
+                .output
+                .queues()
+                .map(|(_, frames)| frames.len())
+                .sum::<usize>();
+            self.output.recycle();
+        }
+        self.door().note_batch(started.elapsed());
+        sent
+    }
+
     /// Processes a batch frame by frame, and shows each to those who want to see it.
     fn process_shown(&mut self, port: PortId, now: Instant) {
         let mut captures = std::mem::take(&mut self.captures);
@@ -274,6 +303,9 @@ impl Worker {
         }
         for (port, frames) in self.output.queues() {
             self.ports.send(port, frames);
+        }
+        for (port, frames) in self.output.returned() {
+            self.ports.give_back(port, frames);
         }
         self.output.recycle();
     }
@@ -412,7 +444,7 @@ mod tests {
     use crate::host::view::{Port as KnownPort, Tables, View};
     use crate::io::memory::MemoryIo;
     use crate::netlink::NetState;
-    use crate::packet::frame::{Arena, Frame, Offload};
+    use crate::packet::frame::{Arena, Offload};
     use crate::packet::net::PortInfo;
     use crate::packet::pipeline::Settings;
     use crate::packet::wire::Mac;
@@ -484,6 +516,7 @@ mod tests {
                 mtu: 1500,
                 ethernet: true,
                 offload: true,
+                gives_back: false,
             },
             running: true,
             decapsulates: false,

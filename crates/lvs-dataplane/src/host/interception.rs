@@ -1,7 +1,8 @@
 //! How the engine comes to packets, and the host to those that the engine leaves to it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::IpAddr;
 
 use lvs_core::api::{Failure, FailureCode, Need};
@@ -16,13 +17,17 @@ use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
 use crate::packet::intercept::{Intercept, LocalClient};
-use crate::sys::PacketSocket;
+use crate::sys::{PacketSocket, TurnBack};
 
 /// How the engine comes to packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the originals.
-    Copies(Shield),
+    Copies {
+        shield: Shield,
+        /// By which the host gets back on an interface what should not have been taken from it.
+        turn: Option<TurnBack>,
+    },
     /// The host routes them through a device, and both ways.
     Routed {
         steering: Steering,
@@ -54,7 +59,9 @@ impl Interception {
             if let Err(error) = Steering::clear_leftovers() {
                 warn!("{error}");
             }
-            return Ok((Self::Copies(Shield::open()?), Port::Host(host)));
+            let turn = open_way_back();
+            let shield = Shield::open(turn.as_ref().map(TurnBack::mark))?;
+            return Ok((Self::Copies { shield, turn }, Port::Host(host)));
         }
         let hop = HopDevice::create(HopDevice::NAME)?;
         info!("packets are routed through {}", hop.name());
@@ -68,10 +75,24 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
+    /// What gives frames back on the interface that they came in by; without it they are given back through the device that
+    /// leads to the host.
+    pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
+        match self {
+            Self::Copies { turn, .. } => turn.as_ref(),
+            Self::Routed { .. } => None,
+        }
+    }
+
+    /// Whether there is such a thing.
+    pub(super) const fn gives_back(&self) -> bool {
+        self.turn_back().is_some()
+    }
+
     /// Takes what `spec` says from the host.
     pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), String> {
         match self {
-            Self::Copies(shield) => {
+            Self::Copies { shield, .. } => {
                 let done = shield.update(spec).map(drop);
                 done.map_err(|error| shield_failure(&error))
             }
@@ -115,7 +136,7 @@ impl Interception {
     /// Takes what `more` says as well.
     pub(super) fn extend(&mut self, more: &Intercept) -> Result<(), String> {
         match self {
-            Self::Copies(shield) => {
+            Self::Copies { shield, .. } => {
                 let done = shield.extend(more).map(drop);
                 done.map_err(|error| shield_failure(&error))
             }
@@ -129,21 +150,21 @@ impl Interception {
     /// Keeps the host from handled frames of another interface.
     pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
-            Self::Copies(shield) => shield.add_interface(name),
+            Self::Copies { shield, .. } => shield.add_interface(name),
             Self::Routed { .. } => Ok(()),
         }
     }
 
     pub(super) fn remove_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
-            Self::Copies(shield) => shield.remove_interface(name),
+            Self::Copies { shield, .. } => shield.remove_interface(name),
             Self::Routed { .. } => Ok(()),
         }
     }
 
     pub(super) fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         match self {
-            Self::Copies(shield) => shield.add_local_clients(clients),
+            Self::Copies { shield, .. } => shield.add_local_clients(clients),
             Self::Routed { .. } => Ok(()),
         }
     }
@@ -153,7 +174,7 @@ impl Interception {
         clients: &[LocalClient],
     ) -> Result<(), ShieldError> {
         match self {
-            Self::Copies(shield) => shield.remove_local_clients(clients),
+            Self::Copies { shield, .. } => shield.remove_local_clients(clients),
             Self::Routed { .. } => Ok(()),
         }
     }
@@ -164,7 +185,7 @@ impl Interception {
         interfaces: BTreeMap<u32, String>,
     ) -> Result<(), SteeringError> {
         match self {
-            Self::Copies(_) => Ok(()),
+            Self::Copies { .. } => Ok(()),
             Self::Routed { steering, .. } => steering.set_interfaces(interfaces),
         }
     }
@@ -172,7 +193,7 @@ impl Interception {
     /// Whether the host's settings let any packet through, before the engine says that it is ready.
     pub(super) fn check_host(&self) -> Result<(), SteeringError> {
         match self {
-            Self::Copies(_) => Ok(()),
+            Self::Copies { .. } => Ok(()),
             Self::Routed { steering, .. } => steering.check_forwarding(),
         }
     }
@@ -219,4 +240,23 @@ fn shield_failure(error: &ShieldError) -> String {
 
 fn steering_failure(error: &SteeringError) -> String {
     format!("not all of its packets are led to the director yet, which is tried again: {error}")
+}
+
+/// Loads what turns frames back, under a mark that nobody else uses; says so where it cannot be.
+fn open_way_back() -> Option<TurnBack> {
+    let turn = mark().and_then(TurnBack::load);
+    turn.map_err(|error| {
+        warn!(
+            "fragments and errors that are given back to the host come in by {}, not by the interface that they came from              ({error}): rules of the host that name an interface should name that one too. It takes Linux 6.6 with              CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            HostDevice::NAME
+        );
+    })
+    .ok()
+}
+
+/// A mark that a stranger cannot guess, not 0.
+fn mark() -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes) | 1)
 }

@@ -193,6 +193,7 @@ impl Keeper {
                 mtu: 65_535,
                 ethernet: false,
                 offload: true,
+                gives_back: false,
             },
             running: true,
             decapsulates: false,

@@ -125,6 +125,7 @@ impl Keeper {
                     mtu: link.mtu,
                     ethernet: true,
                     offload: true,
+                    gives_back: self.interception.gives_back(),
                 },
                 running: link.running,
                 decapsulates: decapsulates(link.kind.as_deref()),
@@ -158,7 +159,10 @@ impl Keeper {
     }
 
     fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {
-        let io = AfPacket::open(link.index, &link.name)?;
+        let io = match self.interception.turn_back() {
+            Some(turn) => AfPacket::open_with_way_back(link.index, &link.name, turn)?,
+            None => AfPacket::open(link.index, &link.name)?,
+        };
         self.interception.add_interface(&link.name)?;
         Ok(io)
     }

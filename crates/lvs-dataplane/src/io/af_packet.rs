@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::packet::frame::Frame;
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{self, MessageBatch, PacketSocket};
+use crate::sys::{self, MessageBatch, PacketSocket, TurnBack, TurnedBack};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
@@ -71,6 +71,34 @@ pub struct SocketCounters {
     pub receive_cut: u64,
 }
 
+/// A way back for frames that the host should have seen: sent with a mark, they come in again on the interface.
+///
+/// ```text
+///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
+///                                                            the shield takes the mark off and lets it pass
+///                                                            the host sees it as it came
+/// ```
+#[derive(Debug)]
+struct Back {
+    socket: PacketSocket,
+    _turned: TurnedBack,
+}
+
+impl Back {
+    fn open(ifindex: u32, turn: &TurnBack) -> io::Result<Self> {
+        let socket = PacketSocket::new()?;
+        socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
+        sys::set_send_buffer(&socket, BUFFER)?;
+        // Nothing may leave with the mark before the program is there.
+        let turned = turn.attach(ifindex)?;
+        socket.bind_to_send(ifindex, turn.mark())?;
+        Ok(Self {
+            socket,
+            _turned: turned,
+        })
+    }
+}
+
 /// A packet socket on one Ethernet interface.
 #[derive(Debug)]
 pub struct AfPacket {
@@ -79,6 +107,7 @@ pub struct AfPacket {
     ifindex: u32,
     receive: MessageBatch,
     transmit: MessageBatch,
+    back: Option<Back>,
     counters: SocketCounters,
     kernel_drops: u64,
     was_down: bool,
@@ -90,7 +119,7 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, false)
+        Self::open_for(ifindex, name, false, None)
     }
 
     /// As [`Self::open`], for frames with a VLAN tag only.
@@ -98,10 +127,27 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, true)
+        Self::open_for(ifindex, name, true, None)
     }
 
-    fn open_for(ifindex: u32, name: &str, tagged: bool) -> Result<Self, OpenError> {
+    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]).
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_with_way_back(
+        ifindex: u32,
+        name: &str,
+        turn: &TurnBack,
+    ) -> Result<Self, OpenError> {
+        Self::open_for(ifindex, name, false, Some(turn))
+    }
+
+    fn open_for(
+        ifindex: u32,
+        name: &str,
+        tagged: bool,
+        turn: Option<&TurnBack>,
+    ) -> Result<Self, OpenError> {
         let fail = |step: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
                 Some(libc::EPERM | libc::EACCES) => OpenError::Permission {
@@ -139,6 +185,12 @@ impl AfPacket {
         if tagged {
             socket.only_tagged().map_err(fail("filter for tags"))?;
         }
+        if let Some(turn) = turn {
+            let filtered = socket.without_mark(turn.mark());
+            filtered.map_err(fail("filter for marks"))?;
+        }
+        let back = turn.map(|turn| Back::open(ifindex, turn)).transpose();
+        let back = back.map_err(fail("open the way back"))?;
         socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
         Ok(Self {
             socket,
@@ -146,6 +198,7 @@ impl AfPacket {
             ifindex,
             receive: MessageBatch::new(BATCH),
             transmit: MessageBatch::new(BATCH),
+            back,
             counters: SocketCounters::default(),
             kernel_drops: 0,
             was_down: false,
@@ -168,6 +221,15 @@ impl AfPacket {
     /// The interface's index.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
+    }
+
+    /// Gives frames back to the host as if they had just come in; returns how many were refused. Without a way back
+    /// ([`Self::open_with_way_back`]) all are.
+    pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
+        match &self.back {
+            Some(back) => send(&back.socket, &mut self.transmit, &mut self.counters, frames),
+            None => frames.len(),
+        }
     }
 
     /// What the backend has counted.
@@ -250,46 +312,7 @@ impl PacketIo for AfPacket {
     }
 
     fn send(&mut self, frames: &mut [Frame]) -> usize {
-        let mut refused = 0;
-        let mut done = 0;
-        let mut patience = SEND_PATIENCE;
-        while done < frames.len() {
-            let messages = frames[done..]
-                .iter()
-                .map(|frame| (vnet::encode(&frame.offload), frame.bytes()));
-            let err = match self.transmit.send(self.socket.as_fd(), messages) {
-                Ok(sent) if sent > 0 => {
-                    done += sent;
-                    continue;
-                }
-                Ok(_) => break,
-                Err(err) => err,
-            };
-            match err.raw_os_error() {
-                Some(libc::EINTR) => continue,
-                Some(libc::EAGAIN | libc::ENOBUFS) => {
-                    if !patience.is_zero() {
-                        let started = std::time::Instant::now();
-                        sys::wait_writable(self.socket.as_fd(), patience);
-                        // A queue that is full though the socket is writable gets one more try, not a busy loop.
-                        let spent = started.elapsed().max(SEND_PATIENCE / 4);
-                        patience = patience.saturating_sub(spent);
-                        continue;
-                    }
-                    self.counters.send_full += 1;
-                }
-                Some(libc::EMSGSIZE) => self.counters.send_too_long += 1,
-                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                    let rest = frames.len() - done;
-                    self.counters.send_down += u64::try_from(rest).unwrap_or(u64::MAX);
-                    return refused + rest;
-                }
-                _ => self.counters.send_other += 1,
-            }
-            refused += 1;
-            done += 1;
-        }
-        refused
+        send(&self.socket, &mut self.transmit, &mut self.counters, frames)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -303,6 +326,55 @@ impl PacketIo for AfPacket {
             offload: true,
         }
     }
+}
+
+/// Sends frames in order and returns how many were refused.
+fn send(
+    socket: &PacketSocket,
+    transmit: &mut MessageBatch,
+    counters: &mut SocketCounters,
+    frames: &[Frame],
+) -> usize {
+    let mut refused = 0;
+    let mut done = 0;
+    let mut patience = SEND_PATIENCE;
+    while done < frames.len() {
+        let messages = frames[done..]
+            .iter()
+            .map(|frame| (vnet::encode(&frame.offload), frame.bytes()));
+        let err = match transmit.send(socket.as_fd(), messages) {
+            Ok(sent) if sent > 0 => {
+                done += sent;
+                continue;
+            }
+            Ok(_) => break,
+            Err(err) => err,
+        };
+        match err.raw_os_error() {
+            Some(libc::EINTR) => continue,
+            Some(libc::EAGAIN | libc::ENOBUFS) => {
+                if !patience.is_zero() {
+                    let started = std::time::Instant::now();
+                    sys::wait_writable(socket.as_fd(), patience);
+                    // A queue that is full though the socket is writable gets one more try, not a busy loop.
+                    let spent = started.elapsed().max(SEND_PATIENCE / 4);
+                    patience = patience.saturating_sub(spent);
+                    continue;
+                }
+                counters.send_full += 1;
+            }
+            Some(libc::EMSGSIZE) => counters.send_too_long += 1,
+            Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                let rest = frames.len() - done;
+                counters.send_down += u64::try_from(rest).unwrap_or(u64::MAX);
+                return refused + rest;
+            }
+            _ => counters.send_other += 1,
+        }
+        refused += 1;
+        done += 1;
+    }
+    refused
 }
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).

@@ -15,6 +15,8 @@ pub struct MemoryIo {
     pub input: VecDeque<Frame>,
     /// What [`PacketIo::send`] took.
     pub output: Vec<Frame>,
+    /// What was given back to the host.
+    pub returned: Vec<Frame>,
     /// Frames that `output` takes; `None` is no limit.
     pub room: Option<usize>,
     /// Frames are bare IP packets.
@@ -31,6 +33,12 @@ impl MemoryIo {
     pub fn lend(&mut self, batch: &mut Batch) -> usize {
         let count = self.input.len().min(BATCH);
         batch.lend(self.input.drain(..count))
+    }
+
+    /// Takes frames that the host gets back as they came.
+    pub fn give_back(&mut self, frames: &[Frame]) -> usize {
+        self.returned.extend_from_slice(frames);
+        0
     }
 
     /// Takes out what was sent.

@@ -107,12 +107,14 @@ impl Port {
         }
     }
 
-    /// Gives packets back to the host as they came; returns how many were refused. Only the device that everything is
-    /// routed through tells that from [`send`](Self::send).
+    /// Gives packets back to the host as they came; returns how many were refused. An interface gives back frames as it
+    /// receives them ([`PortInfo::gives_back`](crate::packet::net::PortInfo::gives_back)), a device packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
+            Self::AfPacket(io) => io.give_back(frames),
             Self::Hop(io) => io.give_back(frames),
-            _ => self.send(frames),
+            Self::Memory(io) => io.give_back(frames),
+            Self::Host(io) => io.send(frames),
         }
     }
 

@@ -648,14 +648,10 @@ impl NetState {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl NetState {
     /// One Ethernet link with a network that is on it, and a neighbour there.
-    pub(crate) fn of_link(
-        index: u32,
-        network: (IpAddr, u8),
-        neighbour: (IpAddr, LinkAddress),
-    ) -> Self {
+    pub fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, LinkAddress)) -> Self {
         let mut state = Self::default();
         let link = Link {
             index,
@@ -693,6 +689,38 @@ impl NetState {
         };
         state.neighbours.insert((index, addr), known);
         state
+    }
+
+    /// Adds a network behind a gateway, and the gateway as a neighbour.
+    #[must_use]
+    pub fn with_gateway(
+        mut self,
+        index: u32,
+        network: (IpAddr, u8),
+        gateway: (IpAddr, LinkAddress),
+    ) -> Self {
+        let (addr, mac) = gateway;
+        let hit = RouteHit {
+            kind: RouteKind::Unicast,
+            oif: index,
+            gateway: Some(addr),
+            prefsrc: None,
+            mtu: None,
+        };
+        let route = Route {
+            hit,
+            tos: 0,
+            metric: 0,
+        };
+        let (net, len) = network;
+        let prefix = (len, Bits::new(net).prefix(len));
+        self.v4.main.insert(prefix, route, false);
+        let known = Neighbour {
+            mac: Some(mac),
+            state: libc::NUD_REACHABLE,
+        };
+        self.neighbours.insert((index, addr), known);
+        self
     }
 }
 

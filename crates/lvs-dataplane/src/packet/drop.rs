@@ -51,11 +51,15 @@ reasons! {
         BadAggregate => "bad_aggregate",
         /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts into one.
         TinySegments => "tiny_segments",
+        /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
+        NestedTags => "nested_tags",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
         /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or
         /// a translation to a loopback address.
         Martian => "martian",
+        /// Its source is not routed back to where it came from (`--reverse-path`).
+        ReversePath => "reverse_path",
         /// An IPv4 option that makes no sense; the sender is told (parameter problem).
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.

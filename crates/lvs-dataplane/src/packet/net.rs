@@ -28,6 +28,8 @@ pub struct PortInfo {
     pub ethernet: bool,
     /// It takes unfinished checksums and aggregates of segments.
     pub offload: bool,
+    /// Frames can be given back to the host on it, as if they had just come in.
+    pub gives_back: bool,
 }
 
 /// The way to an address.

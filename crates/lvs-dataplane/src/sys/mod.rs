@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod bpf;
 mod device;
 mod packet;
 pub(crate) mod peercred;
@@ -16,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent};
+pub use bpf::{TurnBack, TurnedBack};
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;

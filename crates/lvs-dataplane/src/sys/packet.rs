@@ -91,13 +91,28 @@ impl PacketSocket {
     pub fn only_tagged(&self) -> io::Result<()> {
         // The ancillary word that tells whether a tag was taken out of the frame (`SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`).
         const TAG_PRESENT: u32 = (-0x1000_i32 + 48).cast_unsigned();
+        self.only_without(TAG_PRESENT, 0)
+    }
+
+    /// Receives no frames with this mark from now on; to be called before [`Self::bind`].
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn without_mark(&self, mark: u32) -> io::Result<()> {
+        // `SKF_AD_OFF + SKF_AD_MARK`.
+        const MARK: u32 = (-0x1000_i32 + 20).cast_unsigned();
+        self.only_without(MARK, mark)
+    }
+
+    /// Receives only frames of which the ancillary word is another one.
+    fn only_without(&self, word: u32, value: u32) -> io::Result<()> {
         const LOAD: u16 = 0x20;
         const JUMP_IF_EQUAL: u16 = 0x15;
         const RETURN: u16 = 0x06;
         let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut program = [
-            op(LOAD, 0, 0, TAG_PRESENT),
-            op(JUMP_IF_EQUAL, 1, 0, 0),
+            op(LOAD, 0, 0, word),
+            op(JUMP_IF_EQUAL, 1, 0, value),
             op(RETURN, 0, 0, u32::MAX),
             op(RETURN, 0, 0, 0),
         ];
@@ -119,7 +134,22 @@ impl PacketSocket {
     /// # Errors
     /// If there is no such interface.
     pub fn bind(&self, ifindex: u32) -> io::Result<()> {
-        let protocol = u16::try_from(libc::ETH_P_ALL).expect("ETH_P_ALL is 3");
+        self.bind_for(
+            ifindex,
+            u16::try_from(libc::ETH_P_ALL).expect("ETH_P_ALL is 3"),
+        )
+    }
+
+    /// Sends on one interface from now on, with this mark, and receives nothing.
+    ///
+    /// # Errors
+    /// If there is no such interface, or without `CAP_NET_ADMIN`.
+    pub fn bind_to_send(&self, ifindex: u32, mark: u32) -> io::Result<()> {
+        set_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
+        self.bind_for(ifindex, 0)
+    }
+
+    fn bind_for(&self, ifindex: u32, protocol: u16) -> io::Result<()> {
         let address = libc::sockaddr_ll {
             sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
             sll_protocol: protocol.to_be(),

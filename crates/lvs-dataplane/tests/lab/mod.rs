@@ -46,6 +46,7 @@ pub fn table() -> Table {
         mtu,
         ethernet,
         offload: true,
+        gives_back: false,
     };
     Table {
         ports: vec![
@@ -210,6 +211,8 @@ pub struct Lab {
     pub pmtu_disc: bool,
     pub now: Instant,
     pub requests: Vec<Request>,
+    /// What was given back to the host on the port that it came in by.
+    pub returned: Vec<(PortId, Vec<u8>)>,
 }
 
 impl Lab {
@@ -225,6 +228,7 @@ impl Lab {
             pmtu_disc: true,
             now: Instant::from_secs(10),
             requests: Vec::new(),
+            returned: Vec::new(),
         };
         for s in services {
             lab.net.vips.insert(s.virt.ip());
@@ -292,6 +296,10 @@ impl Lab {
             "every frame has one fate"
         );
         self.requests.append(&mut out.requests);
+        for (port, frames) in out.returned() {
+            let frames = frames.iter().map(|frame| (port, frame.bytes().to_vec()));
+            self.returned.extend(frames);
+        }
         let mut sent = Vec::new();
         for (port, frames) in out.queues() {
             sent.extend(frames.iter().map(|f| (port, f.clone())));

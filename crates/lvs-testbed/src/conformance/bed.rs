@@ -71,6 +71,7 @@ fn table() -> Table {
         mtu,
         ethernet,
         offload: false,
+        gives_back: false,
     };
     Table {
         ports: vec![

@@ -82,6 +82,7 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
         mtu: mtu[index],
         ethernet: index != HOST.index(),
         offload: offload[index],
+        gives_back: false,
     };
     let route = |to: &str, port: PortId, gateway| {
         let source = scene.director[port.index()].to_string();

@@ -6,6 +6,7 @@ mod capture;
 mod doctor;
 mod drain;
 mod explain;
+mod filter;
 mod limit;
 mod local;
 mod mark;

@@ -1,7 +1,8 @@
 //! The one table of the additional commands.
 
 use super::{
-    Operator, capture, doctor, drain, explain, flag, limit, local, mark, shell, simple, watch,
+    Operator, capture, doctor, drain, explain, filter, flag, limit, local, mark, shell, simple,
+    watch,
 };
 
 /// Dispatch, help, completions and manual page go by it.
@@ -151,6 +152,23 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag("--off", "", "remove the limits that are not given as well"),
         ],
         run: limit::run,
+    },
+    Operator {
+        name: "filter",
+        arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all]",
+        summary: "manage whose new connections are accepted, by source prefix",
+        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. A filter has up to 65,536 prefixes.",
+        flags: &[
+            flag("--allow", "LIST", "prefixes, separated by commas"),
+            flag("--deny", "LIST", "prefixes, separated by commas"),
+            flag(
+                "--allow-file",
+                "FILE",
+                "prefixes, separated by blanks or line ends; # begins a comment",
+            ),
+            flag("--deny-file", "FILE", "the same, denied"),
+        ],
+        run: filter::run,
     },
     Operator {
         name: "capture",

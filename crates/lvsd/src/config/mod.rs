@@ -26,7 +26,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId};
-use lvs_core::{ServerConfig, ServiceConfig};
+use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
 
 pub(crate) use check::{check_filter, label};
 pub use diagnostic::{Diagnostic, Report, Severity};
@@ -50,6 +50,8 @@ pub struct Config {
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.
     pub marks: Vec<String>,
+    /// Whose new connections services take, all of them; `None` leaves the engine's.
+    pub filter: Option<SourceFilter>,
     /// Rules that give services of many ports their marks, in the engine's words.
     pub port_marks: Vec<String>,
     /// The services, in the order of the file.
@@ -111,6 +113,8 @@ pub struct Dataplane {
     pub helpers: Vec<String>,
     /// `answer` or `drop`.
     pub echo: Option<String>,
+    /// `off`, `loose` or `strict`.
+    pub reverse_path: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
@@ -170,6 +174,7 @@ impl Dataplane {
             ("--group", self.group.clone()),
             ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
+            ("--reverse-path", self.reverse_path.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
             ("--icmp-ratelimit", ratelimit),
@@ -238,6 +243,8 @@ pub struct Service {
     pub ports: Option<ManyPorts>,
     /// Whose address the VIP is.
     pub vip: VipMode,
+    /// Whose new connections it takes.
+    pub filter: SourceFilter,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
     /// How long a server that has left the file may keep its connections.

@@ -24,6 +24,8 @@ pub(super) struct RawConfig {
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
     pub(super) mark: Vec<Spanned<RawMark>>,
+    /// For all services.
+    pub(super) filter: Option<Spanned<RawFilter>>,
 }
 
 /// `[lvsd]`: the daemon itself.
@@ -74,6 +76,8 @@ pub(super) struct RawDataplane {
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
+    /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default: `off`.
+    pub(super) reverse_path: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
     pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
@@ -140,7 +144,23 @@ pub(super) struct RawService {
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     /// What it takes at most. Default: no limits.
     pub(super) limits: Option<RawLimits>,
+    /// Whose new connections it takes. Default: everybody's.
+    pub(super) filter: Option<Spanned<RawFilter>>,
     pub(super) server: Vec<Spanned<RawServer>>,
+}
+
+/// `filter = { ... }`, and `[filter]` for all services.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawFilter {
+    /// Networks whose connections are taken. Default: none.
+    pub(super) allow: Option<Spanned<OneOrMore>>,
+    /// Networks whose connections are refused. Default: none.
+    pub(super) deny: Option<Spanned<OneOrMore>>,
+    /// Files with more of the former. Default: none.
+    pub(super) allow_file: Option<Spanned<OneOrMore>>,
+    /// Files with more of the latter. Default: none.
+    pub(super) deny_file: Option<Spanned<OneOrMore>>,
 }
 
 /// `limits = { ... }`.

@@ -34,6 +34,7 @@ profile = "kernel"
 own_vips = false
 helper = "ftp"
 echo = "drop"
+reverse_path = "strict"
 echo_limit = 10
 clamp_mss = "auto"
 icmp_ratelimit = "500ms"
@@ -254,7 +255,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
-         --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
+         --reverse-path strict --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -1432,5 +1433,39 @@ fn what_cannot_be_meant_is_warned_about() {
         ("scheduler = \"wrr\"", ["weight = 2", "weight = 0"]),
     ] {
         assert!(told(&service(keys, weights)).is_empty());
+    }
+}
+
+#[test]
+fn filters_are_networks_and_files_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("blocked");
+    std::fs::write(&path, "203.0.113.0/24 # bad\n2001:db8:bad::/48\n").unwrap();
+    let path = path.display();
+    let text = |filter: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\nfilter = {filter}\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        )
+    };
+    let config = load(&text(&format!(
+        "{{ allow = \"10.0.0.0/8\", deny = [\"10.1.0.0/16\"], deny_file = \"{path}\" }}"
+    )));
+    let lists = config.services[0].filter.lists();
+    assert_eq!(lists.allow, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(lists.deny.len(), 3);
+    assert_eq!(config.filter, None);
+    for (filter, reason) in [
+        ("{ deny = \"10.0.0.0/33\" }", "expected an address"),
+        (
+            "{ deny = \"::1\", allow = \"::1\" }",
+            "both allowed and denied",
+        ),
+        (
+            "{ deny_file = \"/nonexistent\" }",
+            "cannot read /nonexistent",
+        ),
+    ] {
+        let error = errors(&text(filter));
+        assert!(error.contains(reason), "{filter}: {error}");
     }
 }

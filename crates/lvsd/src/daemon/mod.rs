@@ -452,6 +452,7 @@ fn desired(
             id: service.id,
             name: service.name.clone(),
             line: service.line,
+            filter: service.filter.clone(),
             config: service.config.clone(),
             on_check_failure: service.on_check_failure,
             drain: service.drain,
@@ -475,6 +476,7 @@ fn desired(
         // A file without any leaves to others what they have set.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
         port_marks: config.port_marks.clone(),
+        filter: config.filter.clone(),
         local: config.dataplane.local.clone(),
         adopt: config.daemon.adopt,
     }

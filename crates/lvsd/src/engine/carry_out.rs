@@ -206,6 +206,7 @@ mod tests {
         let desired = Desired {
             file: "lvsd.toml".into(),
             services: vec![DesiredService {
+                filter: lvs_core::SourceFilter::default(),
                 id: id(1),
                 name: "web".to_owned(),
                 line: Line(7),

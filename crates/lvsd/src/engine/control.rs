@@ -1,8 +1,10 @@
 //! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceInfo, Sysctl};
+use lvs_core::FilterLists;
+use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceId, ServiceInfo, Sysctl};
 
 /// Owner that the daemon writes into its services.
 pub const OWNER: &str = "lvsd";
@@ -46,6 +48,12 @@ pub trait EngineControl: Send {
     /// # Errors
     /// See [`ControlError`].
     fn marks(&mut self) -> Result<Vec<String>, ControlError>;
+
+    /// The filters by source that are not off.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
 
     /// The addresses that stand for clients with full NAT.
     ///

@@ -57,6 +57,19 @@ impl<'a> Names<'a> {
         match change {
             Call::SysctlSet(sysctl) => format!("set sysctl {} = {}", sysctl.name, sysctl.value),
             Call::MarkSet { rules } => format!("set {} for marks", counted(rules.len(), "rule")),
+            Call::FilterSet(spec) => {
+                let (allow, deny) = spec.filter.counts();
+                let whose = match &spec.service {
+                    Some(id) => self.service(id, ""),
+                    None => "all services".to_owned(),
+                };
+                format!(
+                    "set the filter of {whose}: {allow} allowed, {deny} denied{}",
+                    spec.service
+                        .as_ref()
+                        .map_or_else(String::new, |id| place(id, None))
+                )
+            }
             Call::LocalSet(pool) => format!(
                 "set {}{}",
                 counted(pool.addresses.len(), "local address"),

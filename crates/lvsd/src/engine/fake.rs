@@ -1,7 +1,7 @@
 //! An engine in memory, for tests: a director of `lvs-core` that takes changes as the real engine
 //! does, and forwards nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use lvs_core::api::{
     Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
     ServiceInfo, Sysctl,
 };
-use lvs_core::{Control, Instant, Options, Sysctls};
+use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
 
 use crate::config::Dataplane;
 use crate::engine::control::{ControlError, EngineControl};
@@ -64,6 +64,10 @@ impl Engine {
             vips: control.own_vips().iter().copied().collect(),
             sysctls: Sysctls::NAMES.iter().filter_map(sysctl).collect(),
             marks: control.marks().iter().map(ToString::to_string).collect(),
+            filters: control
+                .filters()
+                .map(|(key, filter)| (key.map(ServiceId::from), filter.lists()))
+                .collect(),
             local: LocalPool {
                 addresses: local.iter().map(|local| local.addr).collect(),
                 hairpin,
@@ -349,6 +353,10 @@ impl EngineControl for FakeControl {
 
     fn marks(&mut self) -> Result<Vec<String>, ControlError> {
         Ok(self.held()?.marks)
+    }
+
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
+        Ok(self.held()?.filters)
     }
 
     fn local(&mut self) -> Result<LocalPool, ControlError> {

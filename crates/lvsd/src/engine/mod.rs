@@ -538,6 +538,7 @@ impl Link {
             desired.vips.retain(may);
         }
         actual.marks = lost_only(control.marks(), refusals)?.unwrap_or_default();
+        actual.filters = lost_only(control.filters(), refusals)?.unwrap_or_default();
         if goal.desired.local.is_some() {
             actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
         }

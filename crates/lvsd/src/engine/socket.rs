@@ -1,9 +1,12 @@
 //! [`EngineControl`] over the engine's control socket.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use lvs_core::FilterLists;
 use lvs_core::api::{
-    Call, Done, FailureCode, Info, LocalInfo, LocalPool, MarkText, ServiceInfo, Sysctl,
+    Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ServiceId,
+    ServiceInfo, Sysctl,
 };
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
@@ -78,6 +81,17 @@ impl EngineControl for Connection {
     fn marks(&mut self) -> Result<Vec<String>, ControlError> {
         let all: Vec<MarkText> = self.0.collect(&Call::MarkList {}).map_err(translate)?;
         Ok(all.into_iter().map(|rule| rule.rule).collect())
+    }
+
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
+        let items: Vec<FilterItem> = self.0.collect(&Call::FilterList {}).map_err(translate)?;
+        let mut all: HashMap<_, FilterLists> = HashMap::new();
+        for FilterItem { service, lists } in items {
+            let whole = all.entry(service).or_default();
+            whole.allow.extend(lists.allow);
+            whole.deny.extend(lists.deny);
+        }
+        Ok(all)
     }
 
     fn local(&mut self) -> Result<LocalPool, ControlError> {

@@ -224,6 +224,10 @@ impl Control {
                 return Opened::Refused(Verdict::Accept(AcceptReason::LocalReply));
             }
         }
+        let decided = self.filters.decide(number, ask.client.ip());
+        if decided.is_some_and(|decided| !decided.taken()) {
+            return Opened::Refused(Verdict::Drop(DropReason::Filtered));
+        }
         self.refresh(shard);
         let service = self
             .services

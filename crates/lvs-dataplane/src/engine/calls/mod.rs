@@ -62,6 +62,7 @@ impl Handler for Shared {
             }),
             Call::Capture(filter) => self.capture(filter, out),
             Call::MarkList {} => self.list_marks(out),
+            Call::FilterList {} => self.list_filters(out),
             Call::LocalGet {} => to_value(&self.local_info()?),
             Call::Stop {} => {
                 self.stop();
@@ -83,6 +84,7 @@ impl Handler for Shared {
             | Call::MarkAdd { .. }
             | Call::MarkDelete { .. }
             | Call::MarkSet { .. }
+            | Call::FilterSet(_)
             | Call::VipsOwn { .. }
             | Call::LocalSet(_) => self.apply(vec![call], false),
         }

@@ -1,7 +1,9 @@
 //! The engine's own state: threads, interfaces, counters.
 
+use lvs_core::FilterLists;
 use lvs_core::api::{
-    Failure, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
+    Failure, FilterItem, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
+    ServiceId,
 };
 use serde_json::Value;
 
@@ -62,6 +64,26 @@ impl Shared {
                 rule: rule.to_string(),
                 packets: taken.get(number).copied().unwrap_or(0),
             })?;
+        }
+        end(out)
+    }
+
+    /// The filters by source, long ones in pieces.
+    pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        const PIECE: usize = 1000;
+        let filters: Vec<_> = self.control().filters().collect();
+        for (key, filter) in filters {
+            let service = key.map(ServiceId::from);
+            let FilterLists { allow, deny } = filter.lists();
+            let allow = allow.chunks(PIECE).map(|piece| (piece, &[][..]));
+            let deny = deny.chunks(PIECE).map(|piece| (&[][..], piece));
+            for (allow, deny) in allow.chain(deny) {
+                let (allow, deny) = (allow.to_vec(), deny.to_vec());
+                out.item(&FilterItem {
+                    service,
+                    lists: FilterLists { allow, deny },
+                })?;
+            }
         }
         end(out)
     }

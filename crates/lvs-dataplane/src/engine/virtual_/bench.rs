@@ -301,6 +301,7 @@ impl BenchNet {
                     mtu: interface.mtu,
                     ethernet: true,
                     offload: false,
+                    gives_back: false,
                 };
                 net.ports.push((interface.name.clone(), info, networks));
             }
@@ -374,6 +375,7 @@ impl Net for BenchNet {
                 mtu: 65_535,
                 ethernet: false,
                 offload: true,
+                gives_back: false,
             }),
         }
     }

@@ -9,7 +9,9 @@
 //! ```text
 //! table netdev lvs-1234 { flags owner;
 //!   chain in-eth0 { type filter hook ingress device "eth0" priority -300;      one for each interface
+//!     mark GIVEN_BACK mark set 0 accept what the host should have seen, and sees now as it came
 //!     pkttype != host accept            other stations' frames: a macvlan child's, and what IPVS does not take
+//!     vlan id 0 vlan type vlan vlan id 0 drop   the host would look behind both, and the chains below cannot
 //!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device,
 //!     ether type ip6 jump hide6         unless the tag says nothing but a priority
 //!     vlan id 0 vlan type ip  jump hide4
@@ -100,15 +102,17 @@ pub struct Shield {
     table: String,
     chains: BTreeSet<String>,
     applied: BTreeMap<String, BTreeSet<Vec<u8>>>,
+    given_back: Option<u32>,
     buf: Vec<u8>,
 }
 
 impl Shield {
-    /// Creates the table. It hides nothing yet, on no interface.
+    /// Creates the table. It hides nothing yet, on no interface, and never a frame with the mark `given_back`, which it
+    /// takes off.
     ///
     /// # Errors
     /// Without the privilege, or if the kernel lacks something.
-    pub fn open() -> Result<Self, ShieldError> {
+    pub fn open(given_back: Option<u32>) -> Result<Self, ShieldError> {
         let unsupported = |source| ShieldError::Unsupported { source };
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(unsupported)?;
         let address = socket.bind_auto().map_err(unsupported)?;
@@ -124,6 +128,7 @@ impl Shield {
             table: format!("lvs-{}", address.port_number()),
             chains: BTreeSet::new(),
             applied: BTreeMap::new(),
+            given_back,
             buf: Vec::with_capacity(32 << 10),
         };
         let table = this.table.clone();
@@ -185,11 +190,36 @@ impl Shield {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
         batch.add_ingress_chain(&chain, interface, PRIORITY);
+        if let Some(mark) = self.given_back {
+            batch.add_rule(&chain, |rule| {
+                rule.load_mark(REG)
+                    .equal(REG, &mark.to_ne_bytes())
+                    .clear_mark(REG)
+                    .accept();
+            });
+        }
         batch.add_rule(&chain, |rule| {
             rule.load_packet_type(REG)
                 .not_equal(REG, &[libc::PACKET_HOST])
                 .accept();
         });
+        for outer in [vlan::TAG, vlan::SERVICE_TAG] {
+            for inner in [vlan::TAG, vlan::SERVICE_TAG] {
+                batch.add_rule(&chain, |rule| {
+                    rule.load(Base::Link, 12, 2, REG)
+                        .equal(REG, &outer.to_be_bytes())
+                        .load(Base::Link, 14, 2, REG)
+                        .mask(REG, &[0x0f, 0xff])
+                        .equal(REG, &[0, 0])
+                        .load(Base::Link, 16, 2, REG)
+                        .equal(REG, &inner.to_be_bytes())
+                        .load(Base::Link, 18, 2, REG)
+                        .mask(REG, &[0x0f, 0xff])
+                        .equal(REG, &[0, 0])
+                        .drop();
+                });
+            }
+        }
         for family in [V4, V6] {
             batch.add_rule(&chain, |rule| {
                 rule.load(Base::Link, 12, 2, REG)

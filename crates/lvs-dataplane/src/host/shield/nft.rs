@@ -35,6 +35,9 @@ pub(super) const TYPE_PROTOCOL: u32 = 12;
 pub(super) const TYPE_PORT: u32 = 13;
 pub(super) const TYPE_ICMP: u32 = 14;
 
+/// `NFT_META_MARK`.
+const META_MARK: u32 = 3;
+
 /// The first 32-bit register (`NFT_REG32_00`); there are sixteen.
 pub(super) const REG: u32 = 8;
 
@@ -235,6 +238,23 @@ impl RuleBody<'_> {
     /// Loads how the frame is addressed on the link (`PACKET_HOST` and so on).
     pub(super) fn load_packet_type(&mut self, register: u32) -> &mut Self {
         self.meta(19, register)
+    }
+
+    /// Loads the mark, in the host's byte order.
+    pub(super) fn load_mark(&mut self, register: u32) -> &mut Self {
+        self.meta(META_MARK, register)
+    }
+
+    /// Takes the mark off the packet.
+    pub(super) fn clear_mark(&mut self, register: u32) -> &mut Self {
+        self.expression("immediate", |b| {
+            b.attr_be32(1, register);
+            b.nest(2, |b| b.attr(1, &[0; 4]));
+        });
+        self.expression("meta", |b| {
+            b.attr_be32(2, META_MARK);
+            b.attr_be32(3, register);
+        })
     }
 
     fn meta(&mut self, key: u32, register: u32) -> &mut Self {

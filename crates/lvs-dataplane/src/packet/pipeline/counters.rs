@@ -25,16 +25,22 @@ pub enum Fate {
 
 /// A field of [`Counters`]: one number, or one for each reason.
 trait Count {
+    const ZERO: Self;
+
     fn add(&mut self, other: &Self);
 }
 
 impl Count for u64 {
+    const ZERO: Self = 0;
+
     fn add(&mut self, other: &Self) {
         *self += other;
     }
 }
 
 impl<const N: usize> Count for [u64; N] {
+    const ZERO: Self = [0; N];
+
     fn add(&mut self, other: &Self) {
         for (ours, theirs) in self.iter_mut().zip(other) {
             *ours += theirs;
@@ -47,10 +53,18 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
         /// What became of all frames. `received + reassembled` equals the sum of all fates. The counters of several workers
         /// can be added.
-        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
             $($(#[$doc])* pub $name: $kind,)+
+        }
+
+        impl Default for Counters {
+            fn default() -> Self {
+                Self {
+                    $($name: <$kind as Count>::ZERO,)+
+                }
+            }
         }
 
         impl AddAssign<&Self> for Counters {

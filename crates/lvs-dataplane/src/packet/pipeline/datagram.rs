@@ -8,12 +8,20 @@ use super::{Cx, Decide, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::fragment::History;
 use crate::packet::frame::Frame;
-use crate::packet::net::{Net, NextHop};
+use crate::packet::net::{Net, NextHop, PortId};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel;
 use crate::packet::wire::icmp::ErrorKind;
 use crate::packet::wire::ip_options::WantedOptions;
-use crate::packet::wire::{decrement_ttl, ipv4};
+use crate::packet::wire::{Mac, decrement_ttl, ipv4};
+
+/// How a packet came in.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) port: PortId,
+    /// Who sent the frame.
+    pub(super) sender: Mac,
+}
 
 /// A packet on its way through the steps.
 #[derive(Clone, Copy)]
@@ -26,6 +34,8 @@ pub(super) struct Job<'a> {
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
+    /// The interface that it came in by, if it was one.
+    pub(super) arrival: Option<Arrival>,
     /// How it had been cut, if it came in fragments.
     pub(super) history: Option<&'a History>,
     /// What its IPv4 options ask a router to write.
@@ -43,6 +53,7 @@ impl Job<'_> {
             from_host,
             to_host,
             inner: None,
+            arrival: None,
             history: None,
             options: WantedOptions::default(),
             hop: None,

@@ -173,7 +173,7 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::Loop);
         }
         if self.intercepted(job, cx) {
-            self.give_back(frame, job, cx)
+            self.give_back_as_it_came(frame, job, cx)
         } else {
             Fate::Left
         }

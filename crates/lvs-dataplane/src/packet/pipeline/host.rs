@@ -2,16 +2,40 @@
 
 use lvs_core::{Protocol, TcpFlags};
 
-use super::datagram::Job;
+use super::datagram::{Arrival, Job};
 use super::leave::{Pieces, dont_fragment};
-use super::{Cx, Echo, Fate, Pipeline};
+use super::{Cx, Echo, Fate, Output, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::fragment::{Cutter, History};
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
+use crate::packet::rewrite::mac;
 use crate::packet::segment::finish_checksum;
 use crate::packet::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::packet::wire::{ipv6, tcp, udp};
+use crate::packet::wire::{Mac, ipv6, tcp, udp};
+
+/// The way of a packet back to the host.
+#[derive(Clone, Copy)]
+enum Back {
+    /// The TUN device.
+    Device(PortId),
+    /// The interface that it came in by, and whose link-layer address that is.
+    Interface(Arrival, Mac),
+}
+
+impl Back {
+    /// Queues a packet.
+    fn push(self, mut frame: Frame, out: &mut Output) -> Result<(), FrameDrop> {
+        match self {
+            Self::Device(port) => out.push(port, frame),
+            Self::Interface(Arrival { port, sender }, receiver) => {
+                mac::ethernet(&mut frame, receiver, sender)?;
+                out.push_back(port, frame);
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Pipeline {
     /// Not for the director.
@@ -30,7 +54,7 @@ impl Pipeline {
         if !self.intercepted(job, cx) {
             return Fate::Left;
         }
-        self.give_back(frame, job, cx)
+        self.give_back_as_it_came(frame, job, cx)
     }
 
     /// What the host sends through here: nothing, but for what a server on it says to others than the clients of services.
@@ -49,6 +73,34 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
+    /// Gives a packet to the host that the host should have seen: by the interface that it came in by where that is
+    /// possible, so that the host's filters meet it as they would have, or else through the TUN device.
+    pub(super) fn give_back_as_it_came<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let back = job.arrival.and_then(|arrival| {
+            let info = cx.env.net.port(arrival.port)?;
+            info.gives_back
+                .then_some(Back::Interface(arrival, info.mac))
+        });
+        let Some(back) = back else {
+            return self.give_back(frame, job, cx);
+        };
+        if let Some(history) = job.history {
+            return self.give_back_fragments(back, frame, history, job.packet.is_ipv6(), cx);
+        }
+        match back.push(frame.take(), cx.out) {
+            Ok(()) => {
+                self.counters.emitted += 1;
+                Fate::GivenBack
+            }
+            Err(reason) => Fate::Dropped(reason),
+        }
+    }
+
     /// Gives a packet to the host through its TUN device.
     pub(super) fn give_back<N: Net>(
         &mut self,
@@ -65,7 +117,8 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::NoHostPort);
         };
         if let Some(history) = job.history {
-            return self.give_back_fragments(port, frame, history, job.packet.is_ipv6(), cx);
+            let back = Back::Device(port);
+            return self.give_back_fragments(back, frame, history, job.packet.is_ipv6(), cx);
         }
         if !info.offload
             && let Err(reason) = finish_checksum(frame)
@@ -80,7 +133,7 @@ impl Pipeline {
     /// As it came: the host puts it together, or forwards it, as it would have.
     fn give_back_fragments<N: Net>(
         &mut self,
-        port: PortId,
+        back: Back,
         frame: &Frame,
         history: &History,
         six: bool,
@@ -112,9 +165,8 @@ impl Pipeline {
         };
         for piece in cutter {
             let mut out = cx.out.spare(piece.len());
-            if piece.write(&mut out) {
+            if piece.write(&mut out) && back.push(out, cx.out).is_ok() {
                 self.counters.emitted += 1;
-                cx.out.push(port, out);
             }
         }
         Fate::GivenBack

@@ -2,14 +2,14 @@
 
 use lvs_core::Hook;
 
-use super::datagram::Job;
-use super::{Cx, Decide, Fate, Pipeline, checks};
+use super::datagram::{Arrival, Job};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath, checks};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId, PortInfo};
 use crate::packet::parse::{self, Fragment};
 use crate::packet::segment;
-use crate::packet::wire::vlan;
+use crate::packet::wire::vlan::{self, Priority};
 use crate::packet::wire::{
     ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, ethernet, ip_dst, ipv4,
     ipv6, is_ipv6,
@@ -31,23 +31,25 @@ impl Pipeline {
             if is_ipv6(frame.bytes()) && ipv6::dst(frame.bytes()).is_multicast() {
                 return Fate::Dropped(FrameDrop::HostStray);
             }
-            return self.ip(from_host, frame, decide, cx);
+            return self.ip(None, from_host, frame, decide, cx);
         }
-        if !vlan::take_priority_tag(frame) {
-            self.counters.tagged += 1;
-            return Fate::Left;
+        match vlan::take_priority_tag(frame) {
+            Priority::None | Priority::Taken => {}
+            Priority::Vlan => {
+                self.counters.tagged += 1;
+                return Fate::Left;
+            }
+            Priority::Nested => return Fate::Dropped(FrameDrop::NestedTags),
         }
         let bytes = frame.bytes();
-        let Some((dst, ethertype)) = bytes.get(..ETHERNET_LEN).map(|header| {
-            (
-                [
-                    header[0], header[1], header[2], header[3], header[4], header[5],
-                ],
-                be16(header, ethernet::ETHERTYPE),
-            )
-        }) else {
+        let Some((&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5], _)) = bytes
+            .split_first_chunk()
+            .filter(|_| bytes.len() >= ETHERNET_LEN)
+        else {
             return Fate::Dropped(FrameDrop::Truncated);
         };
+        let (dst, src) = ([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5]);
+        let ethertype = be16(bytes, ethernet::ETHERTYPE);
         let for_us = dst == info.mac.0;
         match ethertype {
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if for_us => {
@@ -67,7 +69,11 @@ impl Pipeline {
                 if !frame.pull_front(ETHERNET_LEN) {
                     return Fate::Dropped(FrameDrop::Truncated);
                 }
-                self.ip(false, frame, decide, cx)
+                let arrival = Arrival {
+                    port,
+                    sender: Mac(src),
+                };
+                self.ip(Some(arrival), false, frame, decide, cx)
             }
             ETHERTYPE_ARP if for_us || Mac(dst).is_multicast() => self.arp(port, info, frame, cx),
             ETHERTYPE_IPV6 if Mac(dst).is_multicast() => self
@@ -81,6 +87,7 @@ impl Pipeline {
     /// The IP packet in `frame`, link header gone.
     fn ip<N: Net, D: Decide>(
         &mut self,
+        arrival: Option<Arrival>,
         from_host: bool,
         frame: &mut Frame,
         decide: &mut D,
@@ -104,7 +111,10 @@ impl Pipeline {
             (false, true) => Hook::Local,
             (false, false) => Hook::Transit,
         };
-        let job = Job::new(packet, hook, from_host, to_host);
+        let job = Job {
+            arrival,
+            ..Job::new(packet, hook, from_host, to_host)
+        };
         // What a virtual link says of a frame is a peer's word.
         if let Err(reason) = segment::check_offload(frame, &packet) {
             return self.drop_or_leave(reason, &job, cx);
@@ -116,6 +126,9 @@ impl Pipeline {
                 self.drop_or_leave(FrameDrop::Martian, &job, cx)
             };
         }
+        if virtual_dst && !self.is_routed_back(&job, net) {
+            return self.drop_or_leave(FrameDrop::ReversePath, &job, cx);
+        }
         match packet.fragment {
             None => self.datagram(frame, job, decide, cx),
             // Fragments that concern nobody here stay with the host.
@@ -123,6 +136,19 @@ impl Pipeline {
                 self.fragment(frame, job, part, decide, cx)
             }
             Some(_) => Fate::Left,
+        }
+    }
+
+    /// Whether the source of a packet from an interface is where a reverse-path check wants it.
+    fn is_routed_back<N: Net>(&self, job: &Job<'_>, net: &N) -> bool {
+        let Some(arrival) = job.arrival else {
+            return true;
+        };
+        let back = || net.route(job.packet.src);
+        match self.common.settings.reverse_path {
+            ReversePath::Off => true,
+            ReversePath::Loose => back().is_some(),
+            ReversePath::Strict => back().is_some_and(|hop| hop.port == arrival.port),
         }
     }
 

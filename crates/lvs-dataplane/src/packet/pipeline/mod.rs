@@ -43,7 +43,7 @@ use crate::packet::wire::Mac;
 pub use self::counters::{Counters, Fate};
 use self::leave::Pieces;
 pub use self::output::{Output, Request};
-pub use self::settings::{ClampMss, Echo, Settings};
+pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {

@@ -34,6 +34,8 @@ pub enum Request {
 #[derive(Debug, Default)]
 pub struct Output {
     ports: Vec<Vec<Frame>>,
+    /// By the port that they came in by.
+    back: Vec<Vec<Frame>>,
     /// To be applied before the frames are sent.
     pub requests: Vec<Request>,
     /// Empty frames that may receive.
@@ -64,9 +66,19 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Frames to send.
+    /// Ports with frames that are to be given back to the host there, and these.
+    pub fn returned(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
+        (0..=u16::MAX)
+            .map(PortId)
+            .zip(self.back.iter_mut())
+            .filter(|(_, frames)| !frames.is_empty())
+            .map(|(port, frames)| (port, frames.as_mut_slice()))
+    }
+
+    /// Frames to send or to give back.
     pub(super) fn queued(&self) -> usize {
-        self.ports.iter().map(Vec::len).sum()
+        let both = self.ports.iter().chain(&self.back);
+        both.map(Vec::len).sum()
     }
 
     /// Forgets what was sent and applied; the buffers are used again.
@@ -74,11 +86,13 @@ impl Output {
         self.requests.clear();
         let Self {
             ports,
+            back,
             large,
             small,
             ..
         } = self;
-        for frame in ports.iter_mut().flat_map(|frames| frames.drain(..)) {
+        let both = ports.iter_mut().chain(back);
+        for frame in both.flat_map(|frames| frames.drain(..)) {
             keep(large, small, frame);
         }
     }
@@ -112,11 +126,12 @@ impl Output {
     }
 
     pub(super) fn queue(&mut self, port: PortId) -> &mut Vec<Frame> {
-        let index = port.index();
-        if self.ports.len() <= index {
-            self.ports.resize_with(index + 1, Vec::new);
-        }
-        &mut self.ports[index]
+        queue_of(&mut self.ports, port)
+    }
+
+    /// Queues a frame that is to come in again on `port`.
+    pub(super) fn push_back(&mut self, port: PortId, frame: Frame) {
+        queue_of(&mut self.back, port).push(frame);
     }
 
     /// Takes back the buffer of a frame that is done with. A backend's goes back to it.
@@ -129,6 +144,14 @@ impl Output {
     pub(super) fn push(&mut self, port: PortId, frame: Frame) {
         self.queue(port).push(frame);
     }
+}
+
+fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
+    let index = port.index();
+    if queues.len() <= index {
+        queues.resize_with(index + 1, Vec::new);
+    }
+    &mut queues[index]
 }
 
 /// Frames of each kind that are kept for reuse at most.

@@ -16,6 +16,8 @@ pub struct Settings {
     pub echo_per_second: u32,
     /// Lower the segment size that TCP connections are opened with.
     pub clamp_mss: Option<ClampMss>,
+    /// Where requests to services must be routed back to.
+    pub reverse_path: ReversePath,
 }
 
 impl Default for Settings {
@@ -25,6 +27,7 @@ impl Default for Settings {
             echo: Echo::Answer,
             echo_per_second: 1000,
             clamp_mss: None,
+            reverse_path: ReversePath::Off,
         }
     }
 }
@@ -36,7 +39,33 @@ impl Settings {
         echo: Echo::Answer,
         echo_per_second: 0,
         clamp_mss: None,
+        reverse_path: ReversePath::Off,
     };
+}
+
+/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks for the host's own packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReversePath {
+    /// No matter where.
+    #[default]
+    Off,
+    /// Through any interface.
+    Loose,
+    /// Through the interface that it came in by.
+    Strict,
+}
+
+impl FromStr for ReversePath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "loose" => Ok(Self::Loose),
+            "strict" => Ok(Self::Strict),
+            _ => Err("expected off, loose or strict".to_owned()),
+        }
+    }
 }
 
 /// What becomes of echo requests to addresses that the engine owns. Those to the host's addresses are always the host's.
@@ -115,5 +144,7 @@ mod tests {
             assert!(wrong.parse::<ClampMss>().is_err(), "{wrong}");
         }
         assert!("host".parse::<Echo>().is_err());
+        assert_eq!("loose".parse(), Ok(ReversePath::Loose));
+        assert!("1".parse::<ReversePath>().is_err());
     }
 }

@@ -77,17 +77,34 @@ pub fn remove(frame: &mut Frame) {
     }
 }
 
-/// Takes a tag that says nothing but a priority out of the frame, as a host without VLANs does; `false` if the frame is of a
-/// VLAN.
+/// What [`take_priority_tag`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// No tag.
+    None,
+    /// A tag that says nothing but a priority; it is gone.
+    Taken,
+    /// The frame is of a VLAN, with or without a priority tag around that.
+    Vlan,
+    /// One priority tag in another. No sender has a reason for that, and the kernel takes off as many as there are: the
+    /// [shield](crate::host::shield), which can look behind one, drops such frames.
+    Nested,
+}
+
+/// Takes a tag that says nothing but a priority out of the frame, as a host without VLANs does.
 #[inline]
-pub fn take_priority_tag(frame: &mut Frame) -> bool {
+pub fn take_priority_tag(frame: &mut Frame) -> Priority {
     match outermost(frame.bytes()) {
-        None => true,
+        None => Priority::None,
         Some(Tag { vlan: 0, .. }) => {
             remove(frame);
-            outermost(frame.bytes()).is_none()
+            match outermost(frame.bytes()) {
+                None => Priority::Taken,
+                Some(Tag { vlan: 0, .. }) => Priority::Nested,
+                Some(_) => Priority::Vlan,
+            }
         }
-        Some(_) => false,
+        Some(_) => Priority::Vlan,
     }
 }
 
@@ -142,14 +159,20 @@ mod tests {
     fn a_priority_is_no_vlan() {
         let mut priority = frame();
         assert!(insert(&mut priority, TAG, 0xa000));
-        assert!(take_priority_tag(&mut priority));
+        assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
         assert_eq!(priority.bytes(), frame().bytes());
         let mut vlan = frame();
         assert!(insert(&mut vlan, TAG, 0xa001));
-        assert!(!take_priority_tag(&mut vlan));
+        assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
         // A VLAN behind a priority is one all the same.
         assert!(insert(&mut vlan, TAG, 0));
-        assert!(!take_priority_tag(&mut vlan));
+        assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
+        for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
+            let mut nested = frame();
+            assert!(insert(&mut nested, inner, 0) && insert(&mut nested, outer, 0xe000));
+            assert_eq!(take_priority_tag(&mut nested), Priority::Nested);
+        }
+        assert_eq!(take_priority_tag(&mut frame()), Priority::None);
     }
 
     #[test]

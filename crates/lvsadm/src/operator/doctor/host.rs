@@ -173,8 +173,8 @@ fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
 }
 
 /// Where packets of services can be filtered.
-const FILTER: &str = "filter with `lvsadm mark add --source PREFIX --destination VIP --drop`, on the servers, in front of the director, or in an \
-                      XDP program (see docs/security.md)";
+const FILTER: &str = "filter with `lvsadm filter add SERVICE --deny PREFIX` (all services: `all`), on the servers, in front of the director, or in \
+                      an XDP program (see docs/security.md)";
 
 /// Whether a rule names the address or the port of a service.
 fn names(line: &str, service: &ServiceInfo) -> bool {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
         assert!(
-            findings.0[0].cure.contains("lvsadm mark add"),
+            findings.0[0].cure.contains("lvsadm filter add"),
             "{findings:?}"
         );
     }

@@ -3,6 +3,7 @@
 
 mod daemon;
 mod engine;
+mod filter;
 mod forward;
 mod health;
 mod scheduling;
@@ -55,6 +56,7 @@ pub(in crate::config) fn check(
         .as_ref()
         .map(|local| local.addresses.clone());
     let sysctls = checker.sysctls(raw);
+    let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
     let reuse_templates = sysctls
         .iter()
@@ -68,6 +70,7 @@ pub(in crate::config) fn check(
         daemon,
         dataplane,
         sysctls,
+        filter,
         marks,
         port_marks,
         services,

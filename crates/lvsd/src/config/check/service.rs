@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, Protocol};
+use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
 use toml::Spanned;
 
 use super::sense::ServerPlace;
@@ -190,6 +190,10 @@ impl Checker<'_> {
             config,
             ports,
             vip,
+            filter: raw
+                .filter
+                .as_ref()
+                .map_or_else(SourceFilter::default, |filter| self.filter(filter)),
             on_check_failure,
             drain,
             servers,

@@ -1,0 +1,523 @@
+//! Client, director, server: three hosts in namespaces for each contender, so that all of them stand ready and are measured in
+//! turn.
+//!
+//! ```text
+//! client cN ──── dN director eN ──── sN server
+//!  10.71.0.2    10.71.0.1   10.72.0.1   10.72.0.11-14
+//!  10.128.0.0/9, the flows' clients     10.73.0.1, the virtual service
+//! ```
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::netns::run_with_input;
+use lvs_testbed::programs;
+use lvs_testbed::{Host, Proc, Testbed, wait_until};
+use nix::sys::signal::Signal;
+
+use super::contender::{Contender, Method, Place};
+use super::programs as peers;
+use crate::yardsticks::Yardsticks;
+
+pub(super) const CLIENT_MAC: &str = "02:00:00:00:0c:00";
+pub(super) const FRONT_MAC: &str = "02:00:00:00:0d:00";
+pub(super) const BACK_MAC: &str = "02:00:00:00:0d:01";
+pub(super) const SERVER_MAC: &str = "02:00:00:00:05:00";
+pub(super) const VIP: &str = "10.73.0.1";
+pub(super) const VIP6: &str = "fd00:73::1";
+pub(super) const SERVER: &str = "10.72.0.11";
+pub(super) const SERVER6: &str = "fd00:72::11";
+/// Connections that ours may have: those of the largest case, and of others measured with it.
+const CONNECTIONS: u32 = 12_000_000;
+/// Cores.
+const ENDPOINTS: usize = 0;
+const DIRECTOR: usize = 1;
+
+/// What a bed is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Purpose {
+    /// Floods of small packets, which end at the far interface.
+    Flood,
+    /// TCP between programs.
+    Tcp,
+    /// Round trips, beside a paced flood.
+    Ping,
+}
+
+/// Three hosts and a contender between.
+#[derive(Debug)]
+pub(super) struct Bed {
+    pub(super) who: Contender,
+    pub(super) place: Place,
+    pub(super) client: Host,
+    pub(super) server: Host,
+    pub(super) director: Host,
+    /// Interfaces: client's, director's to the client, director's to the server, server's.
+    pub(super) devices: [String; 4],
+    purpose: Purpose,
+    process: Option<Proc>,
+    endpoints: Vec<Proc>,
+    testbed: Testbed,
+}
+
+impl Bed {
+    pub(super) fn new(
+        number: usize,
+        who: Contender,
+        place: Place,
+        purpose: Purpose,
+        yardsticks: &Yardsticks,
+    ) -> Result<Self> {
+        if let Some(program) = who.program() {
+            ensure!(
+                has_program(program),
+                "{program} is not installed (`tools/setup bench` installs it)"
+            );
+        }
+        let mut testbed = Testbed::new("bench")?;
+        let [client, director, server] = testbed.hosts(["client", "director", "server"])?;
+        let devices = ["c", "d", "e", "s"].map(|letter| format!("{letter}{number}"));
+        let mut bed = Self {
+            who,
+            place,
+            client,
+            server,
+            director,
+            devices,
+            purpose,
+            process: None,
+            endpoints: Vec::new(),
+            testbed,
+        };
+        bed.lay_cables()?;
+        bed.configure()?;
+        bed.start(yardsticks)
+            .with_context(|| format!("cannot start {}", who.name()))?;
+        if bed.is_threaded() {
+            bed.thread_receivers()?;
+        }
+        if purpose == Purpose::Tcp {
+            bed.start_servers(yardsticks)?;
+        }
+        if who.spins() {
+            bed.pause()?;
+        }
+        Ok(bed)
+    }
+
+    pub(super) fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    /// The process that forwards.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Proc::pid)
+    }
+
+    /// Whom clients speak to.
+    pub(super) fn target(&self, v6: bool) -> &'static str {
+        let by_address = matches!(self.who, Contender::Route | Contender::Direct)
+            || (self.purpose != Purpose::Flood && self.who.is_null_packet());
+        match (by_address, v6) {
+            (true, true) => SERVER6,
+            (true, false) => SERVER,
+            (false, true) => VIP6,
+            (false, false) => VIP,
+        }
+    }
+
+    /// Lets a contender run that polls without end.
+    pub(super) fn resume(&self) -> Result<()> {
+        self.signal_spinner(Signal::SIGCONT)
+    }
+
+    /// Stops it again.
+    pub(super) fn pause(&self) -> Result<()> {
+        self.signal_spinner(Signal::SIGSTOP)
+    }
+
+    fn signal_spinner(&self, signal: Signal) -> Result<()> {
+        match &self.process {
+            Some(process) if self.who.spins() => process.signal(signal),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error if the contender has ended.
+    pub(super) fn check_alive(&mut self) -> Result<()> {
+        if let Some(process) = &mut self.process
+            && !process.is_running()
+        {
+            bail!(
+                "{} has ended; it printed:\n{}",
+                self.who.name(),
+                process.log()
+            );
+        }
+        Ok(())
+    }
+
+    /// Packets that an interface has received.
+    pub(super) fn received(host: &Host, device: &str) -> Result<u64> {
+        let table = fs::read_to_string(format!("/proc/{}/net/dev", host.pid()))?;
+        let line = table
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'));
+        let packets = line.and_then(|line| line.split_ascii_whitespace().nth(1));
+        packets
+            .and_then(|word| word.parse().ok())
+            .with_context(|| format!("host {}: no counters of {device}", host.name()))
+    }
+
+    fn is_threaded(&self) -> bool {
+        self.place == Place::OneCore || self.purpose == Purpose::Tcp
+    }
+
+    fn lay_cables(&self) -> Result<()> {
+        let [c, d, e, s] = &self.devices;
+        let (client, director, server) =
+            (self.client.pid(), self.director.pid(), self.server.pid());
+        let queues = "numtxqueues 1 numrxqueues 1";
+        let cable = |a: &str, a_mac: &str, a_host: u32, b: &str, b_mac: &str, b_host: u32| {
+            format!(
+                "link add {a} address {a_mac} netns {a_host} {queues} type veth \
+                 peer name {b} address {b_mac} netns {b_host} {queues}\n"
+            )
+        };
+        let cables = if self.who == Contender::Direct {
+            cable(c, CLIENT_MAC, client, s, SERVER_MAC, server)
+        } else {
+            cable(c, CLIENT_MAC, client, d, FRONT_MAC, director)
+                + &cable(e, BACK_MAC, director, s, SERVER_MAC, server)
+        };
+        run_with_input(Command::new("ip").args(["-batch", "-"]), &cables)
+            .context("cannot lay the cables")
+            .map(drop)
+    }
+
+    fn configure(&self) -> Result<()> {
+        let direct = self.who == Contender::Direct;
+        let mut scripts = vec![
+            (&self.client, self.end_script(&self.devices[0], true)),
+            (&self.server, self.end_script(&self.devices[3], false)),
+        ];
+        if !direct {
+            scripts.push((&self.director, self.director_script()?));
+        }
+        self.testbed.configure(&scripts)
+    }
+
+    /// All neighbours are known, so that a flood never waits for one.
+    fn end_script(&self, device: &str, client: bool) -> String {
+        let (own, own6, gateway, gateway6, mac) = if client {
+            (
+                "10.71.0.2/24",
+                "fd00:71::2/64",
+                "10.71.0.1",
+                "fd00:71::1",
+                FRONT_MAC,
+            )
+        } else {
+            (
+                "10.72.0.11/24",
+                "fd00:72::11/64",
+                "10.72.0.1",
+                "fd00:72::1",
+                BACK_MAC,
+            )
+        };
+        let mut script = format!(
+            "sysctl -qw net.ipv4.ip_local_port_range='1024 65535' net.ipv4.tcp_tw_reuse=1 net.core.somaxconn=8192 \
+             net.ipv4.tcp_max_syn_backlog=8192 net.ipv6.conf.all.accept_dad=0\n\
+             ip addr add {own} dev {device}\nip addr add {own6} dev {device} nodad\nip link set {device} up\n"
+        );
+        if self.who == Contender::Direct {
+            script += &if client {
+                format!("ip route add 10.72.0.0/24 dev {device}\n")
+            } else {
+                format!("ip route add 10.71.0.0/24 dev {device}\n")
+            };
+        } else {
+            script += &format!(
+                "ip neigh replace {gateway} lladdr {mac} dev {device} nud permanent\n\
+                 ip neigh replace {gateway6} lladdr {mac} dev {device} nud permanent\n\
+                 ip route add default via {gateway}\nip -6 route add default via {gateway6}\n"
+            );
+        }
+        if !client {
+            for host in 12..=14 {
+                script += &format!("ip addr add 10.72.0.{host}/24 dev {device}\n");
+            }
+            if self.who != Contender::Direct {
+                script += &format!("ip addr add {VIP}/32 dev lo\n");
+            }
+        }
+        match self.purpose {
+            Purpose::Flood => script += &drop_all(device),
+            Purpose::Ping => script += &drop_udp(device),
+            Purpose::Tcp => script += &format!("ethtool -K {device} gro on\n"),
+        }
+        script
+    }
+
+    fn director_script(&self) -> Result<String> {
+        let [_, d, e, _] = &self.devices;
+        let forwarding = u8::from(self.who.forwards_by_host());
+        let mut script = format!(
+            "sysctl -qw net.ipv4.ip_forward={forwarding} net.ipv6.conf.all.forwarding={forwarding} \
+             net.ipv4.ip_local_port_range='1024 65535' net.ipv4.tcp_tw_reuse=1 net.core.somaxconn=8192 \
+             net.ipv4.tcp_max_syn_backlog=8192\n\
+             ip addr add 10.71.0.1/24 dev {d}\nip addr add fd00:71::1/64 dev {d} nodad\nip link set {d} up\n\
+             ip addr add 10.72.0.1/24 dev {e}\nip addr add fd00:72::1/64 dev {e} nodad\nip link set {e} up\n\
+             ip neigh replace 10.71.0.2 lladdr {CLIENT_MAC} dev {d} nud permanent\n\
+             ip neigh replace fd00:71::2 lladdr {CLIENT_MAC} dev {d} nud permanent\n\
+             ip neigh replace {SERVER6} lladdr {SERVER_MAC} dev {e} nud permanent\n\
+             ip route add 10.128.0.0/9 via 10.71.0.2\nip -6 route add fd00:128::/32 via fd00:71::2\n"
+        );
+        for host in 11..=14 {
+            writeln!(
+                script,
+                "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
+            )?;
+        }
+        // Frames that the kernel makes for a generator are received by NAPI, which veth has with GRO.
+        if self.purpose != Purpose::Ping {
+            writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
+        } else {
+            writeln!(script, "ethtool -K {d} gro on")?;
+        }
+        if self.who.is_null_packet() {
+            script += &drop_all(d);
+            script += &drop_all(e);
+        }
+        let on_host = matches!(
+            self.who,
+            Contender::AfPacket(_) | Contender::Haproxy | Contender::Nginx
+        );
+        if on_host {
+            writeln!(
+                script,
+                "ip addr add {VIP}/32 dev lo\nip addr add {VIP6}/128 dev lo"
+            )?;
+        }
+        Ok(script)
+    }
+
+    fn start(&mut self, yardsticks: &Yardsticks) -> Result<()> {
+        let [_, d, e, _] = self.devices.clone();
+        match self.who {
+            Contender::Direct | Contender::Route => Ok(()),
+            Contender::Nftables => peers::nftables(&self.director),
+            Contender::AfPacket(method) => self.start_engine("af_packet", method),
+            Contender::Tun => self.start_engine("tun", Method::Nat),
+            Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
+            Contender::NullV3Ring => self.start_null(yardsticks, "v3", "ring"),
+            Contender::NullMmsg => self.start_null(yardsticks, "mmsg", "mmsg"),
+            Contender::NullTun => self.start_null_tun(yardsticks),
+            Contender::Testpmd => {
+                self.process = Some(peers::testpmd(&self.director, &d, &e)?);
+                Ok(())
+            }
+            Contender::Haproxy => {
+                self.process = Some(peers::haproxy(&self.director, yardsticks.dir())?);
+                self.director.wait_for_port("tcp", 80)
+            }
+            Contender::Nginx => {
+                self.process = Some(peers::nginx_stream(&self.director, yardsticks.dir())?);
+                self.director.wait_for_port("tcp", 80)
+            }
+        }
+    }
+
+    fn start_engine(&mut self, backend: &str, method: Method) -> Result<()> {
+        let [_, d, e, _] = &self.devices;
+        let engine = programs::find("lvs-dataplane")?.display().to_string();
+        let (cpu, connections) = (DIRECTOR.to_string(), CONNECTIONS.to_string());
+        let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
+        words.extend([
+            "--interface",
+            d,
+            "--interface",
+            e,
+            "--max-connections",
+            &connections,
+        ]);
+        if backend == "tun" {
+            words.push("--own-vips");
+        }
+        let mut process = self.director.spawn("taskset", &words)?;
+        let director = &self.director;
+        wait_until("the engine", Duration::from_secs(10), || {
+            director.has_engine() || !process.is_running()
+        })
+        .with_context(|| process.log())?;
+        ensure!(
+            process.is_running(),
+            "it ended; it printed:\n{}",
+            process.log()
+        );
+        let rules = self.rules(method)?;
+        let lvsadm = programs::find("lvsadm")?;
+        run_with_input(self.director.command(&lvsadm).arg("-R"), &rules)?;
+        // No connection ends while it is measured.
+        let timeouts = ["--set", "7200", "120", "7200"];
+        self.director.run(&lvsadm, &timeouts)?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Floods go to one server, so that replies can be sent from it; TCP to four.
+    fn rules(&self, method: Method) -> Result<String> {
+        let flag = method.flag();
+        let mut rules = String::new();
+        let mut add = |protocol: &str, vip: &str, port: u16, servers: &[String]| -> Result<()> {
+            writeln!(rules, "-A {protocol} {vip}:{port} -s rr")?;
+            for server in servers {
+                writeln!(
+                    rules,
+                    "-a {protocol} {vip}:{port} -r {server}:{port} {flag} -w 1"
+                )?;
+            }
+            Ok(())
+        };
+        let one = [SERVER.to_owned()];
+        add("-u", VIP, 80, &one)?;
+        if method == Method::Nat {
+            add("-u", &format!("[{VIP6}]"), 80, &[format!("[{SERVER6}]")])?;
+            let four: Vec<String> = (11..=14).map(|host| format!("10.72.0.{host}")).collect();
+            for port in [80, peers::BULK_PORT, peers::PING_PORT] {
+                add("-t", VIP, port, &four)?;
+            }
+        }
+        Ok(rules)
+    }
+
+    fn start_null(&mut self, yardsticks: &Yardsticks, receive: &str, send: &str) -> Result<()> {
+        let [_, d, e, _] = &self.devices;
+        let cpu = DIRECTOR.to_string();
+        let words = [
+            "-a", d, "-b", e, "-r", receive, "-x", send, "-A", FRONT_MAC, "-B", BACK_MAC, "-P",
+            CLIENT_MAC, "-Q", SERVER_MAC, "-c", &cpu,
+        ];
+        let process = self
+            .director
+            .spawn(yardsticks.path("null_packet"), &words)?;
+        self.process = Some(ready(process)?);
+        Ok(())
+    }
+
+    fn start_null_tun(&mut self, yardsticks: &Yardsticks) -> Result<()> {
+        let cpu = DIRECTOR.to_string();
+        let words = ["-i", "tunp", "-v", VIP, "-s", SERVER, "-c", &cpu];
+        let process = self.director.spawn(yardsticks.path("null_tun"), &words)?;
+        self.process = Some(ready(process)?);
+        let script = format!(
+            "ip link set tunp up txqueuelen 5000\nip route add {VIP}/32 dev tunp\n\
+             ip rule add iif {} from {SERVER} lookup 100\nip route add default dev tunp table 100\n",
+            self.devices[2]
+        );
+        self.director.sh(&script).map(drop)
+    }
+
+    /// Gives the interfaces threads that receive, and each thread a core.
+    fn thread_receivers(&self) -> Result<()> {
+        let [c, d, e, s] = &self.devices;
+        let mut of_director = vec![(&self.director, d, DIRECTOR), (&self.director, e, DIRECTOR)];
+        if self.purpose == Purpose::Tcp {
+            of_director.extend([(&self.client, c, ENDPOINTS), (&self.server, s, ENDPOINTS)]);
+        }
+        for (host, device, cpu) in of_director {
+            host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
+            let name = format!("napi/{device}-");
+            let mut thread = None;
+            wait_until("a receiving thread", Duration::from_secs(2), || {
+                thread = kernel_thread(&name);
+                thread.is_some()
+            })?;
+            let thread = thread.context("found")?.to_string();
+            run_with_input(
+                Command::new("taskset").args(["-pc", &cpu.to_string(), &thread]),
+                "",
+            )?;
+        }
+        Ok(())
+    }
+
+    fn start_servers(&mut self, yardsticks: &Yardsticks) -> Result<()> {
+        let dir = yardsticks.dir();
+        self.endpoints.push(peers::web_server(&self.server, dir)?);
+        let bulk = [
+            "-c",
+            "0",
+            "iperf3",
+            "-s",
+            "-p",
+            &peers::BULK_PORT.to_string(),
+        ];
+        self.endpoints.push(self.server.spawn("taskset", &bulk)?);
+        self.serve_pings()?;
+        self.server.wait_for_port("tcp", 80)?;
+        self.server.wait_for_port("tcp", peers::BULK_PORT)
+    }
+
+    /// Starts the server of round trips and checked downloads.
+    pub(super) fn serve_pings(&mut self) -> Result<()> {
+        let program = std::env::current_exe()?.display().to_string();
+        let port = peers::PING_PORT.to_string();
+        let words = ["-c", "0", &program, "endpoint", "serve", &port];
+        self.endpoints.push(self.server.spawn("taskset", &words)?);
+        self.server.wait_for_port("tcp", peers::PING_PORT)
+    }
+}
+
+/// Waits for the word `ready`.
+pub(super) fn ready(mut process: Proc) -> Result<Proc> {
+    wait_until("a yardstick", Duration::from_secs(10), || {
+        process.log().starts_with("ready") || !process.is_running()
+    })?;
+    ensure!(
+        process.is_running(),
+        "it ended; it printed:\n{}",
+        process.log()
+    );
+    Ok(process)
+}
+
+fn kernel_thread(prefix: &str) -> Option<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(prefix))
+    })
+}
+
+/// Whatever arrives ends here, after packet sockets have seen it. Classic BPF, so that no compiler is needed: 2 is
+/// `TC_ACT_SHOT`, -1 goes on.
+fn drop_all(device: &str) -> String {
+    format!(
+        "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"
+    )
+}
+
+/// The same of UDP over IPv4.
+fn drop_udp(device: &str) -> String {
+    format!(
+        "tc qdisc add dev {device} clsact\n\
+         tc filter add dev {device} ingress bpf da bytecode '4,48 0 0 23,21 0 1 17,6 0 0 2,6 0 0 4294967295,'\n"
+    )
+}
+
+pub(super) fn has_program(name: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    directories.any(|dir| std::path::Path::new(dir).join(name).is_file())
+}
+
+/// Lets what was just started or stopped settle.
+pub(super) fn settle(time: Duration) {
+    thread::sleep(time);
+}

@@ -1,0 +1,144 @@
+//! Who is compared, and where each does its work.
+
+use serde::Serialize;
+
+/// A forwarding method of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) enum Method {
+    /// Addresses are translated, both ways.
+    Nat,
+    /// The frame goes on with another link-layer address.
+    Dr,
+    /// IPIP.
+    Tunnel,
+}
+
+impl Method {
+    /// The option of `lvsadm -a`.
+    pub(super) fn flag(self) -> &'static str {
+        match self {
+            Self::Nat => "-m",
+            Self::Dr => "-g",
+            Self::Tunnel => "-i",
+        }
+    }
+}
+
+/// A director, or what stands in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) enum Contender {
+    /// This project's engine, on packet sockets.
+    AfPacket(Method),
+    /// This project's engine, on a TUN device, NAT.
+    Tun,
+    /// Does nothing: `TPACKET_V3` ring in, `sendmmsg` out.
+    NullV3Send,
+    /// Does nothing: `TPACKET_V3` ring in, `TPACKET_V2` ring out.
+    NullV3Ring,
+    /// Does nothing: `recvmmsg` in, `sendmmsg` out.
+    NullMmsg,
+    /// Does next to nothing, on a TUN device.
+    NullTun,
+    /// DPDK's `testpmd`, with its driver for packet sockets.
+    Testpmd,
+    /// The kernel's forwarding to the real server's own address.
+    Route,
+    /// The kernel's DNAT.
+    Nftables,
+    /// `HAProxy`, TCP, with splice.
+    Haproxy,
+    /// nginx, its stream module.
+    Nginx,
+    /// No director: client and server on one cable.
+    Direct,
+}
+
+impl Contender {
+    /// The name in tables and JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AfPacket(Method::Nat) => "ours",
+            Self::AfPacket(Method::Dr) => "ours-dr",
+            Self::AfPacket(Method::Tunnel) => "ours-tunnel",
+            Self::Tun => "ours-tun",
+            Self::NullV3Send => "null-v3-sendmmsg",
+            Self::NullV3Ring => "null-v3-ring",
+            Self::NullMmsg => "null-recvmmsg",
+            Self::NullTun => "null-tun",
+            Self::Testpmd => "testpmd",
+            Self::Route => "routing",
+            Self::Nftables => "nftables",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// It is this project's engine.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::AfPacket(_) | Self::Tun)
+    }
+
+    /// It keeps connections, which have to be opened before established ones are measured.
+    pub(super) fn has_connections(self) -> bool {
+        self.is_ours() || self == Self::Nftables
+    }
+
+    /// Its work is a process's, on a core of its own; else it is the kernel's.
+    pub(super) fn is_process(self) -> bool {
+        !matches!(self, Self::Route | Self::Nftables | Self::Direct)
+    }
+
+    /// It handles packets beside the host's own stack, which must not forward them as well.
+    pub(super) fn is_null_packet(self) -> bool {
+        matches!(
+            self,
+            Self::NullV3Send | Self::NullV3Ring | Self::NullMmsg | Self::Testpmd
+        )
+    }
+
+    /// It polls without end, and is stopped while another is measured.
+    pub(super) fn spins(self) -> bool {
+        self == Self::Testpmd
+    }
+
+    /// The host forwards packets.
+    pub(super) fn forwards_by_host(self) -> bool {
+        matches!(
+            self,
+            Self::Route | Self::Nftables | Self::Tun | Self::NullTun
+        )
+    }
+
+    /// What has to be installed for it.
+    pub(super) fn program(self) -> Option<&'static str> {
+        match self {
+            Self::Testpmd => Some("dpdk-testpmd"),
+            Self::Haproxy => Some("haproxy"),
+            Self::Nginx => Some("nginx"),
+            Self::Nftables => Some("nft"),
+            _ => None,
+        }
+    }
+}
+
+/// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) enum Place {
+    /// As veth has it by itself: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1 (`split`); what the
+    /// kernel forwards, on CPU 0 as well (`inline`).
+    Usual,
+    /// All of the director's work on CPU 1, the receiving soft interrupt in a thread there (`1c`).
+    OneCore,
+}
+
+impl Place {
+    /// The name in tables and JSON.
+    pub(super) fn name(self, of: Contender) -> &'static str {
+        match self {
+            Self::OneCore => "1c",
+            Self::Usual if of.is_process() => "split",
+            Self::Usual => "inline",
+        }
+    }
+}

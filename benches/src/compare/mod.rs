@@ -1,0 +1,288 @@
+//! `lvs-bench compare`: ours beside what does nothing, the kernel, and others, in the same run.
+
+mod bed;
+mod contender;
+mod flood;
+mod programs;
+mod progress;
+mod report;
+mod rows;
+mod run;
+mod sample;
+mod table;
+mod tcp;
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde_json::json;
+
+use self::progress::Progress;
+use self::report::Line;
+use self::rows::Group;
+use self::run::{Manner, Runner};
+use crate::machine::{self, Calibration};
+use crate::yardsticks::Yardsticks;
+
+/// What to compare, and how.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Rows to measure, or beginnings of their names; all if none is given
+    names: Vec<String>,
+    /// Fewer rounds and shorter ones, of fewer rows; below two minutes
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON (see benches/README.md)
+    #[arg(long)]
+    json: bool,
+    /// Rounds; each measures everything once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// Length of one measurement, in milliseconds
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
+    window: Option<u64>,
+    /// List the rows, with their bounds
+    #[arg(long)]
+    list: bool,
+    /// Measure on a busy machine too; the figures are worth nothing
+    #[arg(long)]
+    busy: bool,
+}
+
+/// Rounds, and milliseconds of a measurement.
+const USUALLY: (usize, u64) = (5, 1000);
+const QUICKLY: (usize, u64) = (3, 400);
+
+/// What `--quick` measures when no row is named.
+const QUICK: [&str; 10] = [
+    "nat-1k",
+    "tunnel-1k",
+    "nat-100k-1c",
+    "tun-1k",
+    "bulk",
+    "connections",
+    "latency-idle-p50",
+    "pipeline-1m",
+    "new",
+    "maglev",
+];
+
+impl Options {
+    /// Measures and prints.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such row, when the machine is busy, or without the rights to make hosts.
+    pub fn run(&self) -> Result<()> {
+        let groups = self.select(table::all())?;
+        if self.list {
+            print!("{}", report::list(&groups));
+            return Ok(());
+        }
+        ensure!(
+            nix::unistd::geteuid().is_root(),
+            "compare needs root: its generator makes packets inside of the kernel, and its hosts are network namespaces"
+        );
+        let (rounds, window) = if self.quick { QUICKLY } else { USUALLY };
+        let manner = Manner {
+            rounds: self.rounds.map_or(rounds, usize::from),
+            window: Duration::from_millis(self.window.unwrap_or(window)),
+            busy: self.busy,
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, manner.stop.clone())?;
+        }
+        self.measure(&groups, &manner)
+    }
+
+    fn measure(&self, groups: &[Group], manner: &Manner) -> Result<()> {
+        let yardsticks = Yardsticks::build()?;
+        if !manner.busy {
+            machine::wait_until_quiet(Duration::from_secs(30))?;
+        }
+        let before = Calibration::measure()?;
+        let _conntrack = Conntrack::raise();
+        let mut progress = Progress::new(expected(groups, manner.rounds, manner.window));
+        let mut runner = Runner::new(&yardsticks, manner);
+        let (mut lines, mut outcomes) = (Vec::new(), Vec::new());
+        for group in groups {
+            let measured = runner.run(group, &mut progress);
+            let measured = measured.inspect_err(|_| progress.end())?;
+            lines.extend(group.rows.iter().map(|row| Line::of(row, &measured)));
+            outcomes.extend(measured);
+        }
+        progress.end();
+        let after = Calibration::measure()?;
+        let rejected: usize = outcomes.iter().map(|outcome| outcome.rejected).sum();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let (kernel, processor) = (kernel.trim(), machine::processor());
+        if self.json {
+            let machine = json!({
+                "kernel": kernel,
+                "processor": processor,
+                "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+                "calibration": { "before": before, "after": after },
+                "rounds": manner.rounds,
+                "window_ms": u64::try_from(manner.window.as_millis()).unwrap_or(u64::MAX),
+                "rejected": rejected,
+                "busy": manner.busy,
+            });
+            let json = report::json(machine, &lines, &outcomes);
+            println!("{}", serde_json::to_string_pretty(&json)?);
+            return Ok(());
+        }
+        println!(
+            "Linux {kernel}, {processor}; {} rounds of {} ms, {rejected} measurements rejected as disturbed; medians, (least-greatest)\n\
+             calibration {:.2} {:.2} {:.2} ns before, {:.2} {:.2} {:.2} after (CPU 0, CPU 1, both at once)\n",
+            manner.rounds,
+            manner.window.as_millis(),
+            before.cpu0,
+            before.cpu1,
+            before.both,
+            after.cpu0,
+            after.cpu1,
+            after.both,
+        );
+        print!("{}", report::table(&lines, &outcomes));
+        Ok(())
+    }
+
+    /// The rows that are asked for, and what they need.
+    fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
+        let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
+            (true, true) => QUICK.to_vec(),
+            (true, false) => return Ok(groups),
+            (false, _) => self.names.iter().map(String::as_str).collect(),
+        };
+        let known: Vec<&str> = groups
+            .iter()
+            .flat_map(|group| &group.rows)
+            .map(|row| row.name.as_str())
+            .collect();
+        // A whole name means that row alone; else it is the beginning of some.
+        let is_asked = |row: &str| {
+            names
+                .iter()
+                .any(|name| row == *name || (!known.contains(name) && row.starts_with(name)))
+        };
+        if let Some(unknown) = names
+            .iter()
+            .find(|name| !known.iter().any(|row| row.starts_with(**name)))
+        {
+            bail!("there is no row {unknown}; `lvs-bench compare --list` shows them");
+        }
+        let kept: Vec<String> = known
+            .iter()
+            .filter(|row| is_asked(row))
+            .map(ToString::to_string)
+            .collect();
+        let groups = groups.into_iter().filter_map(|mut group| {
+            group.rows.retain(|row| kept.contains(&row.name));
+            let rows = &group.rows;
+            let needed = |job: &str| {
+                rows.iter()
+                    .any(|row| row.subject == job || row.against.jobs().contains(&job))
+            };
+            group.jobs.retain(|job| needed(&job.name));
+            (!group.rows.is_empty()).then_some(group)
+        });
+        Ok(groups.collect())
+    }
+}
+
+/// Seconds that it takes, about.
+fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
+    let rounds = rounds as f64;
+    let jobs = groups.iter().flat_map(|group| &group.jobs);
+    jobs.map(|job| job.work.set_up() + rounds * job.work.seconds(window.as_secs_f64()))
+        .sum()
+}
+
+/// The kernel's limits of tracked connections, which are the machine's and not a namespace's: raised, and restored.
+#[derive(Debug)]
+struct Conntrack(Vec<(&'static str, String)>);
+
+impl Conntrack {
+    const LIMITS: [(&str, u32); 2] = [
+        ("/sys/module/nf_conntrack/parameters/hashsize", 1 << 20),
+        ("/proc/sys/net/netfilter/nf_conntrack_max", 4_000_000),
+    ];
+
+    fn raise() -> Self {
+        let raised = Self::LIMITS.into_iter().filter_map(|(file, wanted)| {
+            let old = fs::read_to_string(file).ok()?.trim().to_owned();
+            let is_less = old.parse::<u32>().is_ok_and(|old| old < wanted);
+            (is_less && fs::write(file, wanted.to_string()).is_ok()).then_some((file, old))
+        });
+        Self(raised.collect())
+    }
+}
+
+impl Drop for Conntrack {
+    fn drop(&mut self) {
+        for (file, old) in &self.0 {
+            let restored =
+                fs::write(file, old).with_context(|| format!("cannot restore {file} to {old}"));
+            if let Err(error) = restored {
+                eprintln!("{error:#}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn selected(arguments: &[&str]) -> Result<Vec<Group>> {
+        let words = ["compare"].iter().chain(arguments);
+        Cli::parse_from(words).options.select(table::all())
+    }
+
+    fn names(groups: &[Group]) -> Vec<&str> {
+        let rows = groups.iter().flat_map(|group| &group.rows);
+        rows.map(|row| row.name.as_str()).collect()
+    }
+
+    #[test]
+    fn rows_are_selected_by_name_or_its_beginning() {
+        let groups = selected(&["nat-1k", "replies-1m"]).expect("they are there");
+        assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
+        let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(jobs, ["replies/1k/ours", "replies/1m/ours"]);
+        let groups = selected(&["latency-h"]).expect("they are there");
+        assert_eq!(names(&groups), ["latency-half-p50", "latency-half-p99"]);
+        assert!(selected(&["no-such-row"]).is_err());
+        assert_eq!(
+            names(&selected(&["--quick"]).expect("they are there")),
+            QUICK
+        );
+    }
+
+    /// Of what is planned, not of what a run takes.
+    #[test]
+    fn the_plan_fits_its_time() {
+        let seconds = |arguments: &[&str], (rounds, window)| {
+            let groups = selected(arguments).expect("they are there");
+            expected(&groups, rounds, Duration::from_millis(window))
+        };
+        let full = seconds(&[], USUALLY);
+        assert!(full < 15.0 * 60.0, "{full} s");
+        let quick = seconds(&["--quick"], QUICKLY);
+        assert!(quick < 2.0 * 60.0, "{quick} s");
+    }
+}

@@ -1,0 +1,83 @@
+//! How far it is, on standard error: a bar on a terminal, a line per group elsewhere.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
+
+/// Work is counted in seconds that it was expected to take.
+#[derive(Debug)]
+pub(super) struct Progress {
+    start: Instant,
+    total: f64,
+    done: f64,
+    terminal: bool,
+}
+
+impl Progress {
+    pub(super) fn new(total: f64) -> Self {
+        Self {
+            start: Instant::now(),
+            total,
+            done: 0.0,
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// So much is done.
+    pub(super) fn add(&mut self, seconds: f64) {
+        self.done = (self.done + seconds).min(self.total);
+    }
+
+    /// What is done now.
+    pub(super) fn show(&self, what: &str) {
+        if !self.terminal {
+            return;
+        }
+        let share = self.done / self.total.max(1e-9);
+        let filled = (0..24)
+            .take_while(|place| f64::from(*place) < share * 24.0)
+            .count();
+        let mut line = format!(
+            "\r[{}{}] {:3.0} %, {} left: {what}",
+            "#".repeat(filled),
+            "-".repeat(24 - filled),
+            share * 100.0,
+            self.left()
+        );
+        line.truncate(110);
+        let _ = write!(line, "\x1b[K");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+
+    /// A group begins.
+    pub(super) fn begin(&self, group: &str) {
+        if self.terminal {
+            self.show(group);
+        } else {
+            eprintln!("{group}: {} left", self.left());
+        }
+    }
+
+    /// Removes the bar.
+    pub(super) fn end(&self) {
+        if self.terminal {
+            let _ = std::io::stderr().write_all(b"\r\x1b[K");
+        }
+    }
+
+    fn left(&self) -> String {
+        // What was done took so many times what it was expected to.
+        let elapsed = self.start.elapsed().as_secs_f64();
+        let factor = if self.done > 5.0 {
+            elapsed / self.done
+        } else {
+            1.0
+        };
+        let seconds = (self.total - self.done) * factor;
+        if seconds < 90.0 {
+            format!("{seconds:.0} s")
+        } else {
+            format!("{:.0} min", seconds / 60.0)
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What is compared with what, and what is asked of it.
+
+use super::contender::{Contender, Place};
+use super::flood::Flood;
+use super::tcp::{Percentile, Tcp};
+
+/// Something that is measured once a round.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) name: String,
+    pub(super) work: Work,
+}
+
+/// How.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    Flood(Contender, Place, Flood),
+    Tcp(Contender, Tcp),
+    /// Round trips, idle or beside a flood.
+    Ping(Contender, bool, Percentile),
+    Memory(Memory),
+}
+
+/// In memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Memory {
+    /// Nanoseconds a packet: connections, bits of client addresses, replies.
+    Pipeline(u32, u32, bool),
+    LineTable(u32, u32),
+    /// Connections a second.
+    Churn,
+    /// Packets a second of so many workers.
+    Workers(usize),
+    /// Nanoseconds of a new connection: scheduler, services, servers.
+    NewConnection(&'static str, u32, u32),
+    /// Milliseconds to choose again from so many servers.
+    Maglev(u32),
+    /// Bytes a connection, of an engine with so many.
+    Footprint(u32),
+    /// CPU of that engine when nothing happens, as a share of a core.
+    IdleCpu(u32),
+}
+
+impl Work {
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::Flood(..) => "packets/s",
+            Self::Tcp(_, Tcp::Bulk) => "Gbit/s",
+            Self::Tcp(_, Tcp::Requests) => "requests/s",
+            Self::Tcp(_, Tcp::Connections) => "connections/s",
+            Self::Ping(..) => "us",
+            Self::Memory(memory) => match memory {
+                Memory::Pipeline(..) | Memory::LineTable(..) | Memory::NewConnection(..) => "ns",
+                Memory::Churn => "connections/s",
+                Memory::Workers(_) => "packets/s",
+                Memory::Maglev(_) => "ms",
+                Memory::Footprint(_) => "bytes",
+                Memory::IdleCpu(_) => "cores",
+            },
+        }
+    }
+
+    pub(super) fn contender(self) -> Option<Contender> {
+        match self {
+            Self::Flood(who, ..) | Self::Tcp(who, _) | Self::Ping(who, ..) => Some(who),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// Where it runs, in a word.
+    pub(super) fn place(self) -> &'static str {
+        match self {
+            Self::Flood(who, place, _) => place.name(who),
+            Self::Tcp(..) => "ends 0, director 1",
+            Self::Ping(..) => "ends 0, director 1",
+            Self::Memory(_) => "memory",
+        }
+    }
+
+    /// Seconds of one measurement, about.
+    pub(super) fn seconds(self, window: f64) -> f64 {
+        match self {
+            Self::Flood(..) => window + 0.45,
+            Self::Tcp(..) => window.ceil() + 0.8,
+            Self::Ping(..) => 0.8,
+            Self::Memory(Memory::Churn | Memory::Workers(_)) => 0.8,
+            Self::Memory(Memory::IdleCpu(_)) => 2.0,
+            Self::Memory(_) => 0.4,
+        }
+    }
+
+    /// Seconds until it stands ready, about.
+    pub(super) fn set_up(self) -> f64 {
+        let opening = |connections: u32| f64::from(connections) / 140_000.0;
+        match self {
+            Self::Flood(who, _, flood) if who.has_connections() => 2.5 + opening(flood.flows),
+            Self::Flood(..) | Self::Ping(..) => 1.5,
+            Self::Tcp(..) => 1.0,
+            Self::Memory(Memory::Pipeline(connections, ..)) => f64::from(connections) / 400_000.0,
+            Self::Memory(Memory::Footprint(connections)) => 2.0 + opening(connections),
+            Self::Memory(Memory::Churn | Memory::Workers(_) | Memory::LineTable(..)) => 2.0,
+            Self::Memory(_) => 0.0,
+        }
+    }
+}
+
+/// What is asked of a ratio.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+    /// Nothing; it is shown.
+    Shown,
+}
+
+impl Bound {
+    pub(super) fn is_met(self, ratio: f64) -> Option<bool> {
+        match self {
+            Self::AtLeast(least) => Some(ratio >= least),
+            Self::AtMost(most) => Some(ratio <= most),
+            Self::Shown => None,
+        }
+    }
+}
+
+/// What it is measured against.
+#[derive(Clone, Debug)]
+pub(super) enum Against {
+    /// The best of some, by median.
+    Best(Vec<String>),
+    One(String),
+    /// The same, both less what a third one has: the cable's own share.
+    Added(String, String),
+    /// A figure.
+    Absolute(f64, &'static str),
+}
+
+impl Against {
+    pub(super) fn jobs(&self) -> Vec<&str> {
+        match self {
+            Self::Best(jobs) => jobs.iter().map(String::as_str).collect(),
+            Self::One(job) => vec![job],
+            Self::Added(job, cable) => vec![job, cable],
+            Self::Absolute(..) => Vec::new(),
+        }
+    }
+}
+
+/// A line of the result.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) what: String,
+    pub(super) subject: String,
+    pub(super) against: Against,
+    pub(super) bound: Bound,
+    /// Why it does not say what it should.
+    pub(super) but: Option<&'static str>,
+}
+
+/// Rows that are measured in the same rounds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Group {
+    pub(super) name: &'static str,
+    pub(super) jobs: Vec<Job>,
+    pub(super) rows: Vec<Row>,
+}

@@ -1,0 +1,393 @@
+//! Runs what is compared, in turn: each round measures everything of a group once.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::bed::{Bed, Purpose};
+use super::contender::{Contender, Method, Place};
+use super::flood::Flood;
+use super::progress::Progress;
+use super::rows::{Group, Job, Memory, Work};
+use super::sample::Sample;
+use super::tcp::{self, Percentile};
+use crate::machine::{self, Snapshot};
+use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
+use crate::yardsticks::{LineTable, Yardsticks};
+
+/// Tries of one measurement before a round goes without it.
+const TRIES: usize = 3;
+/// Connections of each of two workers.
+const WORKER_CONNECTIONS: u32 = 500_000;
+/// The core of what runs in memory.
+const MEMORY_CPU: usize = 1;
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub(super) struct Manner {
+    pub(super) rounds: usize,
+    pub(super) window: Duration,
+    /// Measures whatever else the machine does.
+    pub(super) busy: bool,
+    /// Set by Ctrl-C.
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// What came of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) job: Job,
+    /// By round; none where it was disturbed each time.
+    pub(super) samples: Vec<Option<Sample>>,
+    /// Measurements that did not count.
+    pub(super) rejected: usize,
+    pub(super) error: Option<String>,
+}
+
+type Key = (Contender, Place, Purpose);
+
+/// What stands ready for a group.
+pub(super) struct Runner<'a> {
+    yardsticks: &'a Yardsticks,
+    manner: &'a Manner,
+    number: usize,
+    beds: HashMap<Key, Bed>,
+    prepared: HashSet<(Key, Flood)>,
+    /// Packets a second beside round trips.
+    half: Option<f64>,
+    /// Round trips of this round: p50, p99.
+    trips: HashMap<(Contender, bool), (f64, f64, Option<String>)>,
+    memory: Instances,
+}
+
+/// What is measured in memory.
+#[derive(Debug, Default)]
+struct Instances {
+    pipelines: Vec<((u32, u32), Pipeline)>,
+    tables: Vec<((u32, u32), LineTable)>,
+    churn: Option<Churn>,
+    pair: Option<Pair>,
+    /// Bytes of the engine before it had connections.
+    empty: f64,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(yardsticks: &'a Yardsticks, manner: &'a Manner) -> Self {
+        Self {
+            yardsticks,
+            manner,
+            number: 0,
+            beds: HashMap::new(),
+            prepared: HashSet::new(),
+            half: None,
+            trips: HashMap::new(),
+            memory: Instances::default(),
+        }
+    }
+
+    /// Measures a group. What stood ready is taken down at the end.
+    pub(super) fn run(&mut self, group: &Group, progress: &mut Progress) -> Result<Vec<Outcome>> {
+        progress.begin(group.name);
+        let mut outcomes: Vec<Outcome> = group.jobs.iter().map(|job| self.outcome(job)).collect();
+        for outcome in &mut outcomes {
+            self.interrupted()?;
+            progress.show(&format!("{}: getting ready", outcome.job.name));
+            if let Err(error) = self.prepare(outcome.job.work) {
+                outcome.error = Some(format!("{error:#}"));
+            }
+            progress.add(outcome.job.work.set_up());
+        }
+        if !self.manner.busy {
+            machine::wait_until_quiet(Duration::from_secs(60))?;
+        }
+        for round in 1..=self.manner.rounds {
+            self.trips.clear();
+            for outcome in &mut outcomes {
+                self.interrupted()?;
+                let rounds = self.manner.rounds;
+                progress.show(&format!("{}: round {round} of {rounds}", outcome.job.name));
+                self.round(outcome);
+                progress.add(outcome.job.work.seconds(self.manner.window.as_secs_f64()));
+            }
+        }
+        self.beds.clear();
+        self.prepared.clear();
+        self.memory = Instances::default();
+        self.half = None;
+        Ok(outcomes)
+    }
+
+    fn outcome(&self, job: &Job) -> Outcome {
+        Outcome {
+            job: job.clone(),
+            samples: Vec::with_capacity(self.manner.rounds),
+            rejected: 0,
+            error: None,
+        }
+    }
+
+    fn interrupted(&self) -> Result<()> {
+        if self.manner.stop.load(Ordering::Relaxed) {
+            bail!("interrupted; everything is taken down")
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, outcome: &mut Outcome) {
+        let mut measured = None;
+        for _ in 0..TRIES {
+            if outcome.error.is_some() {
+                break;
+            }
+            match self.measure(outcome.job.work) {
+                Ok(sample) if sample.disturbed.is_some() && !self.manner.busy => {
+                    outcome.rejected += 1;
+                    // Round trips are kept for the other percentile; these are not.
+                    self.trips.clear();
+                }
+                Ok(sample) => {
+                    measured = Some(sample);
+                    break;
+                }
+                Err(error) => outcome.error = Some(format!("{error:#}")),
+            }
+        }
+        outcome.samples.push(measured);
+    }
+
+    // --- standing ready -------------------------------------------------------------------------------------------------
+
+    fn bed(&mut self, key: Key) -> Result<&mut Bed> {
+        if !self.beds.contains_key(&key) {
+            let (who, place, purpose) = key;
+            let mut bed = Bed::new(self.number, who, place, purpose, self.yardsticks)?;
+            self.number += 1;
+            match purpose {
+                Purpose::Tcp => tcp::check(&mut bed)?,
+                Purpose::Ping => {
+                    bed.serve_pings()?;
+                    tcp::check(&mut bed)?;
+                }
+                Purpose::Flood => {}
+            }
+            self.beds.insert(key, bed);
+        }
+        self.beds.get_mut(&key).context("made above")
+    }
+
+    fn flooded(&mut self, who: Contender, place: Place, flood: Flood) -> Result<&mut Bed> {
+        let key = (who, place, Purpose::Flood);
+        let yardsticks = self.yardsticks;
+        let is_new = self.prepared.insert((key, flood));
+        let bed = self.bed(key)?;
+        if is_new {
+            flood.prepare(bed, yardsticks)?;
+        }
+        Ok(bed)
+    }
+
+    fn prepare(&mut self, work: Work) -> Result<()> {
+        match work {
+            Work::Flood(who, place, flood) => self.flooded(who, place, flood).map(drop),
+            Work::Tcp(who, _) => self.bed((who, Place::Usual, Purpose::Tcp)).map(drop),
+            Work::Ping(who, loaded, _) => {
+                self.bed((who, Place::Usual, Purpose::Ping))?;
+                if loaded && self.half.is_none() {
+                    self.half = Some(self.half_load()?);
+                }
+                Ok(())
+            }
+            Work::Memory(memory) => self.prepare_memory(memory),
+        }
+    }
+
+    /// Half of what ours takes of the flood that runs beside round trips.
+    fn half_load(&mut self) -> Result<f64> {
+        let flood = Flood {
+            flows: 1000,
+            client_bits: 10,
+            replies: false,
+            v6: false,
+        };
+        let (yardsticks, window) = (self.yardsticks, self.manner.window);
+        let ours = Contender::AfPacket(Method::Nat);
+        let bed = self.flooded(ours, Place::Usual, flood)?;
+        Ok(flood.measure(bed, yardsticks, window)?.value / 2.0)
+    }
+
+    fn prepare_memory(&mut self, memory: Memory) -> Result<()> {
+        let instances = &mut self.memory;
+        match memory {
+            Memory::Pipeline(connections, bits, _) => {
+                let key = (connections, bits);
+                if instances.pipelines.iter().all(|(known, _)| *known != key) {
+                    let pipeline = on_core(|| Pipeline::new(connections, Clients { bits }))??;
+                    instances.pipelines.push((key, pipeline));
+                }
+            }
+            Memory::LineTable(flows, bits) => {
+                let key = (flows, bits);
+                if instances.tables.iter().all(|(known, _)| *known != key) {
+                    let table = LineTable::new(self.yardsticks, flows, bits, MEMORY_CPU)?;
+                    instances.tables.push((key, table));
+                }
+            }
+            Memory::Churn => instances.churn = Some(on_core(Churn::new)?),
+            Memory::Workers(_) if instances.pair.is_none() => {
+                instances.pair = Some(Pair::new(WORKER_CONNECTIONS, Clients { bits: 10 })?);
+            }
+            Memory::Footprint(connections) | Memory::IdleCpu(connections) => {
+                let key = (
+                    Contender::AfPacket(Method::Nat),
+                    Place::Usual,
+                    Purpose::Flood,
+                );
+                if !self.beds.contains_key(&key) {
+                    let bed = self.bed(key)?;
+                    let pid = bed.pid().context("it has a process")?;
+                    self.memory.empty = resident(pid)?;
+                }
+                self.flooded(key.0, key.1, many(connections))?;
+            }
+            Memory::Workers(_) | Memory::NewConnection(..) | Memory::Maglev(_) => {}
+        }
+        Ok(())
+    }
+
+    // --- measuring --------------------------------------------------------------------------------------------------------
+
+    fn measure(&mut self, work: Work) -> Result<Sample> {
+        let (yardsticks, window) = (self.yardsticks, self.manner.window);
+        match work {
+            Work::Flood(who, place, flood) => {
+                flood.measure(self.flooded(who, place, flood)?, yardsticks, window)
+            }
+            Work::Tcp(who, kind) => {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a few seconds"
+                )]
+                let seconds = window.as_secs_f64().ceil() as u32;
+                kind.measure(self.bed((who, Place::Usual, Purpose::Tcp))?, seconds)
+            }
+            Work::Ping(who, loaded, percentile) => {
+                if !self.trips.contains_key(&(who, loaded)) {
+                    let rate = self.half.filter(|_| loaded);
+                    let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
+                    let trips = tcp::round_trips(bed, yardsticks, rate)?;
+                    self.trips.insert((who, loaded), trips);
+                }
+                let (p50, p99, disturbed) = self.trips[&(who, loaded)].clone();
+                Ok(Sample {
+                    value: if percentile == Percentile::P50 {
+                        p50
+                    } else {
+                        p99
+                    },
+                    cpu: None,
+                    disturbed,
+                })
+            }
+            Work::Memory(memory) => self.measure_memory(memory),
+        }
+    }
+
+    fn measure_memory(&mut self, memory: Memory) -> Result<Sample> {
+        let first = Snapshot::take();
+        let instances = &mut self.memory;
+        let value = match memory {
+            Memory::Pipeline(connections, bits, replies) => {
+                let key = (connections, bits);
+                let found = instances
+                    .pipelines
+                    .iter_mut()
+                    .find(|(known, _)| *known == key);
+                let (_, pipeline) = found.context("it was prepared")?;
+                pipeline.replies = replies;
+                on_core(|| pipeline.measure())??
+            }
+            Memory::LineTable(flows, bits) => {
+                let key = (flows, bits);
+                let found = instances.tables.iter_mut().find(|(known, _)| *known == key);
+                found.context("it was prepared")?.1.measure()?
+            }
+            Memory::Churn => {
+                let churn = instances.churn.as_mut().context("it was prepared")?;
+                on_core(|| churn.measure())??
+            }
+            Memory::Workers(count) => {
+                let pair = instances.pair.as_mut().context("it was prepared")?;
+                pair.measure(count)?
+            }
+            Memory::NewConnection(scheduler, services, servers) => {
+                let setup = Setup {
+                    scheduler,
+                    services,
+                    servers,
+                    ..Setup::default()
+                };
+                on_core(|| memory::new_connection(&setup, memory::vip()))?
+            }
+            Memory::Maglev(servers) => on_core(|| memory::maglev(servers))?,
+            Memory::Footprint(connections) => {
+                let bytes = resident(self.large_engine()?)? - self.memory.empty;
+                bytes / f64::from(connections)
+            }
+            Memory::IdleCpu(_) => {
+                let pid = self.large_engine()?;
+                let first = Snapshot::take();
+                thread::sleep(Duration::from_millis(1500));
+                let used = Snapshot::take().since(&first, Some(pid), &[]);
+                used.process / used.seconds
+            }
+        };
+        Ok(Sample::of(
+            value,
+            &Snapshot::take().since(&first, None, &[]),
+        ))
+    }
+
+    fn large_engine(&self) -> Result<u32> {
+        let key = (
+            Contender::AfPacket(Method::Nat),
+            Place::Usual,
+            Purpose::Flood,
+        );
+        let bed = self.beds.get(&key).context("it was prepared")?;
+        bed.pid().context("it has a process")
+    }
+}
+
+/// A flood that opens so many connections.
+fn many(connections: u32) -> Flood {
+    Flood {
+        flows: connections,
+        client_bits: 10,
+        replies: false,
+        v6: false,
+    }
+}
+
+/// Runs something on the core of what is measured in memory; programs that are started later do not inherit it.
+fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| machine::pin(MEMORY_CPU).map(|()| work()));
+        thread
+            .join()
+            .map_err(|_| anyhow!("a measurement panicked"))?
+    })
+}
+
+/// Bytes that a process has in memory.
+fn resident(pid: u32) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<f64>().ok());
+    kib.map(|kib| kib * 1024.0).context("no VmRSS")
+}

@@ -1,0 +1,49 @@
+//! One measurement.
+
+use serde::Serialize;
+
+use crate::machine::Used;
+
+/// What was measured once.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) value: f64,
+    pub(super) cpu: Option<Cpu>,
+    /// Why it does not count.
+    pub(super) disturbed: Option<String>,
+}
+
+impl Sample {
+    pub(super) fn of(value: f64, used: &Used) -> Self {
+        Self {
+            value,
+            cpu: None,
+            disturbed: used.disturbed(),
+        }
+    }
+}
+
+/// Nanoseconds of CPU per packet, request or KiB, by who used them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Cpu {
+    /// The director's process, its system calls included.
+    pub(super) process: f64,
+    /// Threads that receive on the director's interfaces.
+    pub(super) softirq: f64,
+    /// Other soft interrupts that have a thread.
+    pub(super) other_softirq: f64,
+    /// Generator, clients and servers, with the soft interrupts on their core.
+    pub(super) endpoints: f64,
+}
+
+impl Cpu {
+    pub(super) fn per(used: &Used, units: f64) -> Self {
+        let per = |seconds: f64| seconds * 1e9 / units.max(1.0);
+        Self {
+            process: per(used.process),
+            softirq: per(used.softirq),
+            other_softirq: per(used.other_softirq),
+            endpoints: per(used.endpoints),
+        }
+    }
+}

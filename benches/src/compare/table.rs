@@ -1,0 +1,445 @@
+//! The table: which rows there are.
+
+use super::contender::{Contender, Method, Place};
+use super::flood::Flood;
+use super::rows::{Against, Bound, Group, Job, Memory, Row, Work};
+use super::tcp::{Percentile, Tcp};
+
+const NAT: Contender = Contender::AfPacket(Method::Nat);
+const NULLS: [Contender; 3] = [
+    Contender::NullV3Send,
+    Contender::NullV3Ring,
+    Contender::NullMmsg,
+];
+const SHARED_CLIENTS: u32 = 10;
+const OWN_CLIENTS: u32 = 24;
+
+const fn forward(flows: u32, client_bits: u32) -> Flood {
+    Flood {
+        flows,
+        client_bits,
+        replies: false,
+        v6: false,
+    }
+}
+
+impl Group {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            ..Self::default()
+        }
+    }
+
+    /// Adds something to measure, unless it is there; its name is its group's and its own.
+    fn job(&mut self, name: &str, work: Work) -> String {
+        let name = format!("{}/{name}", self.name);
+        if self.jobs.iter().all(|job| job.name != name) {
+            self.jobs.push(Job {
+                name: name.clone(),
+                work,
+            });
+        }
+        name
+    }
+
+    fn flood(&mut self, who: Contender, place: Place, case: &str, flood: Flood) -> String {
+        let name = format!("{case}/{}", who.name());
+        self.job(&name, Work::Flood(who, place, flood))
+    }
+
+    fn nulls(&mut self, place: Place, case: &str, flood: Flood) -> Against {
+        let all = NULLS.map(|who| self.flood(who, place, case, flood));
+        Against::Best(all.to_vec())
+    }
+
+    fn memory(&mut self, name: &str, memory: Memory) -> String {
+        self.job(name, Work::Memory(memory))
+    }
+
+    fn row(&mut self, name: &str, what: &str, subject: &str, against: Against, bound: Bound) {
+        self.rows.push(Row {
+            name: name.to_owned(),
+            what: what.to_owned(),
+            subject: subject.to_owned(),
+            against,
+            bound,
+            but: None,
+        });
+    }
+}
+
+/// Everything, in the order of the table.
+pub(super) fn all() -> Vec<Group> {
+    vec![
+        small(),
+        million(),
+        replies(),
+        one_core(),
+        tun(),
+        six(),
+        tcp(),
+        latency(),
+        pipeline(),
+        decisions(),
+        large(),
+    ]
+}
+
+fn small() -> Group {
+    use Bound::{AtLeast, Shown};
+    let mut group = Group::new("1k");
+    let flood = forward(1000, SHARED_CLIENTS);
+    let nulls = group.nulls(Place::Usual, "null", flood);
+    for (name, what, who) in [
+        ("nat-1k", "NAT, 64 bytes, 1,000 flows", NAT),
+        (
+            "dr-1k",
+            "DR, 64 bytes, 1,000 flows",
+            Contender::AfPacket(Method::Dr),
+        ),
+        (
+            "tunnel-1k",
+            "IPIP tunnel, 64 bytes, 1,000 flows",
+            Contender::AfPacket(Method::Tunnel),
+        ),
+    ] {
+        let ours = group.flood(who, Place::Usual, name, flood);
+        group.row(name, what, &ours, nulls.clone(), AtLeast(0.90));
+    }
+    let ours = "1k/nat-1k/ours".to_owned();
+    for (name, what, who) in [
+        (
+            "testpmd-1k",
+            "the same against DPDK testpmd",
+            Contender::Testpmd,
+        ),
+        ("routing-1k", "the same against routing", Contender::Route),
+        (
+            "nft-1k",
+            "the same against nftables DNAT",
+            Contender::Nftables,
+        ),
+    ] {
+        let other = group.flood(who, Place::Usual, "other", flood);
+        group.row(name, what, &ours, Against::One(other), Shown);
+    }
+    group
+}
+
+fn million() -> Group {
+    let mut group = Group::new("1m");
+    let flood = forward(1_000_000, OWN_CLIENTS);
+    let ours = group.flood(NAT, Place::Usual, "nat-1m", flood);
+    let nulls = group.nulls(Place::Usual, "null", flood);
+    let what = "NAT, 1,000,000 distinct clients";
+    group.row("nat-1m", what, &ours, nulls, Bound::AtLeast(0.80));
+    group
+}
+
+fn replies() -> Group {
+    let mut group = Group::new("replies");
+    let reply = |flows, bits| Flood {
+        replies: true,
+        ..forward(flows, bits)
+    };
+    let few = group.flood(NAT, Place::Usual, "1k", reply(1000, SHARED_CLIENTS));
+    let many = group.flood(NAT, Place::Usual, "1m", reply(1_000_000, OWN_CLIENTS));
+    let nulls = group.nulls(Place::Usual, "null", reply(1000, SHARED_CLIENTS));
+    let what = "replies to 1,000,000 clients, against replies to 1,000";
+    group.row(
+        "replies-1m",
+        what,
+        &many,
+        Against::One(few.clone()),
+        Bound::AtLeast(0.85),
+    );
+    group.row(
+        "replies-1k",
+        "replies to 1,000 clients",
+        &few,
+        nulls,
+        Bound::Shown,
+    );
+    group
+}
+
+fn one_core() -> Group {
+    let mut group = Group::new("100k");
+    let flood = forward(100_000, SHARED_CLIENTS);
+    let ours = group.flood(NAT, Place::OneCore, "1c", flood);
+    let nulls = group.nulls(Place::OneCore, "1c", flood);
+    let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
+    let nft = group.flood(Contender::Nftables, Place::OneCore, "1c", flood);
+    let split = group.flood(NAT, Place::Usual, "split", flood);
+    let what = "NAT, 100,000 flows, receive work and engine on one core";
+    group.row("nat-100k-1c", what, &ours, nulls, Bound::AtLeast(0.85));
+    let what = "the same, against routing on one core";
+    group.row(
+        "nat-100k-1c-routing",
+        what,
+        &ours,
+        Against::One(routing),
+        Bound::AtLeast(0.30),
+    );
+    let what = "NAT, 100,000 flows, against nftables DNAT with all its work on one core";
+    group.row(
+        "nat-100k",
+        what,
+        &split,
+        Against::One(nft),
+        Bound::AtLeast(1.3),
+    );
+    group
+}
+
+fn tun() -> Group {
+    let mut group = Group::new("tun");
+    let flood = forward(1000, SHARED_CLIENTS);
+    let ours = group.flood(Contender::Tun, Place::Usual, "1k", flood);
+    let null = group.flood(Contender::NullTun, Place::Usual, "1k", flood);
+    let what = "NAT through TUN, 1,000 flows";
+    group.row(
+        "tun-1k",
+        what,
+        &ours,
+        Against::One(null),
+        Bound::AtLeast(0.93),
+    );
+    group
+}
+
+fn six() -> Group {
+    let mut group = Group::new("ipv6");
+    let flood = Flood {
+        v6: true,
+        ..forward(1000, SHARED_CLIENTS)
+    };
+    let ours = group.flood(NAT, Place::Usual, "1k", flood);
+    let nulls = group.nulls(Place::Usual, "1k", flood);
+    group.row(
+        "nat6-1k",
+        "NAT of IPv6, 1,000 flows",
+        &ours,
+        nulls,
+        Bound::Shown,
+    );
+    group
+}
+
+fn tcp() -> Group {
+    let mut group = Group::new("tcp");
+    for (name, what, kind, bound) in [
+        ("bulk", "one TCP stream, NAT", Tcp::Bulk, 1.7),
+        (
+            "http",
+            "requests over connections that stay, NAT",
+            Tcp::Requests,
+            1.3,
+        ),
+        (
+            "connections",
+            "connections with one request each, NAT",
+            Tcp::Connections,
+            1.4,
+        ),
+    ] {
+        let mut job =
+            |who: Contender| group.job(&format!("{name}/{}", who.name()), Work::Tcp(who, kind));
+        let ours = job(NAT);
+        let peers = [
+            Contender::Haproxy,
+            Contender::Nginx,
+            Contender::Route,
+            Contender::Nftables,
+        ]
+        .map(job);
+        let bounds = [
+            Bound::AtLeast(bound),
+            Bound::Shown,
+            Bound::Shown,
+            Bound::Shown,
+        ];
+        let suffixes = ["", "-nginx", "-routing", "-nft"];
+        for ((peer, bound), suffix) in peers.into_iter().zip(bounds).zip(suffixes) {
+            group.row(
+                &format!("{name}{suffix}"),
+                what,
+                &ours,
+                Against::One(peer),
+                bound,
+            );
+        }
+    }
+    group
+}
+
+fn latency() -> Group {
+    let mut group = Group::new("latency");
+    for (load, loaded) in [("idle", false), ("half", true)] {
+        for (name, percentile) in [("p50", Percentile::P50), ("p99", Percentile::P99)] {
+            let mut job = |who: Contender, loaded: bool| {
+                let load = if loaded { "half" } else { "idle" };
+                let name = format!("{load}-{name}/{}", who.name());
+                group.job(&name, Work::Ping(who, loaded, percentile))
+            };
+            let ours = job(NAT, loaded);
+            let null = job(Contender::NullMmsg, loaded);
+            let cable = job(Contender::Direct, loaded);
+            let what = format!(
+                "added latency, {name}, {load}{}",
+                if loaded { " load" } else { "" }
+            );
+            let against = Against::Added(null, cable);
+            group.row(
+                &format!("latency-{load}-{name}"),
+                &what,
+                &ours,
+                against,
+                Bound::AtMost(1.1),
+            );
+        }
+    }
+    group
+}
+
+fn pipeline() -> Group {
+    use Bound::AtMost;
+    let mut group = Group::new("memory");
+    for (name, connections) in [("1m", 1_000_000), ("10m", 10_000_000)] {
+        let ours = group.memory(
+            &format!("pipeline-{name}"),
+            Memory::Pipeline(connections, SHARED_CLIENTS, false),
+        );
+        let table = group.memory(
+            &format!("line-table-{name}"),
+            Memory::LineTable(connections, SHARED_CLIENTS),
+        );
+        let what =
+            format!("pipeline in memory, ns a packet, {name} connections, against the line table");
+        group.row(
+            &format!("pipeline-{name}"),
+            &what,
+            &ours,
+            Against::One(table),
+            AtMost(2.2),
+        );
+    }
+    for (name, replies) in [
+        ("pipeline-clients", false),
+        ("pipeline-clients-replies", true),
+    ] {
+        let few = group.memory(
+            &format!("{name}-1k"),
+            Memory::Pipeline(1_000_000, SHARED_CLIENTS, replies),
+        );
+        let many = group.memory(
+            &format!("{name}-1m"),
+            Memory::Pipeline(1_000_000, OWN_CLIENTS, replies),
+        );
+        let direction = if replies { "replies" } else { "requests" };
+        let what = format!("pipeline in memory, {direction} of 1,000,000 clients against 1,000");
+        group.row(name, &what, &many, Against::One(few), AtMost(1.15));
+    }
+    let one = group.memory("one-worker", Memory::Workers(1));
+    let two = group.memory("two-workers", Memory::Workers(2));
+    let what = "two workers in memory against one";
+    group.row(
+        "workers-2",
+        what,
+        &two,
+        Against::One(one),
+        Bound::AtLeast(1.8),
+    );
+    group
+}
+
+fn decisions() -> Group {
+    use Bound::AtMost;
+    let mut group = Group::new("decisions");
+    let churn = group.memory("churn", Memory::Churn);
+    let what = "new connections a second in memory, one core, expiry keeping up";
+    let kernel = Against::Absolute(600_000.0, "kernel IPVS, 0.6 M/s");
+    group.row("new", what, &churn, kernel, Bound::AtLeast(2.0));
+    let few = group.memory("services-1", Memory::NewConnection("rr", 1, 4));
+    let many = group.memory("services-10000", Memory::NewConnection("rr", 10_000, 4));
+    let what = "cost of a new connection, services 1 to 10,000";
+    group.row("new-services", what, &many, Against::One(few), AtMost(1.3));
+    for scheduler in ["rr", "sh", "mh", "wlc"] {
+        let few = group.memory(
+            &format!("{scheduler}-4"),
+            Memory::NewConnection(scheduler, 1, 4),
+        );
+        let many = group.memory(
+            &format!("{scheduler}-1000"),
+            Memory::NewConnection(scheduler, 1, 1000),
+        );
+        let what = format!("cost of a new connection, {scheduler}, servers 4 to 1,000");
+        group.row(
+            &format!("new-{scheduler}"),
+            &what,
+            &many,
+            Against::One(few),
+            AtMost(1.3),
+        );
+    }
+    let maglev = group.memory("maglev", Memory::Maglev(1000));
+    let paper = Against::Absolute(1.8, "the Maglev paper, 1.8 ms for 65,537 slots");
+    group.row(
+        "maglev",
+        "Maglev table of 1,000 servers, built anew",
+        &maglev,
+        paper,
+        AtMost(1.0),
+    );
+    if let Some(row) = group.rows.last_mut() {
+        row.but = Some(
+            "the table has 4,093 slots, as the kernel's by default, and not the paper's 65,537",
+        );
+    }
+    group
+}
+
+fn large() -> Group {
+    let mut group = Group::new("10m");
+    let bytes = group.memory("footprint", Memory::Footprint(10_000_000));
+    let idle = group.memory("idle", Memory::IdleCpu(10_000_000));
+    let what = "bytes a connection, NAT, IPv4, everything, 10,000,000 connections";
+    let kernel = Against::Absolute(96.0, "96 bytes (kernel IPVS 341)");
+    group.row("bytes-10m", what, &bytes, kernel, Bound::AtMost(1.0));
+    let what = "CPU when idle with 10,000,000 connections";
+    let core = Against::Absolute(1.0, "one core");
+    group.row("idle-10m", what, &idle, core, Bound::AtMost(0.01));
+    group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_names_of_their_own_and_jobs() {
+        let groups = all();
+        let mut names: Vec<_> = groups
+            .iter()
+            .flat_map(|group| &group.rows)
+            .map(|row| &row.name)
+            .collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for group in &groups {
+            for row in &group.rows {
+                let needed = row.against.jobs().into_iter().chain([row.subject.as_str()]);
+                for job in needed {
+                    assert!(
+                        group.jobs.iter().any(|known| known.name == job),
+                        "{}: {job}",
+                        row.name
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! TCP through the director: bulk, requests, connections, and round trips of one byte.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::bed::{self, Bed, Purpose};
+use super::flood::Flood;
+use super::programs::{BULK_PORT, PING_PORT};
+use super::sample::{Cpu, Sample};
+use crate::machine::Snapshot;
+use crate::yardsticks::Yardsticks;
+
+/// What clients do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Tcp {
+    /// One stream, in Gbit/s.
+    Bulk,
+    /// Requests a second over 64 connections that stay.
+    Requests,
+    /// Connections a second, one request each.
+    Connections,
+}
+
+/// A download that is compared byte by byte.
+const CHECKED: &str = "33554432";
+/// Round trips of one measurement.
+const TRIPS: &str = "4000";
+
+/// Downloads through the contender, and compares each byte.
+pub(super) fn check(bed: &mut Bed) -> Result<()> {
+    bed.resume()?;
+    let target = format!("{}:{PING_PORT}", bed.target(false));
+    let program = std::env::current_exe()?;
+    let words = ["endpoint", "fetch", &target, CHECKED];
+    let checked = bed.client.run(&program, &words);
+    bed.pause()?;
+    checked
+        .with_context(|| format!("{} does not forward correctly", bed.who.name()))
+        .map(drop)
+}
+
+impl Tcp {
+    pub(super) fn measure(self, bed: &mut Bed, seconds: u32) -> Result<Sample> {
+        bed.resume()?;
+        let target = bed.target(false).to_owned();
+        let (seconds, port) = (seconds.to_string(), BULK_PORT.to_string());
+        let url = format!("http://{target}/");
+        let duration = format!("-d{seconds}s");
+        let words: Vec<&str> = match self {
+            Self::Bulk => vec![
+                "-c", "0", "iperf3", "-c", &target, "-p", &port, "-t", &seconds, "-J",
+            ],
+            Self::Requests => vec!["-c", "0", "wrk", "-t1", "-c64", &duration, &url],
+            Self::Connections => {
+                let header = "Connection: close";
+                vec![
+                    "-c", "0", "wrk", "-t1", "-c64", &duration, "-H", header, &url,
+                ]
+            }
+        };
+        let first = Snapshot::take();
+        let printed = bed.client.run("taskset", &words)?;
+        let devices = [bed.devices[1].as_str(), &bed.devices[2]];
+        let used = Snapshot::take().since(&first, bed.pid(), &devices);
+        bed.check_alive()?;
+        bed.pause()?;
+        let value = match self {
+            Self::Bulk => {
+                let report: Value = serde_json::from_str(&printed).context("iperf3")?;
+                let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
+                bits.context("iperf3 reports no rate")? / 1e9
+            }
+            Self::Requests | Self::Connections => requests(&printed)?,
+        };
+        let per_second = match self {
+            // In KiB.
+            Self::Bulk => value * 1e9 / 8.0 / 1024.0,
+            Self::Requests | Self::Connections => value,
+        };
+        Ok(Sample {
+            value,
+            cpu: Some(Cpu::per(&used, per_second * used.seconds)),
+            disturbed: used.disturbed(),
+        })
+    }
+}
+
+fn requests(printed: &str) -> Result<f64> {
+    let line = |start: &str| {
+        printed
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(start))
+    };
+    let errors = line("Socket errors:").or_else(|| line("Non-2xx"));
+    ensure!(errors.is_none(), "wrk had errors:\n{printed}");
+    let rate = line("Requests/sec:").and_then(|rate| rate.trim().parse().ok());
+    rate.with_context(|| format!("wrk reports no rate:\n{printed}"))
+}
+
+/// A percentile of round trips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Percentile {
+    P50,
+    P99,
+}
+
+#[derive(Debug, Deserialize)]
+struct Trips {
+    p50: f64,
+    p99: f64,
+}
+
+/// The flood beside round trips, which ends before it meets a program.
+const BESIDE: Flood = Flood {
+    flows: 1000,
+    client_bits: 10,
+    replies: false,
+    v6: false,
+};
+
+/// Round trips of one byte over TCP, p50 and p99 in microseconds; beside a flood at `rate` packets a second, if there is one.
+pub(super) fn round_trips(
+    bed: &mut Bed,
+    yardsticks: &Yardsticks,
+    rate: Option<f64>,
+) -> Result<(f64, f64, Option<String>)> {
+    debug_assert!(bed.purpose() == Purpose::Ping, "its sink lets TCP pass");
+    let mut flood = match rate {
+        Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),
+        None => None,
+    };
+    bed::settle(Duration::from_millis(100));
+    let target = format!("{}:{PING_PORT}", bed.target(false));
+    let program = std::env::current_exe()?.display().to_string();
+    let words = ["-c", "0", &program, "endpoint", "ping", &target, TRIPS];
+    let first = Snapshot::take();
+    let printed = bed.client.run("taskset", &words)?;
+    let used = Snapshot::take().since(&first, bed.pid(), &[]);
+    if let Some(flood) = &mut flood {
+        flood.stop(Signal::SIGTERM)?;
+    }
+    bed.check_alive()?;
+    let trips: Trips = serde_json::from_str(printed.trim()).context("our own client")?;
+    Ok((trips.p50, trips.p99, used.disturbed()))
+}

@@ -1,0 +1,134 @@
+//! Both ends of a TCP connection: round trips of one byte, and downloads whose every byte is compared.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use clap::Subcommand;
+
+/// What an end does.
+#[derive(Debug, Subcommand)]
+pub enum Endpoint {
+    /// Echo bytes, and send downloads
+    Serve {
+        /// Where to listen
+        port: u16,
+    },
+    /// Measure round trips of one byte; prints p50 and p99 in microseconds
+    Ping {
+        /// Whom to ask
+        target: SocketAddr,
+        /// How often
+        times: usize,
+    },
+    /// Download, and compare each byte
+    Fetch {
+        /// Whom to ask
+        target: SocketAddr,
+        /// How many bytes
+        bytes: u64,
+    },
+}
+
+impl Endpoint {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// When the other end cannot be reached, or says something else.
+    pub fn run(&self) -> Result<()> {
+        match self {
+            Self::Serve { port } => serve(*port),
+            Self::Ping { target, times } => ping(*target, *times),
+            Self::Fetch { target, bytes } => fetch(*target, *bytes),
+        }
+    }
+}
+
+/// What a download holds. Its period is a prime, so that segments that trade places show.
+fn byte_at(place: u64) -> u8 {
+    u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
+}
+
+/// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight bytes are a download.
+fn serve(port: u16) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    for stream in listener.incoming() {
+        let stream = stream?;
+        thread::spawn(move || {
+            // A client that goes away is no news.
+            let _ = serve_one(stream);
+        });
+    }
+    Ok(())
+}
+
+fn serve_one(mut stream: TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut byte = [0];
+    stream.read_exact(&mut byte)?;
+    if byte[0] != b'f' {
+        loop {
+            stream.write_all(&byte)?;
+            stream.read_exact(&mut byte)?;
+        }
+    }
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_be_bytes(length);
+    let mut place = 0;
+    while place < length {
+        let end = length.min(place + 65_536);
+        let block: Vec<u8> = (place..end).map(byte_at).collect();
+        stream.write_all(&block)?;
+        place = end;
+    }
+    Ok(())
+}
+
+fn connect(target: SocketAddr) -> Result<TcpStream> {
+    let limit = Duration::from_secs(5);
+    let stream = TcpStream::connect_timeout(&target, limit)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+fn ping(target: SocketAddr, times: usize) -> Result<()> {
+    ensure!(times > 0, "no round trips, no percentiles");
+    let mut stream = connect(target)?;
+    let mut trips = Vec::with_capacity(times);
+    let mut byte = [b'p'];
+    for _ in 0..times {
+        let start = Instant::now();
+        stream.write_all(&byte)?;
+        stream.read_exact(&mut byte)?;
+        trips.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    trips.sort_by(f64::total_cmp);
+    let (p50, p99) = (trips[times / 2], trips[times * 99 / 100]);
+    println!("{}", serde_json::json!({ "p50": p50, "p99": p99 }));
+    Ok(())
+}
+
+fn fetch(target: SocketAddr, bytes: u64) -> Result<()> {
+    let mut stream = connect(target)?;
+    stream.write_all(b"f")?;
+    stream.write_all(&bytes.to_be_bytes())?;
+    let mut buffer = vec![0; 1 << 16];
+    let mut place = 0;
+    while place < bytes {
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            bail!("the download ended after {place} of {bytes} bytes");
+        }
+        for (at, byte) in (place..).zip(&buffer[..count]) {
+            ensure!(*byte == byte_at(at), "byte {at} is wrong");
+        }
+        place += count as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,283 @@
+//! The machine: whether it is quiet enough to measure on, how fast it is right now, and who has used how much of it.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::hint::black_box;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+/// CPU of other programs, as a share of one core, above which a measurement does not count.
+const FOREIGN_MAX: f64 = 0.05;
+/// The same of time that the hypervisor took away.
+const STEAL_MAX: f64 = 0.03;
+
+/// Binds the calling thread to a core.
+///
+/// # Errors
+///
+/// When there is no such core.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+/// The model of CPU 0, as the kernel names it.
+#[must_use]
+pub fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or("unknown processor", |(_, name)| name.trim())
+        .to_owned()
+}
+
+/// How fast the machine is, in this very moment.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Calibration {
+    /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
+    pub cpu0: f64,
+    /// The same on CPU 1, alone.
+    pub cpu1: f64,
+    /// The slower of both at once. Well above the others, the two share a core or are taken away.
+    pub both: f64,
+}
+
+impl Calibration {
+    /// Measures; takes some 50 ms.
+    ///
+    /// # Errors
+    ///
+    /// With fewer than two CPUs.
+    pub fn measure() -> Result<Self> {
+        fn on(cpu: usize) -> thread::JoinHandle<Result<f64>> {
+            thread::spawn(move || {
+                pin(cpu)?;
+                Ok((0..5).map(|_| arithmetic()).fold(f64::MAX, f64::min))
+            })
+        }
+        let join = |thread: thread::JoinHandle<Result<f64>>| {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        };
+        let (cpu0, cpu1) = (join(on(0))?, join(on(1))?);
+        let (first, second) = (on(0), on(1));
+        let both = join(first)?.max(join(second)?);
+        Ok(Self { cpu0, cpu1, both })
+    }
+}
+
+fn arithmetic() -> f64 {
+    const TIMES: u32 = 500_000;
+    let mut words = black_box([1_u64, 2, 3, 4, 5, 6, 7, 8]);
+    let start = Instant::now();
+    for _ in 0..TIMES {
+        for word in &mut words {
+            *word = word.wrapping_add(0x9E37_79B9_7F4A_7C15) ^ (*word >> 7);
+        }
+    }
+    let time = start.elapsed();
+    black_box(words);
+    time.as_secs_f64() * 1e9 / f64::from(TIMES)
+}
+
+/// A thread as it was at one time.
+#[derive(Clone, Debug)]
+struct Task {
+    process: u32,
+    parent: u32,
+    name: String,
+    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is of no use at partial load.
+    used: u64,
+}
+
+/// All threads of the machine at one time.
+#[derive(Debug)]
+pub struct Snapshot {
+    at: Instant,
+    tasks: HashMap<u32, Task>,
+    /// In ticks of 10 ms, of all CPUs.
+    stolen: u64,
+}
+
+impl Snapshot {
+    /// Reads `/proc`; takes some milliseconds.
+    #[must_use]
+    pub fn take() -> Self {
+        let mut tasks = HashMap::new();
+        for process in numbers("/proc") {
+            let Ok(stat) = fs::read_to_string(format!("/proc/{process}/stat")) else {
+                continue;
+            };
+            let Some((head, tail)) = stat.rsplit_once(')') else {
+                continue;
+            };
+            let name = head.split_once('(').map_or("", |(_, name)| name);
+            let parent = tail.split_ascii_whitespace().nth(1);
+            let parent = parent.and_then(|word| word.parse().ok()).unwrap_or(0);
+            for thread in numbers(&format!("/proc/{process}/task")) {
+                let path = format!("/proc/{process}/task/{thread}/schedstat");
+                let used = fs::read_to_string(path).unwrap_or_default();
+                let used = used.split_ascii_whitespace().next();
+                let task = Task {
+                    process,
+                    parent,
+                    name: name.to_owned(),
+                    used: used.and_then(|word| word.parse().ok()).unwrap_or(0),
+                };
+                tasks.insert(thread, task);
+            }
+        }
+        Self {
+            at: Instant::now(),
+            tasks,
+            stolen: stolen(),
+        }
+    }
+
+    /// What happened between an earlier snapshot and this one. `director`: the process that forwards; `devices`: the
+    /// director's interfaces, whose receiving threads are its work too.
+    #[must_use]
+    pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
+        let own = self.descendants(std::process::id());
+        let mut used = Used::default();
+        let seconds = self.at.duration_since(earlier.at).as_secs_f64();
+        for (thread, task) in &self.tasks {
+            let before = earlier.tasks.get(thread).map_or(0, |task| task.used);
+            let time = Duration::from_nanos(task.used.saturating_sub(before)).as_secs_f64();
+            let kernel = task.parent == 2 || task.process == 2;
+            let receives = devices.iter().any(|device| {
+                let name = task.name.strip_prefix("napi/");
+                name.is_some_and(|name| name.rsplit_once('-').is_some_and(|(of, _)| of == *device))
+            });
+            if Some(task.process) == director {
+                used.process += time;
+            } else if receives {
+                used.softirq += time;
+            } else if kernel
+                && (task.name.starts_with("ksoftirqd") || task.name.starts_with("napi/"))
+            {
+                used.other_softirq += time;
+            } else if own.contains(&task.process) {
+                used.endpoints += time;
+            } else if !kernel {
+                used.foreign += time;
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a few ticks")]
+        let stolen = (self.stolen.saturating_sub(earlier.stolen)) as f64 / 100.0;
+        used.foreign /= seconds;
+        used.stolen = stolen / seconds;
+        used.seconds = seconds;
+        used
+    }
+
+    fn descendants(&self, of: u32) -> HashSet<u32> {
+        let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+        for task in self.tasks.values() {
+            children.entry(task.parent).or_default().push(task.process);
+        }
+        let mut all = HashSet::new();
+        let mut rest = vec![of];
+        while let Some(process) = rest.pop() {
+            if all.insert(process) {
+                rest.extend(children.get(&process).into_iter().flatten());
+            }
+        }
+        all
+    }
+}
+
+/// Who has used the machine between two snapshots. Times are in CPU seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    /// Between the two, by the clock.
+    pub seconds: f64,
+    /// The director's process.
+    pub process: f64,
+    /// Threads that receive on the director's interfaces. Where they have none, that work is in the sender's process.
+    pub softirq: f64,
+    /// Other soft interrupts that have a thread.
+    pub other_softirq: f64,
+    /// Everything else that the bench has started: generators, clients, servers.
+    pub endpoints: f64,
+    /// Other programs, as a share of a core.
+    pub foreign: f64,
+    /// What the hypervisor took, as a share of a core.
+    pub stolen: f64,
+}
+
+impl Used {
+    /// Why nothing that was measured meanwhile counts.
+    #[must_use]
+    pub fn disturbed(&self) -> Option<String> {
+        if self.foreign > FOREIGN_MAX {
+            let percent = self.foreign * 100.0;
+            return Some(format!("other programs used {percent:.0} % of a core"));
+        }
+        let percent = self.stolen * 100.0;
+        (self.stolen > STEAL_MAX).then(|| format!("the hypervisor took {percent:.0} % of a core"))
+    }
+}
+
+/// Waits until nothing else runs.
+///
+/// # Errors
+///
+/// When that does not come to pass; the error says who runs.
+pub fn wait_until_quiet(limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let before = Snapshot::take();
+        thread::sleep(Duration::from_millis(300));
+        let after = Snapshot::take();
+        let Some(why) = after.since(&before, None, &[]).disturbed() else {
+            return Ok(());
+        };
+        ensure!(
+            Instant::now() < deadline,
+            "the machine is busy ({why}; busiest: {}), and what is measured on a busy machine is worth nothing: \
+             end what runs, or say --busy and do not believe the figures",
+            busiest(&before, &after)
+        );
+    }
+}
+
+fn busiest(before: &Snapshot, after: &Snapshot) -> String {
+    let own = after.descendants(std::process::id());
+    let used = |thread: &u32, task: &Task| {
+        task.used
+            - before
+                .tasks
+                .get(thread)
+                .map_or(task.used, |old| old.used.min(task.used))
+    };
+    let others = after.tasks.iter();
+    let others = others.filter(|(_, task)| !own.contains(&task.process));
+    let most = others.max_by_key(|(thread, task)| used(thread, task));
+    most.map_or_else(String::new, |(_, task)| {
+        format!("{} {}", task.name, task.process)
+    })
+}
+
+fn numbers(directory: &str) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+fn stolen() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = stat.lines().next().unwrap_or_default();
+    let stolen = line.split_ascii_whitespace().nth(8);
+    stolen.and_then(|word| word.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,32 @@
+//! `lvs-bench`: compares the director with others on this machine.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use lvs_bench::{compare, endpoint};
+
+/// Measures the director beside others, in the same run
+#[derive(Debug, Parser)]
+#[command(name = "lvs-bench")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Forward packets and TCP by ours, by what does nothing, by the kernel and by others, and print ratios
+    Compare(compare::Options),
+    /// One end of a connection, as `compare` starts it on its hosts
+    #[command(hide = true)]
+    Endpoint {
+        #[command(subcommand)]
+        end: endpoint::Endpoint,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Compare(options) => options.run(),
+        Command::Endpoint { end } => end.run(),
+    }
+}

@@ -1,0 +1,538 @@
+//! The packet path in memory: directors with connections in them, packets for them, and what both cost.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant as Clock};
+
+use anyhow::{Result, ensure};
+use lvs_core::{
+    Control, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+};
+use lvs_dataplane::engine::rig::{Rig, RigWorker};
+use lvs_dataplane::netlink::NetState;
+use lvs_dataplane::packet::frame::Frame;
+use lvs_dataplane::packet::net::PortInfo;
+use lvs_dataplane::packet::wire::Mac;
+
+use crate::machine;
+
+/// Frames of a batch, as the engine receives them.
+pub const BATCH: usize = 64;
+/// Packets of one measurement.
+const PACKETS: u32 = 1 << 20;
+/// The virtual service, the real server, and the gateway to the clients.
+const VIP: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
+const PORT: u16 = 80;
+const OWN_MAC: Mac = Mac([2, 0, 0, 0, 13, 0]);
+const SERVER_MAC: Mac = Mac([2, 0, 0, 0, 5, 0]);
+const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
+
+/// Clients of connections: connection `n` is of address `n mod 2^bits`.
+#[derive(Clone, Copy, Debug)]
+pub struct Clients {
+    /// Two to the power of this are the addresses.
+    pub bits: u32,
+}
+
+impl Clients {
+    /// Address and port of a connection.
+    #[must_use]
+    pub fn of(self, connection: u32) -> (Ipv4Addr, u16) {
+        let addr = 0x0a80_0000 | (connection & ((1 << self.bits) - 1));
+        let port = 1024 + (connection >> self.bits);
+        (
+            Ipv4Addr::from_bits(addr),
+            u16::try_from(port).unwrap_or(u16::MAX),
+        )
+    }
+}
+
+/// The virtual service of every benchmark.
+#[must_use]
+pub fn vip() -> SocketAddr {
+    (VIP, PORT).into()
+}
+
+/// A segment from `client` to the service.
+#[must_use]
+pub fn segment(client: (Ipv4Addr, u16), dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
+    PacketMeta {
+        hook: Hook::Local,
+        tuple: Tuple {
+            protocol: Protocol::TCP,
+            src: client.into(),
+            dst,
+        },
+        transport: Transport::Tcp(TcpFlags(flags)),
+        segment: Segment::NONE,
+        mark: 0,
+        len: 40,
+    }
+}
+
+/// What a director has in it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The scheduler of all services.
+    pub scheduler: &'static str,
+    /// Services; the first is [`vip`].
+    pub services: u32,
+    /// Servers of the first service; the others have one each.
+    pub servers: u32,
+    /// Room for connections.
+    pub room: usize,
+    /// Workers.
+    pub shards: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            scheduler: "wlc",
+            services: 1,
+            servers: 8,
+            room: 1 << 21,
+            shards: 1,
+        }
+    }
+}
+
+impl Setup {
+    fn options(&self) -> Options {
+        Options {
+            max_connections: self.room,
+            shards: self.shards,
+            ..Options::default()
+        }
+    }
+
+    /// # Panics
+    /// If a service is refused: the benchmark would measure nothing.
+    fn fill(&self, control: &mut Control) {
+        for number in 0..self.services {
+            let addr = SocketAddr::from((Ipv4Addr::from_bits(VIP.to_bits() + number), PORT));
+            let service = ServiceKey::tcp(addr);
+            let config = ServiceConfig::new(Family::V4, self.scheduler);
+            control
+                .add_service(service, config, None)
+                .expect("a new service");
+            let servers = if number == 0 { self.servers } else { 1 };
+            for server in 0..servers {
+                let addr = SocketAddr::from((Ipv4Addr::from_bits(SERVER.to_bits() + server), PORT));
+                let weight = i32::try_from(server % 4).unwrap_or(0) + 1;
+                let config = ServerConfig::new(weight, Forwarding::Nat);
+                control
+                    .add_server(&service, addr, &config, Instant::ZERO)
+                    .expect("a new server");
+            }
+        }
+    }
+
+    /// A director without connections.
+    #[must_use]
+    pub fn director(&self) -> Director {
+        let mut director = Director::new(self.options());
+        self.fill(&mut director.control);
+        director
+    }
+
+    /// A director with established connections.
+    ///
+    /// # Panics
+    /// If a connection is refused.
+    #[must_use]
+    pub fn director_with(&self, connections: u32, clients: Clients) -> Director {
+        let mut director = self.director();
+        for n in 0..connections {
+            for flags in [TcpFlags::SYN, TcpFlags::ACK] {
+                let meta = segment(clients.of(n), vip(), flags);
+                let verdict = director.handle_packet(&meta, Instant::ZERO);
+                assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+            }
+        }
+        director
+    }
+
+    /// The workers of a director, with a network around: one server, clients behind a gateway, all on one link.
+    ///
+    /// # Errors
+    /// When the host gives no descriptors.
+    pub fn rig(&self) -> Result<Rig> {
+        let mut control = Control::new(self.options());
+        self.fill(&mut control);
+        let network = NetState::of_link(1, (SERVER.into(), 24), (SERVER.into(), SERVER_MAC.0));
+        let network = network.with_gateway(
+            1,
+            (Ipv4Addr::new(10, 128, 0, 0).into(), 9),
+            (GATEWAY.into(), GATEWAY_MAC.0),
+        );
+        let port = PortInfo {
+            mac: OWN_MAC,
+            mtu: 1500,
+            ethernet: true,
+            offload: true,
+            gives_back: true,
+        };
+        let vips: Vec<IpAddr> = vec![VIP.into()];
+        Rig::new(control, network, port, &vips)
+    }
+}
+
+/// One worker of a director, with established connections of one server.
+#[derive(Debug)]
+pub struct Pipeline {
+    worker: RigWorker,
+    frames: Vec<Frame>,
+    /// Connections in the order of their packets: random.
+    order: Vec<u32>,
+    clients: Clients,
+    /// Packets of the servers rather than of the clients.
+    pub replies: bool,
+    forward: [u8; 64],
+    reply: [u8; 64],
+}
+
+impl Pipeline {
+    /// Opens the connections.
+    ///
+    /// # Errors
+    /// When the host gives no descriptors, or a packet does not come through.
+    pub fn new(connections: u32, clients: Clients) -> Result<Self> {
+        let setup = Setup {
+            servers: 1,
+            room: (connections as usize).next_power_of_two().max(1 << 16),
+            ..Setup::default()
+        };
+        let mut rig = setup.rig()?;
+        let worker = rig.workers.pop().expect("there is one");
+        Self::of(worker, 0..connections, clients)
+    }
+
+    fn of(worker: RigWorker, connections: std::ops::Range<u32>, clients: Clients) -> Result<Self> {
+        let mut pipeline = Self {
+            worker,
+            frames: (0..BATCH).map(|_| Frame::new()).collect(),
+            order: Vec::new(),
+            clients,
+            replies: false,
+            forward: template(VIP, false),
+            reply: template(SERVER, true),
+        };
+        for flags in [TcpFlags::SYN, TcpFlags::ACK] {
+            pipeline.forward[47] = flags;
+            let mut first = connections.start;
+            while first < connections.end {
+                let count = BATCH.min((connections.end - first) as usize);
+                let batch: Vec<u32> = (first..).take(count).collect();
+                pipeline.send(&batch)?;
+                first += u32::try_from(count)?;
+            }
+        }
+        let mut random = 0x1234_5678_9abc_def1_u64;
+        let span = u64::from(connections.end - connections.start);
+        pipeline.order = (0..PACKETS)
+            .map(|_| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                connections.start + u32::try_from(random % span).unwrap_or(0)
+            })
+            .collect();
+        Ok(pipeline)
+    }
+
+    fn send(&mut self, connections: &[u32]) -> Result<()> {
+        let sent = send(
+            &mut self.worker,
+            &mut self.frames,
+            connections,
+            if self.replies {
+                &self.reply
+            } else {
+                &self.forward
+            },
+            self.clients,
+            self.replies,
+        );
+        ensure!(
+            sent == connections.len(),
+            "of {} packets {sent} came through",
+            connections.len()
+        );
+        Ok(())
+    }
+
+    /// Nanoseconds a packet, over a million random ones.
+    ///
+    /// # Errors
+    /// When one does not come through.
+    pub fn measure(&mut self) -> Result<f64> {
+        let order = std::mem::take(&mut self.order);
+        let start = Clock::now();
+        for batch in order.chunks(BATCH) {
+            self.send(batch)?;
+        }
+        let time = start.elapsed();
+        self.worker.timers();
+        self.order = order;
+        Ok(time.as_secs_f64() * 1e9 / f64::from(PACKETS))
+    }
+}
+
+/// Two workers of one director, each with its own connections.
+#[derive(Debug)]
+pub struct Pair {
+    workers: Vec<Pipeline>,
+}
+
+impl Pair {
+    /// Opens `connections` connections for each.
+    ///
+    /// # Errors
+    /// As [`Pipeline::new`].
+    pub fn new(connections: u32, clients: Clients) -> Result<Self> {
+        let setup = Setup {
+            servers: 1,
+            room: (connections as usize).next_power_of_two().max(1 << 16),
+            shards: 2,
+            ..Setup::default()
+        };
+        let workers = setup.rig()?.workers.into_iter();
+        let workers = (0..).zip(workers).map(|(number, worker)| {
+            let first = number * connections;
+            Pipeline::of(worker, first..first + connections, clients)
+        });
+        Ok(Self {
+            workers: workers.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Packets a second of the first `count` workers, each on a core of its own.
+    ///
+    /// # Errors
+    /// As [`Pipeline::measure`].
+    pub fn measure(&mut self, count: usize) -> Result<f64> {
+        let workers = (0..).zip(self.workers.iter_mut().take(count));
+        let results: Vec<Result<f64>> = thread::scope(|scope| {
+            let threads: Vec<_> = workers
+                .map(|(number, worker)| {
+                    scope.spawn(move || {
+                        machine::pin(1 - number)?;
+                        worker.measure()
+                    })
+                })
+                .collect();
+            let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            ended
+                .map(|result| result.unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
+                .collect()
+        });
+        let mut rate = 0.0;
+        for result in results {
+            rate += 1e9 / result?;
+        }
+        Ok(rate)
+    }
+}
+
+/// Writes frames for the connections and has them processed.
+fn send(
+    worker: &mut RigWorker,
+    frames: &mut [Frame],
+    connections: &[u32],
+    template: &[u8; 64],
+    clients: Clients,
+    replies: bool,
+) -> usize {
+    for (frame, connection) in frames.iter_mut().zip(connections) {
+        let (addr, port) = clients.of(*connection);
+        frame.clear();
+        let whole = frame.extend(template);
+        debug_assert!(whole, "a frame has room for 64 bytes");
+        let bytes = frame.bytes_mut();
+        let (addr_at, port_at) = if replies { (30, 36) } else { (26, 34) };
+        bytes[addr_at..addr_at + 4].copy_from_slice(&addr.octets());
+        bytes[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
+        let [a, b, c, d] = addr.octets();
+        let sum = u32::from(u16::from_be_bytes([a, b])) + u32::from(u16::from_be_bytes([c, d]));
+        let ip_sum = u32::from(u16::from_be_bytes([template[24], template[25]]));
+        bytes[24..26].copy_from_slice(&(!fold(ip_sum + sum)).to_be_bytes());
+        let tcp_sum = u32::from(u16::from_be_bytes([template[50], template[51]]));
+        bytes[50..52].copy_from_slice(&(!fold(tcp_sum + sum + u32::from(port))).to_be_bytes());
+    }
+    worker.process(&mut frames[..connections.len()])
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap_or(0)
+}
+
+/// A TCP segment of 64 bytes. Where its checksums will be are the sums of all but the client's address and port.
+fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
+    let mut frame = [0; 64];
+    frame[..6].copy_from_slice(&OWN_MAC.0);
+    frame[6..12].copy_from_slice(if reply { &SERVER_MAC.0 } else { &GATEWAY_MAC.0 });
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    frame[17] = 50;
+    frame[20] = 0x40;
+    frame[22..24].copy_from_slice(&[64, 6]);
+    let (addr_at, port_at) = if reply { (26, 34) } else { (30, 36) };
+    frame[addr_at..addr_at + 4].copy_from_slice(&other.octets());
+    frame[port_at..port_at + 2].copy_from_slice(&PORT.to_be_bytes());
+    frame[46] = 5 << 4;
+    frame[47] = TcpFlags::ACK;
+    let sum = |bytes: &[u8]| {
+        let words = bytes.chunks_exact(2);
+        words
+            .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
+            .sum::<u32>()
+    };
+    let ip = fold(sum(&frame[14..34]));
+    // Addresses, protocol, length of the segment, and the segment.
+    let tcp = fold(sum(&frame[26..34]) + 6 + 30 + sum(&frame[34..64]));
+    frame[24..26].copy_from_slice(&ip.to_be_bytes());
+    frame[50..52].copy_from_slice(&tcp.to_be_bytes());
+    frame
+}
+
+/// A segment to the service, whole: 64 bytes.
+#[must_use]
+pub fn example() -> Vec<u8> {
+    let mut frame = template(VIP, false).to_vec();
+    frame[26..30].copy_from_slice(&[10, 128, 0, 1]);
+    frame
+}
+
+/// Nanoseconds of a new connection: the mean of 50,000 in a director that has none yet.
+///
+/// # Panics
+/// If one is refused.
+#[must_use]
+pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
+    const CONNECTIONS: u32 = 50_000;
+    let clients = Clients { bits: 16 };
+    let mut director = setup.director();
+    // What the scheduler builds at its first choice is not counted.
+    let first = segment((Ipv4Addr::new(10, 200, 0, 1), 1), dst, TcpFlags::SYN);
+    let _ = director.handle_packet(&first, Instant::ZERO);
+    let start = Clock::now();
+    for n in 0..CONNECTIONS {
+        let meta = segment(clients.of(n), dst, TcpFlags::SYN);
+        let verdict = director.handle_packet(&meta, Instant::ZERO);
+        assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+    }
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(CONNECTIONS)
+}
+
+/// New connections while as many end: the clock runs at a given rate of connections.
+#[derive(Debug)]
+pub struct Churn {
+    director: Director,
+    next: u32,
+    now: Instant,
+}
+
+/// In virtual time. With 60 s in `SYN_RECV`, this many times 60 connections are there at any time.
+const CHURN_PER_SECOND: u32 = 16_000;
+
+impl Churn {
+    /// Begins as many as there will be at any time.
+    ///
+    /// # Panics
+    /// If one is refused.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut churn = Self {
+            director: Setup::default().director(),
+            next: 0,
+            now: Instant::ZERO,
+        };
+        churn.open(CHURN_PER_SECOND * 64);
+        churn
+    }
+
+    fn open(&mut self, count: u32) {
+        let clients = Clients { bits: 20 };
+        for _ in 0..count {
+            let meta = segment(clients.of(self.next), vip(), TcpFlags::SYN);
+            let verdict = self.director.handle_packet(&meta, self.now);
+            assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+            self.next = (self.next + 1) % (50_000 << 10);
+            if self.next.is_multiple_of(64) {
+                self.now =
+                    self.now + Duration::from_nanos(64_000_000_000 / u64::from(CHURN_PER_SECOND));
+                self.director.advance(self.now);
+            }
+        }
+    }
+
+    /// Connections a second, by the wall clock, each with the end of another one.
+    ///
+    /// # Errors
+    /// When ends do not keep up with beginnings.
+    pub fn measure(&mut self) -> Result<f64> {
+        const CONNECTIONS: u32 = 500_000;
+        let start = Clock::now();
+        self.open(CONNECTIONS);
+        let time = start.elapsed();
+        let left = self.director.shard.len();
+        let most = CHURN_PER_SECOND as usize * 64;
+        ensure!(
+            left <= most,
+            "{left} connections are left, of {most} whose time has not come"
+        );
+        Ok(f64::from(CONNECTIONS) / time.as_secs_f64())
+    }
+}
+
+impl Default for Churn {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Milliseconds until a Maglev hash of so many servers has chosen again after a change.
+///
+/// # Panics
+/// If a change is refused.
+#[must_use]
+pub fn maglev(servers: u32) -> f64 {
+    let setup = Setup {
+        scheduler: "mh",
+        servers,
+        ..Setup::default()
+    };
+    let mut director = setup.director();
+    let clients = Clients { bits: 16 };
+    let _ = director.handle_packet(&segment(clients.of(0), vip(), TcpFlags::SYN), Instant::ZERO);
+    let added = SocketAddr::from((Ipv4Addr::new(10, 99, 0, 1), PORT));
+    let config = ServerConfig::new(1, Forwarding::Nat);
+    let service = ServiceKey::tcp(vip());
+    director
+        .control
+        .add_server(&service, added, &config, Instant::ZERO)
+        .expect("a new server");
+    let start = Clock::now();
+    let _ = director.handle_packet(&segment(clients.of(1), vip(), TcpFlags::SYN), Instant::ZERO);
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_happens() {
+        let mut pipeline = Pipeline::new(1000, Clients { bits: 10 }).expect("packets come through");
+        assert!(pipeline.measure().expect("all of them") > 0.0);
+        pipeline.replies = true;
+        assert!(pipeline.measure().expect("replies too") > 0.0);
+    }
+}

@@ -1,0 +1,54 @@
+//! Medians and their spread.
+
+use serde::Serialize;
+
+/// The median of some values, the least and the greatest.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// The median; of an even number, the mean of the middle two.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+    /// How many.
+    pub rounds: usize,
+}
+
+impl Spread {
+    /// Of nothing there is none.
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(*values.get(middle.checked_sub(1)?)?, values[middle])
+        };
+        Some(Self {
+            median,
+            min: *values.first()?,
+            max: *values.last()?,
+            rounds: values.len(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn medians() {
+        assert_eq!(Spread::of([]), None);
+        let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
+        assert_eq!(
+            (three.median, three.min, three.max, three.rounds),
+            (2.0, 1.0, 3.0, 3)
+        );
+        let two = Spread::of([4.0, 1.0]).expect("two values");
+        assert!((two.median - 2.5).abs() < f64::EPSILON);
+    }
+}

@@ -1,0 +1,320 @@
+//! Whose new connections a service takes: allow and deny by source prefix.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use crate::Prefix;
+use crate::lpm::PrefixMap;
+
+/// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
+pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
+
+/// Sources that may open connections, and such that may not. The longest prefix that holds a source decides; what none holds
+/// is taken, unless any are allowed.
+///
+/// It is made once and shared: a copy costs nothing.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(try_from = "FilterLists", into = "FilterLists"))]
+pub struct SourceFilter(Option<Arc<Made>>);
+
+/// The prefixes of a filter, as they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct FilterLists {
+    /// Sources that are taken.
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "Vec::is_empty"))]
+    pub allow: Vec<Prefix>,
+    /// Sources that are refused.
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "Vec::is_empty"))]
+    pub deny: Vec<Prefix>,
+}
+
+#[derive(Debug)]
+struct Made {
+    lists: FilterLists,
+    /// Whether the sources of a prefix are taken.
+    map: PrefixMap<bool>,
+}
+
+/// What decided about a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decided {
+    /// A prefix of this length of the service's own filter, or of the director's.
+    By { taken: bool, bits: u8, own: bool },
+    /// No prefix.
+    Unlisted { taken: bool },
+}
+
+impl Decided {
+    pub(crate) const fn taken(self) -> bool {
+        match self {
+            Self::By { taken, .. } | Self::Unlisted { taken } => taken,
+        }
+    }
+
+    /// In words.
+    pub(crate) fn describe(self, source: IpAddr) -> String {
+        let word = if self.taken() { "allowed" } else { "denied" };
+        match self {
+            Self::By { bits, own, .. } => {
+                let whose = if own {
+                    "the service's filter"
+                } else {
+                    "the director's filter"
+                };
+                match Prefix::new(source, bits) {
+                    Some(prefix) => format!("{prefix} is {word} by {whose}"),
+                    None => format!("{source} is {word} by {whose}"),
+                }
+            }
+            Self::Unlisted { taken: true } => format!("no filter has {source}"),
+            Self::Unlisted { taken: false } => {
+                format!("{source} is denied: others are allowed, and it is not")
+            }
+        }
+    }
+}
+
+impl SourceFilter {
+    /// A filter of these prefixes.
+    ///
+    /// # Errors
+    /// If there are more than [`FILTER_PREFIXES_MAX`], or one is both allowed and denied.
+    pub fn new(mut lists: FilterLists) -> Result<Self, String> {
+        for list in [&mut lists.allow, &mut lists.deny] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        let FilterLists { allow, deny } = &lists;
+        let count = allow.len() + deny.len();
+        if count > FILTER_PREFIXES_MAX {
+            return Err(format!(
+                "{count} prefixes: a filter has at most {FILTER_PREFIXES_MAX}"
+            ));
+        }
+        if count == 0 {
+            return Ok(Self(None));
+        }
+        if let Some(both) = allow
+            .iter()
+            .find(|prefix| deny.binary_search(prefix).is_ok())
+        {
+            return Err(format!("{both} is both allowed and denied"));
+        }
+        let allowed = allow.iter().map(|&prefix| (prefix, true));
+        let denied = deny.iter().map(|&prefix| (prefix, false));
+        let map = PrefixMap::new(allowed.chain(denied));
+        Ok(Self(Some(Arc::new(Made { lists, map }))))
+    }
+
+    /// Whether it takes everybody.
+    pub const fn is_off(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Its prefixes, in order.
+    pub fn lists(&self) -> FilterLists {
+        self.0
+            .as_ref()
+            .map_or_else(FilterLists::default, |made| made.lists.clone())
+    }
+
+    /// How many prefixes are allowed, and how many are denied.
+    pub fn counts(&self) -> (usize, usize) {
+        self.0.as_ref().map_or((0, 0), |made| {
+            (made.lists.allow.len(), made.lists.deny.len())
+        })
+    }
+
+    /// Whether a connection from `source` is taken, and why, by the filter of a service and that of the director: as if both
+    /// were one, but for a prefix that is in both, where the service's counts.
+    #[inline]
+    pub(crate) fn decide(&self, director: &Self, source: IpAddr) -> Decided {
+        let find = |filter: &Self| filter.0.as_ref().and_then(|made| made.map.find(source));
+        match (find(self), find(director)) {
+            (Some((bits, taken)), Some((other, _))) if bits >= other => Decided::By {
+                taken,
+                bits,
+                own: true,
+            },
+            (Some((bits, taken)), None) => Decided::By {
+                taken,
+                bits,
+                own: true,
+            },
+            (_, Some((bits, taken))) => Decided::By {
+                taken,
+                bits,
+                own: false,
+            },
+            (None, None) => Decided::Unlisted {
+                taken: self.counts().0 == 0 && director.counts().0 == 0,
+            },
+        }
+    }
+}
+
+impl PartialEq for SourceFilter {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one.lists == other.lists,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for SourceFilter {}
+
+impl TryFrom<FilterLists> for SourceFilter {
+    type Error = String;
+
+    fn try_from(lists: FilterLists) -> Result<Self, String> {
+        Self::new(lists)
+    }
+}
+
+impl From<SourceFilter> for FilterLists {
+    fn from(filter: SourceFilter) -> Self {
+        filter.lists()
+    }
+}
+
+/// Reads prefixes from a file: separated by blanks and line ends; what follows a `#` does not count.
+///
+/// # Errors
+/// The number of the first bad line, from 1, and what is wrong with it.
+pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
+    let mut all = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let words = line.split('#').next().unwrap_or("").split_whitespace();
+        for word in words {
+            all.push(word.parse().map_err(|error| (number + 1, error))?);
+        }
+    }
+    Ok(all)
+}
+
+/// The filters of a director: its own, and those of its services by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Filters {
+    pub(crate) director: SourceFilter,
+    pub(crate) services: BTreeMap<u32, SourceFilter>,
+}
+
+impl Filters {
+    /// What decides about a source of a new connection; `None` where nothing filters.
+    #[inline]
+    pub(crate) fn decide(&self, service: u32, source: IpAddr) -> Option<Decided> {
+        const NONE: SourceFilter = SourceFilter(None);
+        let own = self.services.get(&service).unwrap_or(&NONE);
+        (!own.is_off() || !self.director.is_off()).then(|| own.decide(&self.director, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(allow: &str, deny: &str) -> SourceFilter {
+        let lists = FilterLists {
+            allow: parse_prefixes(allow).unwrap(),
+            deny: parse_prefixes(deny).unwrap(),
+        };
+        SourceFilter::new(lists).unwrap()
+    }
+
+    #[test]
+    fn the_longest_prefix_decides_and_the_services_own_before_the_directors() {
+        let own = filter("198.51.100.0/24 2001:db8::/32", "198.51.100.7 10.0.0.0/8");
+        let director = filter("10.1.0.0/16 198.51.100.7", "0.0.0.0/0 198.51.100.128/25");
+        for (source, taken, why) in [
+            (
+                "198.51.100.1",
+                true,
+                "198.51.100.0/24 is allowed by the service's filter",
+            ),
+            (
+                "198.51.100.7",
+                false,
+                "198.51.100.7 is denied by the service's filter",
+            ),
+            (
+                "198.51.100.200",
+                false,
+                "198.51.100.128/25 is denied by the director's filter",
+            ),
+            (
+                "10.1.2.3",
+                true,
+                "10.1.0.0/16 is allowed by the director's filter",
+            ),
+            (
+                "10.2.2.3",
+                false,
+                "10.0.0.0/8 is denied by the service's filter",
+            ),
+            (
+                "203.0.113.1",
+                false,
+                "0.0.0.0/0 is denied by the director's filter",
+            ),
+            (
+                "2001:db8::1",
+                true,
+                "2001:db8::/32 is allowed by the service's filter",
+            ),
+            (
+                "2001:db9::1",
+                false,
+                "2001:db9::1 is denied: others are allowed, and it is not",
+            ),
+        ] {
+            let addr = source.parse().unwrap();
+            let decided = own.decide(&director, addr);
+            assert_eq!(
+                (decided.taken(), &*decided.describe(addr)),
+                (taken, why),
+                "{source}"
+            );
+        }
+        let deny = filter("", "10.0.0.0/8");
+        let nothing = SourceFilter::default();
+        assert!(deny.decide(&nothing, [192, 0, 2, 1].into()).taken());
+        assert!(!nothing.decide(&deny, [10, 0, 2, 1].into()).taken());
+    }
+
+    #[test]
+    fn lists_are_read_bounded_and_do_not_contradict_themselves() {
+        assert_eq!(
+            parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
+                .unwrap()
+                .len(),
+            3
+        );
+        assert_eq!(parse_prefixes("10.0.0.0/8\nx\n").unwrap_err().0, 2);
+        let prefix: Prefix = "10.0.0.0/8".parse().unwrap();
+        let both = FilterLists {
+            allow: [prefix].into(),
+            deny: [prefix].into(),
+        };
+        assert!(SourceFilter::new(both).unwrap_err().contains("both"));
+        let many = (0..=0x1_0000_u32).map(|n| Prefix::new(IpAddr::V4(n.into()), 32).unwrap());
+        let many = FilterLists {
+            deny: many.collect(),
+            ..FilterLists::default()
+        };
+        assert!(SourceFilter::new(many).unwrap_err().contains("at most"));
+        assert_eq!(filter("", ""), SourceFilter::default());
+        assert_eq!(
+            filter("10.0.0.1 10.0.0.2", ""),
+            filter("10.0.0.2 10.0.0.1 10.0.0.2", "")
+        );
+    }
+}

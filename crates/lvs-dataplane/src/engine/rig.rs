@@ -1,0 +1,106 @@
+//! Packet workers without threads and sockets, for whoever measures the packet path in memory. Not part of the programs
+//! (feature `testing`).
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use anyhow::{Context, Result};
+use lvs_core::{Control, Shard};
+
+use super::door::Requests;
+use super::shared::{HostSide, Shared, Side};
+use super::worker::Worker;
+use crate::host::EngineSide;
+use crate::host::view::{Port, Tables, View};
+use crate::netlink::NetState;
+use crate::packet::common::Common;
+use crate::packet::frame::Frame;
+use crate::packet::net::{PortId, PortInfo};
+use crate::packet::pipeline::{Request, Settings};
+
+/// The only port: link 1 of the network.
+const PORT: PortId = PortId(1);
+
+/// Workers of one director. What they do with a frame is what the engine's do, but for receiving and sending.
+#[derive(Debug)]
+pub struct Rig {
+    /// The workers; each may be taken to a thread of its own.
+    pub workers: Vec<RigWorker>,
+}
+
+/// One of them.
+pub struct RigWorker {
+    worker: Worker,
+    /// What it asks the keeper for, which nobody reads.
+    _requests: Receiver<Request>,
+}
+
+impl fmt::Debug for RigWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RigWorker").finish_non_exhaustive()
+    }
+}
+
+impl Rig {
+    /// As many workers as `control` has shards, in a network whose link 1 is `port`. `vips`: addresses of services.
+    ///
+    /// # Errors
+    /// When the host gives no descriptors.
+    pub fn new(
+        control: Control,
+        network: NetState,
+        port: PortInfo,
+        vips: &[IpAddr],
+    ) -> Result<Self> {
+        let shards: Vec<Shard> = (0..).map_while(|number| control.shard(number)).collect();
+        let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
+        let side = Side::Host(HostSide::new(count.get())?);
+        let shared = Arc::new(Shared::new(control, side, false));
+        let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
+        let mut tables = Tables::new(network);
+        let known = Port {
+            ifindex: 1,
+            name: Arc::from("memory"),
+            info: port,
+            running: true,
+            decapsulates: false,
+        };
+        tables.set_port(PORT, known);
+        for vip in vips {
+            tables.vips.insert(*vip);
+        }
+        shared.publish(Arc::new(View {
+            generation: 1,
+            tables: Arc::new(tables),
+            config: 1,
+            ..View::default()
+        }));
+        let workers = (0..).zip(shards).map(|(number, shard)| {
+            let (requests, queue) = Requests::new(shared.clone());
+            let common = common.clone();
+            let worker = Worker::new(shared.clone(), number, shard, common, requests, None);
+            RigWorker {
+                worker,
+                _requests: queue,
+            }
+        });
+        Ok(Self {
+            workers: workers.collect(),
+        })
+    }
+}
+
+impl RigWorker {
+    /// Processes a batch; says how many frames would have left. The frames may receive again.
+    pub fn process(&mut self, frames: &mut [Frame]) -> usize {
+        self.worker.process(PORT, frames)
+    }
+
+    /// Does what is due.
+    pub fn timers(&mut self) {
+        self.worker.timers();
+    }
+}

@@ -1,0 +1,183 @@
+//! `lvsadm filter`: whose new connections are taken, by source.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lvs_core::api::{Call, FilterItem, FilterSpec, ServiceId};
+use lvs_core::{FilterLists, Prefix, ServiceKey, SourceFilter, parse_prefixes};
+
+use super::{Outcome, Trouble, Words, change, connect, service_named, service_text};
+use crate::program::Invocation;
+use crate::session::json_list;
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    let free: Vec<&str> = words.free.iter().map(String::as_str).collect();
+    let (word, scope) = match free[..] {
+        ["list"] | [] => return list(run, None),
+        ["list", scope] => {
+            let scope = scope_named(run, scope)?;
+            return list(run, Some(scope));
+        }
+        [word @ ("add" | "del" | "set" | "off"), scope] => (word, scope_named(run, scope)?),
+        _ => {
+            return Err(Trouble::Usage(
+                "expected list [SERVICE], or add, del, set or off and a SERVICE or all".into(),
+            ));
+        }
+    };
+    let given = given(words)?;
+    let nothing = given == FilterLists::default();
+    if nothing == (word != "off") {
+        let text = if nothing { "needs" } else { "takes no" };
+        return Err(Trouble::Usage(format!(
+            "{word} {text} --allow, --deny, --allow-file or --deny-file"
+        )));
+    }
+    let mut client = connect(run)?;
+    let items: Vec<FilterItem> = client.collect(&Call::FilterList {})?;
+    let before = together(items).remove(&order(scope)).unwrap_or_default().1;
+    let lists = match word {
+        "add" => added(before, given),
+        "del" => removed(before, &given)?,
+        _ => given,
+    };
+    let filter = SourceFilter::new(lists).map_err(Trouble::Usage)?;
+    let spec = FilterSpec {
+        service: scope,
+        filter,
+    };
+    change(run, &mut client, &Call::FilterSet(spec))?;
+    Ok(0)
+}
+
+/// A service, or all of them.
+fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
+    Ok(match word {
+        "all" => None,
+        word => Some(service_named(run, word)?),
+    })
+}
+
+/// The prefixes of the command line.
+fn given(words: &Words) -> Result<FilterLists, Trouble> {
+    let read = |flag: &str, file_flag: &str| {
+        let mut all: Vec<Prefix> = Vec::new();
+        for word in words
+            .value(flag)
+            .unwrap_or("")
+            .split(',')
+            .filter(|word| !word.is_empty())
+        {
+            all.push(word.parse().map_err(Trouble::Usage)?);
+        }
+        if let Some(path) = words.value(file_flag) {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| Trouble::Usage(format!("cannot read {path}: {error}")))?;
+            all.extend(parse_prefixes(&text).map_err(|(line, error)| {
+                Trouble::Usage(format!("{path}, line {line}: {error}"))
+            })?);
+        }
+        Ok::<_, Trouble>(all)
+    };
+    Ok(FilterLists {
+        allow: read("--allow", "--allow-file")?,
+        deny: read("--deny", "--deny-file")?,
+    })
+}
+
+/// `before` with more; what changes sides is no longer on the other.
+fn added(mut before: FilterLists, more: FilterLists) -> FilterLists {
+    let (allow, deny) = (set(&more.allow), set(&more.deny));
+    before.allow.retain(|prefix| !deny.contains(prefix));
+    before.deny.retain(|prefix| !allow.contains(prefix));
+    before.allow.extend(more.allow);
+    before.deny.extend(more.deny);
+    before
+}
+
+fn removed(mut before: FilterLists, less: &FilterLists) -> Result<FilterLists, Trouble> {
+    for (list, less, word) in [
+        (&mut before.allow, &less.allow, "allowed"),
+        (&mut before.deny, &less.deny, "denied"),
+    ] {
+        let (there, less) = (set(list), set(less));
+        if let Some(stranger) = less.difference(&there).next() {
+            return Err(Trouble::Usage(format!(
+                "{stranger} is not among what is {word}; lvsadm filter list shows what is"
+            )));
+        }
+        list.retain(|prefix| !less.contains(prefix));
+    }
+    Ok(before)
+}
+
+fn set(prefixes: &[Prefix]) -> BTreeSet<Prefix> {
+    prefixes.iter().copied().collect()
+}
+
+/// Filters by what they are for, their pieces put together.
+type Filters = BTreeMap<String, (Option<ServiceId>, FilterLists)>;
+
+fn order(service: Option<ServiceId>) -> String {
+    service.map_or_else(String::new, |service| ServiceKey::from(service).to_string())
+}
+
+fn together(items: Vec<FilterItem>) -> Filters {
+    let mut all = Filters::new();
+    for FilterItem { service, lists } in items {
+        let (_, whole) = all
+            .entry(order(service))
+            .or_insert_with(|| (service, FilterLists::default()));
+        whole.allow.extend(lists.allow);
+        whole.deny.extend(lists.deny);
+    }
+    all
+}
+
+fn list(run: &mut Invocation<'_>, only: Option<Option<ServiceId>>) -> Outcome {
+    let items: Vec<FilterItem> = connect(run)?.collect(&Call::FilterList {})?;
+    let mut filters = together(items);
+    filters.retain(|_, (service, _)| only.is_none_or(|only| only == *service));
+    if run.json {
+        let filters = filters.into_values();
+        let filters: Vec<_> = filters
+            .map(|(service, lists)| FilterItem { service, lists })
+            .collect();
+        json_list(run, &filters)?;
+        return Ok(0);
+    }
+    if filters.is_empty() {
+        writeln!(run.output, "no filters")?;
+    }
+    for (service, lists) in filters.into_values() {
+        let name = service.map_or_else(|| "all".to_owned(), service_text);
+        writeln!(run.output, "{name}:")?;
+        for (word, list) in [("allow", lists.allow), ("deny", lists.deny)] {
+            for prefix in list {
+                writeln!(run.output, "  {word:<5} {prefix}")?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(allow: &str, deny: &str) -> FilterLists {
+        FilterLists {
+            allow: parse_prefixes(allow).unwrap(),
+            deny: parse_prefixes(deny).unwrap(),
+        }
+    }
+
+    #[test]
+    fn prefixes_come_go_and_change_sides() {
+        let before = lists("10.0.0.0/8", "10.1.0.0/16");
+        let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
+        assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));
+        let less = removed(more, &lists("10.1.0.0/16", "")).unwrap();
+        assert_eq!(less, lists("10.0.0.0/8", "::1"));
+        assert!(removed(before, &lists("10.1.0.0/16", "")).is_err());
+    }
+}

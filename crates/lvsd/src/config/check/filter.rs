@@ -1,0 +1,54 @@
+//! Whose new connections are taken.
+
+use std::ops::Range;
+
+use lvs_core::{FilterLists, Prefix, SourceFilter, parse_prefixes};
+use toml::Spanned;
+
+use super::Checker;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{OneOrMore, RawFilter};
+
+impl Checker<'_> {
+    pub(super) fn filter(&mut self, raw: &Spanned<RawFilter>) -> SourceFilter {
+        let (span, raw) = (raw.span(), raw.get_ref());
+        let mut lists = FilterLists::default();
+        for (list, words, files) in [
+            (&mut lists.allow, &raw.allow, &raw.allow_file),
+            (&mut lists.deny, &raw.deny, &raw.deny_file),
+        ] {
+            for (word, place) in each(words.as_ref()) {
+                match word.parse::<Prefix>() {
+                    Ok(prefix) => list.push(prefix),
+                    Err(reason) => self.report(Diagnostic::error(place, reason)),
+                }
+            }
+            for (path, place) in each(files.as_ref()) {
+                match read(path) {
+                    Ok(more) => list.extend(more),
+                    Err(reason) => self.report(Diagnostic::error(place, reason).help(
+                        "name a file of networks, separated by blanks or line ends; # begins a comment",
+                    )),
+                }
+            }
+        }
+        SourceFilter::new(lists).unwrap_or_else(|reason| {
+            self.report(Diagnostic::error(self.first_line(&span), reason));
+            SourceFilter::default()
+        })
+    }
+}
+
+/// The words of a key, each with the place of the key's value.
+fn each(value: Option<&Spanned<OneOrMore>>) -> impl Iterator<Item = (&str, Range<usize>)> {
+    value.into_iter().flat_map(|value| {
+        let all = value.get_ref().0.iter();
+        all.map(|word| (word.as_str(), value.span()))
+    })
+}
+
+fn read(path: &str) -> Result<Vec<Prefix>, String> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    parse_prefixes(&text).map_err(|(line, reason)| format!("{path}, line {line}: {reason}"))
+}
