@@ -765,7 +765,6 @@ mod tests {
                 id: id(1),
                 name: String::new(),
                 filter: SourceFilter::default(),
-                drain: Duration::ZERO,
                 line: Line(0),
                 config: config.clone(),
                 on_check_failure: OnCheckFailure::Quiesce,
