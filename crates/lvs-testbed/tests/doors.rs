@@ -183,7 +183,7 @@ fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
             "{}",
             second.log()
         );
-        ensure!(lvsd.stop(Signal::SIGTERM)?.success(), "{}", lvsd.log());
+        ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
         for squatter in &mut squatters {
             squatter.kill();
         }
@@ -262,7 +262,7 @@ fn an_engine_that_hangs_is_replaced() -> Result<()> {
     // And a hung one does not outlive the daemon.
     let third = engine(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
-    let status = lvsd.stop(Signal::SIGTERM)?;
+    let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     ensure!(
         !site

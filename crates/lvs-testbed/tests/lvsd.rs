@@ -112,7 +112,7 @@ fn checks_reload_and_stop() -> Result<()> {
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     wait_usable(&site, 3, &lvsd)?;
 
-    let status = lvsd.stop(Signal::SIGTERM)?;
+    let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     wait_until("the host to be as before", Duration::from_secs(5), || {
         common::host_state(&site).is_ok_and(|after| after == before)
@@ -145,16 +145,16 @@ fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
     // Left behind on purpose, the engine forwards on.
-    let status = lvsd.stop(Signal::SIGTERM)?;
+    let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
 }
 
 #[test]
-fn the_engine_is_left_on_request_and_started_again_when_it_dies() -> Result<()> {
+fn the_engine_is_left_alone_and_started_again_when_it_dies() -> Result<()> {
     let site = site("leave")?;
     configure(&site, 3)?;
-    let mut lvsd = start(&site, &["--leave"])?;
+    let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
     // The engine dies: the daemon starts another and fills it.
@@ -268,7 +268,184 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         lvsd.log().contains("ready:")
     })?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
-    let status = lvsd.stop(Signal::SIGTERM)?;
+    let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// The process id of the engine.
+fn engine_pid(site: &Site) -> Result<String> {
+    site.director
+        .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
+}
+
+/// Downloads that last while lvsd is replaced, as an upgrade would; at the end nothing is left.
+#[test]
+fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
+    let site = site("restarts")?;
+    let before = common::host_state(&site)?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    let engine = engine_pid(&site)?;
+    let mut load = site.load();
+    load.sizes = vec![1000, 200_000];
+    load.keepalive = true;
+    load.pause_ms = 5;
+    let steady = site.client.steady_load(&load)?;
+    for round in 0..20 {
+        let status = lvsd.stop(Signal::SIGTERM)?;
+        ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
+        ensure!(usable(&site) == 3, "round {round}");
+        lvsd = start(&site, &[])?;
+        wait_until("lvsd to be ready", Duration::from_secs(10), || {
+            lvsd.log().contains("ready:")
+        })
+        .with_context(|| lvsd.log())?;
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(engine_pid(&site)? == engine, "another engine");
+
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let program = programs::find("lvsd")?;
+    site.director
+        .run(&program, &["stop", "--all", "--config", &path])?;
+    ensure!(
+        lvsd.wait(Duration::from_secs(10))?.success(),
+        "{}",
+        lvsd.log()
+    );
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })?;
+
+    // Where lvsd has ended before, the engine is found.
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    site.director.run(&program, &["stop", "--config", &path])?;
+    ensure!(
+        lvsd.wait(Duration::from_secs(10))?.success(),
+        "{}",
+        lvsd.log()
+    );
+    ensure!(usable(&site) == 3, "the engine goes on");
+    site.director
+        .run(&program, &["stop", "--all", "--config", &path])?;
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })
+}
+
+/// The only server gives way to another one, whose first answer takes half a second.
+#[test]
+fn a_replacing_reload_loses_no_request() -> Result<()> {
+    let site = site("replace")?;
+    let path = configure(&site, 1)?;
+    let text = fs::read_to_string(&path)?.replace("150ms", "2500ms");
+    let second = text.replace(
+        &site.real_address(0).to_string(),
+        &site.real_address(1).to_string(),
+    );
+    fs::write(&path, &text)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 1, &lvsd)?;
+    let steady = site.client.steady_load(&site.load())?;
+    std::thread::sleep(Duration::from_millis(300));
+    site.servers[1].sh(
+        "nft 'add table inet slow; add chain inet slow in { type filter hook input priority 0; }; \
+         add rule inet slow in tcp dport 80 drop'",
+    )?;
+    fs::write(&path, &second)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    std::thread::sleep(Duration::from_millis(500));
+    ensure!(
+        site.lvsadm("-L -n")?
+            .contains(&site.real_address(0).to_string()),
+        "the old server has gone before the new one serves"
+    );
+    site.servers[1].sh("nft delete table inet slow")?;
+    wait_until("the new server alone", Duration::from_secs(20), || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        listing.contains(&site.real_address(1).to_string())
+            && !listing.contains(&site.real_address(0).to_string())
+    })
+    .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.servers.len() == 2, "{report:?}");
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+/// All three programs with a standard error that is full, that nobody reads, and whose reader has
+/// gone, under 500 downloads.
+#[test]
+fn nobody_reads_and_nothing_stops() -> Result<()> {
+    let site = site("unread")?;
+    let path = configure(&site, 3)?.display().to_string();
+    let fifo = site.testbed.dir().join("log").display().to_string();
+    let stuffed = format!(
+        "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
+    );
+    let closed = format!(
+        "mkfifo {fifo}-closed; exec 3<>{fifo}-closed 4>{fifo}-closed 3>&-; exec \"$@\" 2>&4 4>&-"
+    );
+    let program = programs::find("lvsd")?.display().to_string();
+    for script in ["exec \"$@\" 2>/dev/full", &stuffed, &closed] {
+        let words = [
+            "LVSD_LOG=debug",
+            "LVS_LOG=debug",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            &program,
+            "--config",
+            &path,
+        ];
+        let mut lvsd = site.director.spawn("env", &words)?;
+        wait_usable(&site, 3, &lvsd)?;
+        let mut load = site.load();
+        load.concurrency = 500;
+        load.sizes = vec![200_000];
+        load.pause_ms = 200;
+        load.keepalive = true;
+        let steady = site.client.steady_load(&load)?;
+        for servers in [2, 3, 2, 3] {
+            configure(&site, servers)?;
+            lvsd.signal(Signal::SIGHUP)?;
+            let lvsadm = programs::find("lvsadm")?.display().to_string();
+            let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
+            // It fails, and says so by its exit code where it cannot say more. At a pipe that is full
+            // it waits for the reader, as every command does.
+            if script != stuffed {
+                ensure!(site.director.run("sh", &words).is_err());
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let report = steady.finish()?;
+        report.all_ok(report.ok)?;
+        ensure!(report.ok > 500, "{report:?}");
+        ensure!(lvsd.is_running(), "lvsd has ended");
+        ensure!(lvsd.stop(Signal::SIGINT)?.success());
+        site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
+    }
+    Ok(())
+}
+
+/// A probe of a closed connection leaves nothing behind at either end.
+#[test]
+fn probes_leave_no_time_wait() -> Result<()> {
+    let site = site("probes")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    std::thread::sleep(Duration::from_secs(2));
+    for host in [&site.director, &site.servers[0]] {
+        let left = host.sh("ss -Htan state time-wait")?;
+        ensure!(left.is_empty(), "{left}");
+    }
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
 }

@@ -3,18 +3,21 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::Parser;
-use lvs_dataplane::control::Address;
+use clap::{Parser, Subcommand};
+use lvs_dataplane::control::{Address, LockError, steer};
 use lvs_dataplane::log;
+use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
-use crate::config::{Config, LoadError};
+use crate::config::{Config, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{Machine, lock};
-use crate::health::Network;
+use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
+use crate::health::{self, Network};
+use crate::last_good;
 use crate::notify::Notify;
 use crate::words::counted;
 
@@ -26,17 +29,20 @@ const EXIT_FAILURE: u8 = 1;
 /// Where the configuration lies.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
+/// How long `lvsd stop` waits for the daemon that runs.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
 /// The daemon of a Linux Virtual Server: keeps the engine (lvs-dataplane) in step with a TOML file
 /// and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM and SIGINT stop the
-/// daemon and the engine that it started. Exit codes: 0 done, 1 failure, 2 usage, 3 the
-/// configuration cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and leaves
+/// the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit codes: 0
+/// done, 1 failure, 2 usage, 3 the configuration cannot be used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
     /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 
     /// Check the configuration (FILE, or that of --config), say what is wrong, and change nothing.
@@ -45,12 +51,41 @@ pub struct Arguments {
 
     /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one in /run/lvs, of which
     /// every network namespace has its own.
-    #[arg(long, value_name = "PATH", env = "LVS_SOCKET")]
+    #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
-    /// Leave the engine forwarding when the daemon ends.
+    /// Wait for an engine that something else starts, such as lvs-dataplane.service; start none.
     #[arg(long)]
+    attach: bool,
+
+    /// Leave the engine forwarding when the daemon ends. It always does now.
+    #[arg(long, hide = true)]
     leave: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What to do instead of running the daemon.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// End the daemon that runs; the engine keeps forwarding.
+    Stop {
+        /// End the engine too: services, addresses and connections go. Of an engine that lvsd has not started, only what
+        /// lvsd has set goes.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Check the configuration, and have the daemon that runs read it again.
+    Reload {
+        /// Also if it takes away more servers than max_remove allows.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Say what a reload of the configuration would change, and change nothing.
+    Plan,
+    /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
+    Engine,
 }
 
 /// Does what the command line says.
@@ -58,11 +93,25 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
         return check(file.as_ref().unwrap_or(&arguments.config));
     }
-    let (config, warnings) = match Config::load(&arguments.config) {
+    if let Some(Command::Stop { all }) = arguments.command {
+        return stop(&arguments, all);
+    }
+    let (config, warnings) = match load(&arguments) {
         Ok(loaded) => loaded,
-        Err(error) => return refuse(&error),
+        Err(code) => return code,
     };
-    warnings.print();
+    match arguments.command {
+        Some(Command::Engine) => {
+            let why = become_engine(&address(&arguments, &config), &config.dataplane);
+            return fail(&why);
+        }
+        Some(Command::Reload { force }) => {
+            warnings.print();
+            return reload(&address(&arguments, &config), force);
+        }
+        Some(Command::Plan) => return plan(&address(&arguments, &config), &config),
+        Some(Command::Stop { .. }) | None => warnings.print(),
+    }
     let _log = match start_log(config.daemon.log.as_deref()) {
         Ok(guard) => guard,
         Err(why) => {
@@ -70,13 +119,104 @@ pub fn main(arguments: Arguments) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match run(arguments, config) {
+    match run(arguments, config, &warnings.text) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             tracing::error!("{why}");
             ExitCode::from(EXIT_FAILURE)
         }
     }
+}
+
+fn fail(why: &str) -> ExitCode {
+    log::say(Level::ERROR, format_args!("lvsd: {why}"));
+    ExitCode::from(EXIT_FAILURE)
+}
+
+/// The configuration. Where it cannot be used, and the engine runs on after a daemon that has
+/// ended, the daemon takes the one that it had last.
+fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
+    let error = match Config::load(&arguments.config) {
+        Ok(loaded) => return Ok(loaded),
+        Err(error) => error,
+    };
+    let code = refuse(&error);
+    if arguments.command.is_some() {
+        return Err(code);
+    }
+    let kept = last_good::recall(&address(arguments, &Config::default())).ok_or(code)?;
+    log::say(
+        Level::ERROR,
+        format_args!(
+            "lvsd: the engine runs, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
+            arguments.config.display()
+        ),
+    );
+    Ok(kept)
+}
+
+/// The engine's control socket: that of the command line or environment, of the file, or the usual.
+fn address(arguments: &Arguments, config: &Config) -> Address {
+    let named = arguments.socket.clone().filter(|name| !name.is_empty());
+    named
+        .or_else(|| config.dataplane.socket.clone())
+        .map_or_else(Address::default, Address::new)
+}
+
+/// Ends the daemon that runs and, with `all`, the engine.
+fn stop(arguments: &Arguments, all: bool) -> ExitCode {
+    // A file that is wrong by now must not keep anybody from stopping.
+    let config = Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c);
+    let address = address(arguments, &config);
+    let result = match steer(&address) {
+        Err(LockError::Held(Some(pid))) => {
+            let signal = if all { Kill::INT } else { Kill::TERM };
+            end_politely(pid, signal, STOP_LIMIT)
+        }
+        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Ok(_only) if all => stop_engine(&address),
+        Ok(_only) => Ok(()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => fail(&why),
+    }
+}
+
+/// Has the daemon that runs read its file again.
+fn reload(address: &Address, force: bool) -> ExitCode {
+    let signal = if force { Kill::USR1 } else { Kill::HUP };
+    let result = match steer(address) {
+        Err(LockError::Held(Some(pid))) => send(pid, signal),
+        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
+    };
+    result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
+}
+
+/// Says what a reload would change.
+fn plan(address: &Address, config: &Config) -> ExitCode {
+    match daemon::plan(Machine::new(address), config) {
+        Ok(text) => {
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(why) => fail(&why),
+    }
+}
+
+/// Ends the engine of a daemon that does not run.
+fn stop_engine(address: &Address) -> Result<(), String> {
+    let _log = start_log(None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    let result = runtime.block_on(daemon::stop_engine(Machine::new(address)));
+    runtime.shutdown_background();
+    result
 }
 
 fn check(file: &std::path::Path) -> ExitCode {
@@ -117,21 +257,28 @@ fn refuse(error: &LoadError) -> ExitCode {
 
 /// Logs to standard error. `LVSD_LOG` wins over the file.
 fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
-    let from_env = std::env::var("LVSD_LOG").ok();
-    let words = from_env.as_deref().or(from_file).unwrap_or("info");
-    let filter = tracing_subscriber::EnvFilter::try_new(words).map_err(|e| {
-        format!("`log` in [lvsd] is not a filter: {e}; write \"info\" or \"lvsd=debug\"")
-    })?;
+    let from_env = std::env::var("LVSD_LOG")
+        .ok()
+        .filter(|words| !words.is_empty());
+    let (words, origin) = match (&from_env, from_file) {
+        (Some(words), _) => (words.as_str(), "LVSD_LOG in the environment"),
+        (None, Some(words)) => (words, "`log` in [lvsd]"),
+        (None, None) => ("info", "the default"),
+    };
+    check_filter(words).map_err(|(title, help)| format!("{origin}: {title}; {help}"))?;
+    let filter = tracing_subscriber::EnvFilter::try_new(words)
+        .map_err(|error| format!("{origin}: {words} is not a filter: {error}"))?;
     log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 
-fn run(arguments: Arguments, config: Config) -> Result<(), String> {
-    let address = arguments
-        .socket
-        .filter(|s| !s.is_empty())
-        .or_else(|| config.dataplane.socket.clone())
-        .map_or_else(Address::default, Address::new);
+fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
+    let address = address(&arguments, &config);
     let _lock = lock(&address)?;
+    let last_good = last_good::path(&address);
+    if let Some(path) = &last_good {
+        last_good::keep(path, text);
+    }
+    health::raise_limits();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -140,7 +287,8 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
         let options = Options {
             path: arguments.config,
-            leave: arguments.leave,
+            attach: arguments.attach,
+            last_good,
             notify: Notify::from_env(),
         };
         daemon::run(options, config, Machine::new(&address), Network, signals).await
@@ -155,8 +303,9 @@ fn signals() -> std::io::Result<mpsc::Receiver<Signal>> {
     let (sender, receiver) = mpsc::channel(8);
     for (kind, message) in [
         (SignalKind::hangup(), Signal::Reload),
+        (SignalKind::user_defined1(), Signal::ForcedReload),
         (SignalKind::terminate(), Signal::Stop),
-        (SignalKind::interrupt(), Signal::Stop),
+        (SignalKind::interrupt(), Signal::StopAll),
     ] {
         let mut stream = signal(kind)?;
         let sender = sender.clone();

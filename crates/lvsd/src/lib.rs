@@ -7,6 +7,7 @@
 //! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
 //! daemon          the loop that joins them
 //! host_addresses  which addresses the host has
+//! last_good       the configuration that a crash over a broken file goes on with
 //! notify          what systemd is told
 //! ```
 //!
@@ -22,6 +23,7 @@ pub mod daemon;
 pub mod engine;
 pub mod health;
 pub mod host_addresses;
+pub mod last_good;
 pub mod reconcile;
 mod words;
 

@@ -4,16 +4,22 @@
 //! * A server that stays is edited, never deleted and added again: its connections, counters and
 //!   place in the scheduler's list remain.
 //! * In a service, servers come before others go, so that it is never without one because of a
-//!   change.
+//!   change. Where the new ones have still to be checked, the old ones stay until one of them
+//!   serves, or all have failed.
+//! * A server that goes gets no new connections first, and goes when its last one has ended, or its
+//!   time is up.
+//! * What concerns health comes before all other changes.
 //! * A VIP is owned only after its services are there, and given up before they go: clients in
 //!   between would be refused instead of being sent to another director.
 //! * A service that is not ours is never touched.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use lvs_core::api::{
-    Call, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Sysctl,
+    Call, FilterSpec, LocalPool, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec,
+    Sysctl,
 };
 use lvs_core::{FilterLists, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, SourceFilter};
 
@@ -69,6 +75,8 @@ pub struct DesiredService {
     pub filter: SourceFilter,
     /// What becomes of a server that is down.
     pub on_check_failure: OnCheckFailure,
+    /// How long a server that is no longer wanted may keep its connections.
+    pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
 }
@@ -101,6 +109,8 @@ pub struct Actual {
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
     /// Its addresses that stand for clients, where some are desired.
     pub local: LocalPool,
+    /// Servers that are no longer wanted and have had their time.
+    pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
 /// The changes, and the services that could not be made ours because somebody else's stand there.
@@ -110,11 +120,18 @@ pub struct Plan {
     pub changes: Vec<Call>,
     /// Wanted services that exist and belong to somebody else; they are left as they are.
     pub conflicts: Vec<ServiceId>,
+    /// Servers that are no longer wanted and keep the connections that they have, for a while.
+    pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
+    /// Servers that are no longer wanted and stay until those in their place have been checked.
+    pub held: Vec<(ServiceId, SocketAddr)>,
+    /// The first so many changes are about servers whose health has changed.
+    pub urgent: usize,
 }
 
 /// What has to be done so that `actual` becomes `desired`.
 pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     let mut plan = Plan::default();
+    let mut urgent = Vec::new();
     for (name, value) in &desired.sysctls {
         if !actual.sysctls.iter().any(|(n, v)| n == name && v == value) {
             plan.changes.push(Call::SysctlSet(Sysctl {
@@ -154,7 +171,13 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
         match there.get(&service.id).copied() {
             Some(there) if !ours(desired, there) => plan.conflicts.push(service.id),
             there => {
-                one_service(service, there, &mut plan.changes);
+                OneService {
+                    desired: service,
+                    overdue: &actual.overdue,
+                    plan: &mut plan,
+                    urgent: &mut urgent,
+                }
+                .run(there);
                 let id = Some(service.id);
                 follow_filter(id, &service.filter, actual, &mut plan.changes);
             }
@@ -173,9 +196,15 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
+        // Servers that are about to go may still need them.
+        && plan.draining.is_empty()
+        && plan.held.is_empty()
     {
         plan.changes.push(Call::LocalSet(wanted.clone()));
     }
+    plan.urgent = urgent.len();
+    urgent.append(&mut plan.changes);
+    plan.changes = urgent;
     plan
 }
 
@@ -225,50 +254,105 @@ fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     }
 }
 
-fn one_service(service: &DesiredService, there: Option<&ServiceInfo>, changes: &mut Vec<Call>) {
-    let spec = || ServiceSpec {
-        service: service.id,
-        config: service.config.clone(),
-        owner: Some(OWNER.to_owned()),
-    };
-    match there {
-        None => changes.push(Call::ServiceAdd(spec())),
-        Some(there) => {
-            let adopted = there.owner.as_deref() != Some(OWNER);
-            if adopted || !same_service(&there.config, &service.config) {
-                changes.push(Call::ServiceEdit(spec()));
+/// The changes of one service.
+struct OneService<'a> {
+    desired: &'a DesiredService,
+    overdue: &'a HashSet<(ServiceId, SocketAddr)>,
+    plan: &'a mut Plan,
+    /// Changes of health, which go first.
+    urgent: &'a mut Vec<Call>,
+}
+
+impl OneService<'_> {
+    fn run(&mut self, there: Option<&ServiceInfo>) {
+        let service = self.desired;
+        let spec = || ServiceSpec {
+            service: service.id,
+            config: service.config.clone(),
+            owner: Some(OWNER.to_owned()),
+        };
+        match there {
+            None => self.plan.changes.push(Call::ServiceAdd(spec())),
+            Some(there) => {
+                let adopted = there.owner.as_deref() != Some(OWNER);
+                if adopted || !same_service(&there.config, &service.config) {
+                    self.plan.changes.push(Call::ServiceEdit(spec()));
+                }
+            }
+        }
+        let servers = there.map_or(&[][..], |there| &there.servers);
+        let now: HashMap<SocketAddr, &ServerInfo> = servers.iter().map(|s| (s.server, s)).collect();
+        let (mut expected, mut arrived) = (false, false);
+        for server in &service.servers {
+            let now = now.get(&server.address).map(|server| server.config);
+            expected |= now.is_none() && server.health == Health::Unknown;
+            arrived |= now.is_none() && server.health == Health::Up;
+            self.wanted(server, now);
+        }
+        let wanted: HashSet<SocketAddr> = service.servers.iter().map(|s| s.address).collect();
+        for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
+            if expected && !arrived {
+                self.plan.held.push((service.id, server.server));
+            } else {
+                self.unwanted(server);
             }
         }
     }
-    let now = |address: SocketAddr| {
-        there
-            .and_then(|t| t.servers.iter().find(|s| s.server == address))
-            .map(|s| s.config)
-    };
-    let mut wanted = Vec::new();
-    for server in &service.servers {
-        let now = now(server.address);
-        let Some(config) = target_config(server, service.on_check_failure, now) else {
-            continue;
-        };
-        wanted.push(server.address);
-        let spec = ServerSpec {
-            service: service.id,
+
+    /// A server that the service should have.
+    fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
+        let spec = |config| ServerSpec {
+            service: self.desired.id,
             server: server.address,
             config,
         };
-        match now {
-            None => changes.push(Call::ServerAdd(spec)),
-            Some(now) if !same_server(&now, &config) => changes.push(Call::ServerEdit(spec)),
-            Some(_) => {}
+        let target = target_config(server, self.desired.on_check_failure, now);
+        match (now, target) {
+            (None, None) => {}
+            (None, Some(config)) => self.plan.changes.push(Call::ServerAdd(spec(config))),
+            // Its check has failed.
+            (Some(_), None) => self.urgent.push(Call::ServerDelete {
+                service: self.desired.id,
+                server: server.address,
+            }),
+            (Some(now), Some(config)) if !same_server(&now, &config) => {
+                let weight_only = ServerConfig {
+                    weight: config.weight,
+                    ..now
+                };
+                let changes = match same_server(&weight_only, &config) {
+                    true => &mut *self.urgent,
+                    false => &mut self.plan.changes,
+                };
+                changes.push(Call::ServerEdit(spec(config)));
+            }
+            (Some(_), Some(_)) => {}
         }
     }
-    for server in there.map_or(&[][..], |t| &t.servers) {
-        if !wanted.contains(&server.server) {
-            changes.push(Call::ServerDelete {
-                service: service.id,
-                server: server.server,
+
+    /// A server that the service should not have any more: its connections may end first.
+    fn unwanted(&mut self, server: &ServerInfo) {
+        let key = (self.desired.id, server.server);
+        let limit = self.desired.drain;
+        let connections = u64::from(server.active) + u64::from(server.inactive);
+        let late = limit.is_zero() || self.overdue.contains(&key);
+        if late || connections == 0 || (server.config.weight == 0 && server.active == 0) {
+            self.plan.changes.push(Call::ServerDelete {
+                service: key.0,
+                server: key.1,
             });
+            return;
+        }
+        self.plan.draining.push((key.0, key.1, limit));
+        if server.config.weight != 0 {
+            self.plan.changes.push(Call::ServerEdit(ServerSpec {
+                service: key.0,
+                server: key.1,
+                config: ServerConfig {
+                    weight: 0,
+                    ..server.config
+                },
+            }));
         }
     }
 }
@@ -375,6 +459,7 @@ mod tests {
                     name: String::new(),
                     line: Line(0),
                     config,
+                    drain: Duration::ZERO,
                     on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
                     servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health }).collect(),
                 }).collect(),
@@ -468,6 +553,7 @@ mod tests {
                 line: Line(0),
                 config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
                 on_check_failure: OnCheckFailure::Remove,
+                drain: Duration::ZERO,
                 servers: vec![],
             }],
             ..Desired::default()
@@ -525,7 +611,8 @@ mod tests {
                     }
                 }
                 for there in &there.servers {
-                    prop_assert!(service.servers.iter().any(|s| s.address == there.server));
+                    let held = plan.held.contains(&(service.id, there.server));
+                    prop_assert!(held || service.servers.iter().any(|s| s.address == there.server));
                 }
             }
         }
@@ -578,6 +665,7 @@ mod tests {
                 line: Line(0),
                 config,
                 on_check_failure: OnCheckFailure::Quiesce,
+                drain: Duration::ZERO,
                 servers: vec![DesiredServer {
                     address: address(2),
                     line: Line(0),
@@ -642,6 +730,7 @@ mod tests {
                         line: Line(0),
                         config: config.clone(),
                         on_check_failure: OnCheckFailure::Quiesce,
+                        drain: Duration::ZERO,
                         servers: vec![DesiredServer {
                             address: address(1),
                             line: Line(0),
@@ -660,5 +749,126 @@ mod tests {
                 assert_eq!(diff(&desired, &actual(&engine)).changes, expected);
             }
         }
+    }
+
+    /// A service with the servers `there`, each with its weight and active connections, as it
+    /// should be.
+    fn replaced(
+        there: &[(u8, i32, u32)],
+        wanted: &[(u8, Health)],
+        drain: Duration,
+        overdue: &[u8],
+    ) -> Plan {
+        let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+        let desired = Desired {
+            services: vec![DesiredService {
+                id: id(1),
+                name: String::new(),
+                filter: SourceFilter::default(),
+                line: Line(0),
+                config: config.clone(),
+                on_check_failure: OnCheckFailure::Quiesce,
+                drain,
+                servers: wanted
+                    .iter()
+                    .map(|&(n, health)| DesiredServer {
+                        address: address(n),
+                        line: Line(0),
+                        config: ServerConfig::new(1, Forwarding::Nat),
+                        health,
+                    })
+                    .collect(),
+            }],
+            ..Desired::default()
+        };
+        let mut history = vec![Call::ServiceAdd(ServiceSpec {
+            service: id(1),
+            config,
+            owner: Some(OWNER.into()),
+        })];
+        for &(n, weight, _) in there {
+            history.push(Call::ServerAdd(ServerSpec {
+                service: id(1),
+                server: address(n),
+                config: ServerConfig::new(weight, Forwarding::Nat),
+            }));
+        }
+        let mut actual = actual(&engine(&history));
+        for server in &mut actual.services[0].servers {
+            let (_, _, active) = there
+                .iter()
+                .find(|(n, ..)| address(*n) == server.server)
+                .expect("it was added");
+            server.active = *active;
+        }
+        actual.overdue = overdue.iter().map(|&n| (id(1), address(n))).collect();
+        diff(&desired, &actual)
+    }
+
+    /// Changes as letters: server 2 is added, gets weight 0, is deleted.
+    fn told(plan: &Plan) -> String {
+        let mut told = String::new();
+        for change in &plan.changes {
+            let (verb, server) = match change {
+                Call::ServerAdd(spec) => ('+', spec.server),
+                Call::ServerEdit(spec) if spec.config.weight == 0 => ('0', spec.server),
+                Call::ServerEdit(spec) => ('e', spec.server),
+                Call::ServerDelete { server, .. } => ('-', *server),
+                other => panic!("{other:?}"),
+            };
+            let host = (1..9).find(|&n| address(n) == server).expect("one of them");
+            told.push_str(&format!("{verb}{host} "));
+        }
+        told.trim_end().to_owned()
+    }
+
+    #[test]
+    fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
+        use Health::{Down, Unknown, Up};
+        let both = [(1, 1, 0), (2, 1, 0)];
+        let plan = |wanted: &[(u8, Health)]| replaced(&both, wanted, Duration::ZERO, &[]);
+        let waiting = plan(&[(3, Unknown), (4, Unknown)]);
+        assert_eq!(told(&waiting), "");
+        assert_eq!(waiting.held.len(), 2);
+        assert_eq!(told(&plan(&[(3, Unknown), (4, Down)])), "+4");
+        assert_eq!(told(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
+        assert_eq!(told(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
+        // One of them stays; the other waits for what comes in its place.
+        assert_eq!(told(&plan(&[(1, Up), (3, Unknown)])), "");
+        assert_eq!(told(&plan(&[(1, Up)])), "-2");
+        assert_eq!(told(&plan(&[])), "-2 -1");
+    }
+
+    #[test]
+    fn a_server_that_goes_is_drained() {
+        let minute = Duration::from_secs(60);
+        let plan = |weight, active, drain, overdue: &[u8]| {
+            replaced(
+                &[(1, 1, 0), (2, weight, active)],
+                &[(1, Health::Up)],
+                drain,
+                overdue,
+            )
+        };
+        let first = plan(1, 7, minute, &[]);
+        assert_eq!((told(&first), first.draining.len()), ("02".into(), 1));
+        let second = plan(0, 7, minute, &[]);
+        assert_eq!((told(&second), second.draining.len()), (String::new(), 1));
+        assert_eq!(told(&plan(0, 0, minute, &[])), "-2");
+        assert_eq!(told(&plan(1, 0, minute, &[])), "-2");
+        assert_eq!(told(&plan(0, 7, minute, &[2])), "-2");
+        assert_eq!(told(&plan(1, 7, Duration::ZERO, &[])), "-2");
+    }
+
+    #[test]
+    fn health_comes_first() {
+        let plan = replaced(
+            &[(1, 1, 0), (2, 1, 0), (3, 0, 0)],
+            &[(4, Health::Up), (2, Health::Down), (3, Health::Up)],
+            Duration::ZERO,
+            &[],
+        );
+        assert_eq!(told(&plan), "02 e3 +4 -1");
+        assert_eq!(plan.urgent, 2);
     }
 }

@@ -8,6 +8,11 @@ use std::ops::Range;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use lvs_dataplane::log;
 
+use crate::words::counted;
+
+/// Findings that are shown; of the rest, how many there are.
+const SHOWN_MAX: usize = 20;
+
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
@@ -120,27 +125,55 @@ impl Report {
             .count()
     }
 
+    /// The findings that are worth being shown, in the order of the text: the first [`SHOWN_MAX`],
+    /// errors before warnings.
+    fn shown(&self) -> Vec<&Diagnostic> {
+        let all = self.findings.iter().enumerate();
+        let (errors, warnings): (Vec<_>, Vec<_>) =
+            all.partition(|(_, finding)| finding.severity == Severity::Error);
+        let mut shown: Vec<_> = errors.into_iter().chain(warnings).take(SHOWN_MAX).collect();
+        shown.sort_unstable_by_key(|(place, _)| *place);
+        shown.into_iter().map(|(_, finding)| finding).collect()
+    }
+
+    /// What is said about those that are not shown.
+    fn rest(&self) -> Option<String> {
+        let more = self.findings.len().checked_sub(SHOWN_MAX)?;
+        (more > 0).then(|| {
+            let errors = self.errors();
+            let warnings = counted(self.findings.len() - errors, "warning");
+            format!(
+                "and {more} more: {}, {warnings} in all",
+                counted(errors, "error")
+            )
+        })
+    }
+
     /// As text, with colours where `coloured`.
     pub fn render(&self, coloured: bool) -> String {
         let renderer = renderer(coloured);
-        let all: Vec<String> = self
-            .findings
+        let mut all: Vec<String> = self
+            .shown()
             .iter()
             .map(|d| d.render(&self.path, &self.text, &renderer))
             .collect();
+        all.extend(self.rest());
         all.join("\n\n")
     }
 
     /// Writes it to standard error, coloured where that is a terminal.
     pub fn print(&self) {
         let renderer = renderer(std::io::stderr().is_terminal());
-        for finding in &self.findings {
+        for finding in self.shown() {
             let level = match finding.severity {
                 Severity::Error => tracing::Level::ERROR,
                 Severity::Warning => tracing::Level::WARN,
             };
             let text = finding.render(&self.path, &self.text, &renderer);
             log::say(level, format_args!("{text}\n"));
+        }
+        if let Some(rest) = self.rest() {
+            log::say(tracing::Level::ERROR, format_args!("{rest}\n"));
         }
     }
 }

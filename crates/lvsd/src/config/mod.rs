@@ -14,28 +14,26 @@ mod diagnostic;
 mod keys;
 mod ports;
 mod raw;
+mod shape;
+mod syntax;
 #[cfg(test)]
 mod tests;
 mod value;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
-use serde::Deserialize;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-pub(crate) use check::label;
+pub(crate) use check::{check_filter, label};
 pub use diagnostic::{Diagnostic, Report, Severity};
 pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
 pub(crate) use ports::is_generated;
-use raw::RawConfig;
+use shape::{shape, unknown_key};
 
 use crate::health::Probe;
 
@@ -67,6 +65,23 @@ pub struct Daemon {
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
+    /// Percentage of all servers that a reload may take away unless it is forced; `None` for
+    /// [`Self::MAX_REMOVE`].
+    pub max_remove: Option<u8>,
+}
+
+impl Daemon {
+    /// What a reload may take away, where the file does not say it.
+    pub const MAX_REMOVE: u8 = 50;
+    /// So few servers may always go.
+    const FEW: usize = 10;
+
+    /// Whether a reload may leave `after` of `before` servers.
+    pub fn may_shrink(&self, before: usize, after: usize) -> bool {
+        let removed = before.saturating_sub(after);
+        let most = usize::from(self.max_remove.unwrap_or(Self::MAX_REMOVE));
+        removed <= Self::FEW || removed * 100 <= before * most
+    }
 }
 
 /// `[dataplane]`.
@@ -232,6 +247,8 @@ pub struct Service {
     pub filter: SourceFilter,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
+    /// How long a server that has left the file may keep its connections.
+    pub drain: Duration,
     /// Real servers, in the order of the file.
     pub servers: Vec<Server>,
 }
@@ -285,9 +302,9 @@ pub struct Check {
 }
 
 impl Check {
-    /// Whether both find out the same, perhaps in another rhythm.
-    pub fn asks_the_same(&self, other: &Self) -> bool {
-        (&self.probe, self.server) == (&other.probe, other.server)
+    /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
+    pub fn identity(&self) -> (Probe, SocketAddr) {
+        (self.probe.clone(), self.server)
     }
 }
 
@@ -349,6 +366,11 @@ impl Config {
             Some(config) if report.errors() == 0 => Ok((config, report)),
             _ => Err(report),
         }
+    }
+
+    /// How many servers all services have.
+    pub fn servers(&self) -> usize {
+        self.services.iter().map(|s| s.servers.len()).sum()
     }
 
     /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
@@ -416,143 +438,4 @@ fn cure(error: &std::io::Error) -> &'static str {
         ErrorKind::IsADirectory => "name a file in this directory with --config",
         _ => "see that the disk is well and the file can be read with `cat`",
     }
-}
-
-/// The text as [`RawConfig`], with every misspelt key and every value of a wrong type left out and
-/// reported.
-///
-/// serde stops at the first error, so the offender is cut out of the tree and the rest read again.
-fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
-    let (mut tree, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        let findings = errors
-            .iter()
-            .map(|e| {
-                let span = e.span().unwrap_or(0..0);
-                Diagnostic::error(span, format!("not valid TOML: {}", one_line(e.message())))
-            })
-            .collect();
-        return (None, findings);
-    }
-    let mut findings = Vec::new();
-    // Every round removes one entry of the file, so this ends.
-    loop {
-        let whole = tree.span();
-        let value = Spanned::new(whole, DeValue::Table(tree.get_ref().clone()));
-        match RawConfig::deserialize(ValueDeserializer::from(value)) {
-            Ok(raw) => return (Some(raw), findings),
-            Err(error) => {
-                let span = error.span().unwrap_or(0..0);
-                findings.push(explain(error.message(), &span, text));
-                if !remove(tree.get_mut(), &span) {
-                    return (None, findings);
-                }
-            }
-        }
-    }
-}
-
-/// Removes the entry whose key or value lies at `span`; false if there is none.
-fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> bool {
-    let found = table
-        .iter()
-        .find(|(key, value)| key.span() == *span || value.span() == *span)
-        .map(|(key, _)| key.clone());
-    if let Some(key) = found {
-        table.remove(&key);
-        return true;
-    }
-    table.iter_mut().any(|(_, value)| match value.get_mut() {
-        DeValue::Table(inner) => remove(inner, span),
-        DeValue::Array(items) => remove_item(items, span),
-        _ => false,
-    })
-}
-
-/// The same inside an array. An item that is itself at `span` goes.
-fn remove_item(items: &mut toml::de::DeArray<'_>, span: &Range<usize>) -> bool {
-    if items.iter().any(|item| item.span() == *span) {
-        let kept: Vec<_> = items
-            .iter()
-            .filter(|item| item.span() != *span)
-            .cloned()
-            .collect();
-        *items = toml::de::DeArray::new();
-        for item in kept {
-            items.push(item);
-        }
-        return true;
-    }
-    items.iter_mut().any(|item| match item.get_mut() {
-        DeValue::Table(inner) => remove(inner, span),
-        DeValue::Array(inner) => remove_item(inner, span),
-        _ => false,
-    })
-}
-
-/// A key that the table does not have.
-fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
-    let finding =
-        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
-    match diagnostic::did_you_mean(key, known.iter().copied()) {
-        Some(word) => finding.help(format!("did you mean `{word}`?")),
-        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
-    }
-}
-
-/// serde's message in our words, with a suggestion for a misspelt key.
-fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
-    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
-    // fields).
-    if let Some(rest) = message.strip_prefix("unknown field `") {
-        let mut quoted = rest.split('`').step_by(2);
-        let key = quoted.next().unwrap_or_default();
-        let known: Vec<&str> = rest.split('`').skip(2).step_by(2).collect();
-        return unknown_key(span.clone(), key, &known);
-    }
-    let written = text.get(span.clone()).unwrap_or_default();
-    if let Some(rest) = message.strip_prefix("invalid type: ")
-        && let Some((found, expected)) = rest.split_once(", expected ")
-    {
-        let expected = match expected {
-            "a boolean" | "bool" => "true or false",
-            "a sequence" => "an array of tables or values",
-            other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
-        };
-        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
-            .label(format!("expected {expected}, found {}", plain(found)));
-        let number = written.trim_matches(['"', '\'']);
-        return if expected == "a whole number" && number.parse::<i64>().is_ok() {
-            finding.help(format!("write it without quotes: {number}"))
-        } else if expected.starts_with("a string") {
-            finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
-        } else if expected.starts_with("an array of tables") && found == "map" {
-            finding
-                .help("write the table's name in double brackets: [[service]], [[service.server]]")
-        } else {
-            finding
-        };
-    }
-    if message.ends_with("number overflowed") {
-        return Diagnostic::error(
-            span.clone(),
-            format!("the number {written} is out of range"),
-        )
-        .help(format!("no number of this file is above {}", u32::MAX));
-    }
-    Diagnostic::error(span.clone(), one_line(message))
-}
-
-fn plain(found: &str) -> String {
-    found
-        .replace("map", "a table")
-        .replace("sequence", "an array")
-        .replace("integer", "the number")
-        .replace("floating point", "the number")
-        .replace("boolean", "the word")
-        .replace("string", "the string")
-}
-
-fn one_line(message: &str) -> String {
-    message.lines().collect::<Vec<_>>().join(", ")
 }

@@ -66,6 +66,12 @@ impl ManyPorts {
         Family::of(&self.ip)
     }
 
+    /// Whether `port` is one of them.
+    pub(super) fn has(&self, port: u16) -> bool {
+        let mut ranges = self.ports.iter();
+        self.ports.is_empty() || ranges.any(|range| (range.0..=range.1).contains(&port))
+    }
+
     /// Whether both take some packet.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let all = [PortRange(0, u16::MAX)];

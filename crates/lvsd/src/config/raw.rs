@@ -37,6 +37,8 @@ pub(super) struct RawDaemon {
     pub(super) adopt: Option<bool>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
+    /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
+    pub(super) max_remove: Option<Spanned<Whole>>,
 }
 
 /// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running
@@ -134,6 +136,9 @@ pub(super) struct RawService {
     /// What happens to the connections of a server that is removed: `kernel`, `reset`, `reschedule`
     /// or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
+    /// How long a server that has left the file may keep its connections. Default: see the
+    /// documentation.
+    pub(super) drain: Option<Spanned<RawDuration>>,
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
@@ -267,21 +272,21 @@ impl RawCheckTable {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {
     /// Interface that the packets come in on. Default: any.
-    pub(super) interface: Option<String>,
+    pub(super) interface: Option<Spanned<String>>,
     /// Address or network that they come from. Default: any.
-    pub(super) source: Option<String>,
+    pub(super) source: Option<Spanned<String>>,
     /// Address or network that they go to; required.
-    pub(super) destination: Option<String>,
+    pub(super) destination: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: all three.
-    pub(super) protocol: Option<String>,
+    pub(super) protocol: Option<Spanned<String>>,
     /// Destination ports and ranges: `"80,443,8000-8010"`. Default: all.
-    pub(super) ports: Option<Scalar>,
+    pub(super) ports: Option<Spanned<Scalar>>,
     /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
     /// They are discarded.
-    pub(super) drop: Option<bool>,
+    pub(super) drop: Option<Spanned<bool>>,
     /// They are left to the host.
-    pub(super) host: Option<bool>,
+    pub(super) host: Option<Spanned<bool>>,
 }
 
 /// `"5s"`, `"500ms"`, `"2m30s"`.

@@ -20,6 +20,7 @@ const FULL: &str = r#"
 [lvsd]
 adopt = true
 log = "debug"
+max_remove = 20
 
 [dataplane]
 interface = ["eth0", "eth1"]
@@ -65,7 +66,7 @@ netmask = 64
 
 [[service.server]]
 address = "10.0.0.1:443"
-weight = 0
+weight = 2
 forward = "tun"
 tunnel = { type = "gre", checksum = "full" }
 upper = 10
@@ -79,6 +80,14 @@ rise = 1
 fall = 1
 port = 8443
 
+[[mark]]
+interface = "eth0"
+source = "2001:db8:1::/64"
+destination = "2001:db8::7"
+protocol = "udp"
+ports = "53,5000-5010"
+mark = 7
+
 [[service]]
 fwmark = 7
 family = "ipv6"
@@ -87,6 +96,7 @@ forward = "nat"
 on_check_failure = "remove"
 on_server_down = "drop"
 slow_start = "1m"
+drain = "5m"
 
 [[service.server]]
 address = "2001:db8::2"
@@ -280,6 +290,28 @@ fn on_check_failure_by_default() {
         with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
         OnCheckFailure::Quiesce
     );
+}
+
+#[test]
+fn drain_by_default() {
+    let with = |keys: &str| {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        );
+        load(&text).services[0].drain.as_secs()
+    };
+    assert_eq!(with(""), 30);
+    assert_eq!(with("drain = \"0s\""), 0);
+    assert_eq!(with("scheduler = \"sh\""), 0);
+    assert_eq!(
+        with("scheduler = \"sh\"\nscheduler_flags = [\"sh-fallback\"]"),
+        30
+    );
+    assert_eq!(with("on_server_down = \"reset\""), 0);
+    assert_eq!(with("on_server_down = \"reset\"\ndrain = \"10s\""), 10);
+    let said =
+        errors("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ndrain = \"2d\"\n");
+    assert!(said.contains("`drain` is out of range"), "{said}");
 }
 
 #[test]
@@ -1158,6 +1190,249 @@ fn every_scheduler_and_sysctl_of_the_engine_can_be_asked_for() {
             .expect("it has a value")
             .replace('\t', " ");
         load(&format!("[sysctl]\n{name} = \"{value}\"\n"));
+    }
+}
+
+fn report(text: &str) -> Report {
+    match Config::from_toml("test.toml", text) {
+        Ok((_, warnings)) => warnings,
+        Err(report) => report,
+    }
+}
+
+/// What is said about `text`: place and title of each finding.
+fn told(text: &str) -> Vec<String> {
+    let report = report(text);
+    let place = |finding: &Diagnostic| {
+        let before = &text[..finding.primary.0.start];
+        let line = 1 + before.matches('\n').count();
+        let column = 1 + before
+            .rsplit('\n')
+            .next()
+            .map_or(0, |line| line.chars().count());
+        format!("{line}:{column} {}", finding.title)
+    };
+    report.findings.iter().map(place).collect()
+}
+
+/// A typo in each of 37,205 servers, and one in each of as many keys of one table: time and words
+/// stay in proportion.
+#[test]
+fn any_number_of_typos_is_told_at_once() {
+    const N: usize = 37_205;
+    let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
+    let mut keys = String::from("[lvsd]\n");
+    let mut sysctls = String::from("[sysctl]\n");
+    let mut values = String::from("[dataplane]\ninterface = [");
+    let mut methods = String::from(
+        "[[service]]\naddress = \"192.0.2.1:80\"\nscheduler = \"ewma\"\nforward = \"dr\"\n",
+    );
+    for n in 0..N {
+        let host = format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+        servers.push_str(&format!("[[service.server]]\nadress = \"{host}:80\"\n"));
+        methods.push_str(&format!("[[service.server]]\naddress = \"{host}:80\"\n"));
+        keys.push_str(&format!("key{n} = 1\n"));
+        sysctls.push_str(&format!("key{n} = []\n"));
+        values.push_str("1, true, ");
+    }
+    values.push_str("]\n");
+    for (text, findings) in [
+        (&servers, N),
+        (&keys, N),
+        (&sysctls, N),
+        (&values, 2 * N),
+        (&methods, 1),
+    ] {
+        let report = report(text);
+        let errors = report.errors();
+        assert_eq!(errors, findings, "{report}");
+        let said = report.to_string();
+        assert_eq!(said.matches("error: ").count(), findings.min(20));
+        if findings > 20 {
+            let rest = format!("and {} more: {findings} errors", findings - 20);
+            assert!(said.contains(&rest), "{said}");
+        }
+    }
+}
+
+#[test]
+fn errors_are_shown_before_warnings() {
+    let mut text = String::new();
+    for n in 1..30 {
+        text.push_str(&format!(
+            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\n"
+        ));
+    }
+    text.push_str("check = { type = \"tcp\", rise = 0 }\n");
+    let said = errors(&text);
+    assert!(said.contains("`rise` is out of range"), "{said}");
+    assert_eq!(said.matches("warning: ").count(), 19);
+    assert!(
+        said.contains("and 10 more: 1 error, 29 warnings in all"),
+        "{said}"
+    );
+}
+
+#[test]
+fn messages_lead_to_the_cause() {
+    let service = |address: &str| {
+        format!(
+            "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        )
+    };
+    for (text, place, help) in [
+        ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "put it behind the [[service]]"),
+        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
+        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` may mean two things", "\"[2001:db8::1]:443\" for the port 443"),
+        (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
+        (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
+        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a zero in front", "octal"),
+        (service("web.example.org:80"), "2:11 `web.example.org:80` is not an address and a port", "names are not resolved"),
+        ("[[service]]\nname = \u{201c}web\u{201d}\n".into(), "2:8 a typographic quotation mark (U+201C) is not TOML", "an ASCII one"),
+        ("[[service]]\nname\u{a0}= \"web\"\n".into(), "2:5 a non-breaking space (U+00A0) is not TOML", "an ordinary space"),
+        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "half written"),
+        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "half written"),
+        ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
+        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
+        ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
+    ] {
+        let told = told(&text);
+        let errors: Vec<_> = told.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
+        assert_eq!(errors, [place], "{text}");
+        let said = self::errors(&text);
+        assert!(said.contains(help), "{text}: {said}");
+    }
+}
+
+#[test]
+fn what_the_start_or_the_engine_would_refuse_is_refused() {
+    let service = |keys: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        )
+    };
+    let server = |address: &str, more: &str| {
+        service("").replace("10.0.0.1:80", address)
+            + &format!(
+                "[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"\n{more}[[service.server]]\naddress = \"10.0.0.2\"\n"
+            )
+    };
+    for (text, wanted) in [
+        (
+            "[lvsd]\nlog = \"inof\"\n".to_owned(),
+            "2:7 `inof` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"lvsd=deb\"\n".into(),
+            "2:7 `deb` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"\"\n".into(),
+            "2:7 `` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"l[d=debug\"\n".into(),
+            "2:7 `l[d` is not a part of the program",
+        ),
+        (
+            "[dataplane]\nmax_connections = 268435457\n".into(),
+            "2:19 number of connections 268435457 is out of range",
+        ),
+        (
+            "[dataplane]\nicmp_ratelimit = \"2d\"\n".into(),
+            "2:18 `icmp_ratelimit` is out of range",
+        ),
+        (
+            "[dataplane]\ngroup = \"a\\nb\"\n".into(),
+            "2:9 the value contains the character U+000A",
+        ),
+        (
+            "[sysctl]\nsync_version = 2\n".into(),
+            "2:16 `2` is not a value of sync_version",
+        ),
+        (service("name = \"\""), "4:8 the name is empty"),
+        (
+            service("name = \"a\\nb\""),
+            "4:8 the name contains the character U+000A",
+        ),
+        (
+            service("name = \"a\\u001b[1m\""),
+            "4:8 the name contains the character U+001B",
+        ),
+        (
+            service("check = { type = \"tcp\", interval = \"1ms\" }"),
+            "4:36 `interval` of a check is out of range",
+        ),
+        (
+            service("check = { type = \"tcp\", interval = \"2h\", timeout = \"1h\" }"),
+            "4:52 `timeout` of a check is out of range",
+        ),
+        (
+            service("persistence = { netmask = \"255.0.255.0\" }"),
+            "4:27 not a mask for this family of addresses",
+        ),
+        (
+            server("192.0.2.9:80", ""),
+            "6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+        ),
+        (
+            server("192.0.2.9:8080", "vip = \"own\"\n"),
+            "6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
+        ),
+        (
+            server("0.0.0.7:80", ""),
+            "6:11 0.0.0.7 cannot be the address of a server",
+        ),
+        (
+            server("240.0.0.1:80", ""),
+            "6:11 240.0.0.1 cannot be the address of a server",
+        ),
+        (
+            service("").replace("192.0.2.1", "127.0.0.1"),
+            "2:11 no client can reach the VIP 127.0.0.1",
+        ),
+    ] {
+        let told = told(&text);
+        assert!(told.iter().any(|t| t == wanted), "{text}: {told:#?}");
+        errors(&text);
+    }
+    // A server on the director itself may listen on the VIP's other ports.
+    load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
+    load("[lvsd]\nlog = \"INFO,lvsd::health=debug, lvs_dataplane=off\"\n");
+}
+
+#[test]
+fn what_cannot_be_meant_is_warned_about() {
+    let service = |keys: &str, weights: [&str; 2]| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
+            weights[0], weights[1]
+        )
+    };
+    for (text, wanted) in [
+        (
+            service("scheduler = \"rr\"", ["", "weight = 2"]),
+            "10:10 the scheduler rr does not go by weights",
+        ),
+        (
+            service("", ["weight = 0", "weight = 0"]),
+            "7:10 all servers of the service have the weight 0",
+        ),
+        (
+            service("", ["", ""]).replace("address = \"192.0.2.1:80\"", "fwmark = 7"),
+            "2:10 no [[mark]] sets the mark 7",
+        ),
+    ] {
+        assert_eq!(told(&text), [wanted]);
+        load(&text);
+    }
+    for (keys, weights) in [
+        ("scheduler = \"rr\"", ["weight = 0", "weight = 1"]),
+        ("scheduler = \"wrr\"", ["weight = 2", "weight = 0"]),
+    ] {
+        assert!(told(&service(keys, weights)).is_empty());
     }
 }
 

@@ -49,7 +49,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// One line about everything.
-    pub(super) fn summary(&self, refused: usize) -> String {
+    pub(super) fn summary(&self, refused: usize, drained: usize) -> String {
         let mut up = 0;
         let mut all = 0;
         for service in &self.config.services {
@@ -60,6 +60,13 @@ impl<P: Prober> Daemon<P> {
         }
         let services = counted(self.config.services.len(), "service");
         let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
+        if drained > 0 {
+            line.push_str(&format!(", {drained} drained by hand"));
+        }
+        let lag = self.checks.lag();
+        if lag >= Duration::from_secs(1) {
+            line.push_str(&format!(", checks start up to {lag:.1?} late"));
+        }
         if refused > 0 {
             let changes = counted(refused, "change");
             line.push_str(&format!(", {changes} refused by the engine"));

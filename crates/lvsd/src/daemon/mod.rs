@@ -13,27 +13,39 @@ mod changes;
 mod tests;
 mod waiting;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::config::{Config, LoadError, Report, Severity};
+use crate::config::{Config, LoadError, Report, Service, Severity};
 use crate::engine::{Goal, Host, Link, Step};
-use crate::health::{Checks, Prober};
+use crate::health::{self, Checks, Prober};
+use crate::last_good;
 use crate::notify::Notify;
-use crate::reconcile::{Desired, DesiredServer, DesiredService};
+use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use waiting::Signals;
+
+/// Services whose first checks take longer do not hold back that the daemon is ready.
+const READY_LIMIT: Duration = Duration::from_secs(3);
 
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Read the file again (SIGHUP).
     Reload,
-    /// End (SIGTERM, SIGINT).
+    /// The same, whatever that takes away (SIGUSR1).
+    ForcedReload,
+    /// End, and leave the engine as it is (SIGTERM).
     Stop,
+    /// End, and the engine too (SIGINT).
+    StopAll,
 }
 
 /// What it was started with.
@@ -41,32 +53,57 @@ pub enum Signal {
 pub struct Options {
     /// Where the configuration comes from at a reload.
     pub path: PathBuf,
-    /// The engine stays as it is when the daemon ends.
-    pub leave: bool,
+    /// Wait for an engine, and start none.
+    pub attach: bool,
+    /// Where the last good configuration is kept.
+    pub last_good: Option<PathBuf>,
     /// The way to the service manager.
     pub notify: Notify,
 }
+
+/// A file that was read.
+type Loaded = Result<(Config, Report), LoadError>;
 
 struct Daemon<P> {
     options: Options,
     config: Config,
     /// The VIPs that the engine should own, decided when the file was loaded.
-    vips: Vec<IpAddr>,
-    /// This file, or one before it, had rules for marks.
-    had_marks: bool,
+    vips: BTreeSet<IpAddr>,
     checks: Checks<P>,
-    /// When VIPs are owned even if a first check is still out.
-    announce_at: Instant,
-    /// VIPs were to be owned at the last step.
-    announced: bool,
+    reports: mpsc::UnboundedReceiver<health::Report>,
+    started: Instant,
+    /// When the file was loaded that is in force.
+    loaded: Instant,
+    /// VIPs that may be owned: the first checks of their services are done, or have had their time.
+    announced: BTreeSet<IpAddr>,
+    /// All services are so far.
+    settled: bool,
+    /// What the engine was last given, or is about to be.
+    goal: Arc<Goal>,
     /// The goal is another one than the engine was last given.
     changed: bool,
     /// When the next step is due.
     next: Instant,
     /// The service manager has been told that we are ready.
     ready: bool,
+    /// A file is being read, away from the loop.
+    reading: Option<Reading>,
+    /// What it takes away is meant.
+    forced: bool,
+    files: (mpsc::Sender<Loaded>, mpsc::Receiver<Loaded>),
+    /// The service manager has been told of a reload, and not that it is over.
+    reloading: bool,
     /// What it was last told about our state.
     status: String,
+}
+
+/// What is to be done when the file that is being read has been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// Nothing but to take it.
+    Once,
+    /// It is to be read again.
+    Again,
 }
 
 /// Runs until it is told to stop.
@@ -80,55 +117,85 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, mut reports) = Checks::new(prober);
+    let (checks, reports) = Checks::new(prober);
     let mut signals = Signals::new(signals);
-    let mut link = Box::new(Link::new(Box::new(host), Instant::now()));
-    let mut daemon = Daemon::new(options, checks);
+    let mut link = Box::new(Link::new(Box::new(host), options.attach, Instant::now()));
+    let mut daemon = Daemon::new(options, checks, reports);
     daemon.load(config, &link);
-    loop {
+    let all = loop {
         tokio::select! {
             biased;
             signal = signals.next() => match signal {
-                Signal::Reload => daemon.reload(&link),
-                Signal::Stop => break,
+                Signal::Reload => daemon.reload(false),
+                Signal::ForcedReload => daemon.reload(true),
+                Signal::Stop => break false,
+                Signal::StopAll => break true,
             },
-            Some(report) = reports.recv() => {
-                // What arrives at one moment goes into one step.
-                let mut report = Some(report);
-                while let Some(one) = report {
-                    daemon.take(one);
-                    report = reports.try_recv().ok();
-                }
-                daemon.goal_changed();
-            }
+            Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
+            Some(report) = daemon.reports.recv() => daemon.take_all(report),
             () = tokio::time::sleep_until(daemon.next) => {
-                link = daemon.step(link, &mut signals).await?;
+                match daemon.step(link, &mut signals).await? {
+                    Some(back) => link = back,
+                    None => {
+                        daemon.farewell(false);
+                        return Ok(());
+                    }
+                }
             }
         }
+    };
+    daemon.farewell(all);
+    if all {
+        waiting::stop(link).await
+    } else {
+        Ok(())
     }
-    daemon.options.notify.send("STOPPING=1");
-    if daemon.options.leave {
-        tracing::info!("stopping; the engine keeps forwarding");
-        return Ok(());
-    }
-    waiting::stop(link).await
+}
+
+/// Ends the engine where no daemon runs: one of ours stops, one of somebody else loses our
+/// services and VIPs.
+///
+/// # Errors
+/// It does not end, in words.
+pub async fn stop_engine(host: impl Host) -> Result<(), String> {
+    let link = Link::new(Box::new(host), true, Instant::now());
+    waiting::stop(Box::new(link)).await
 }
 
 impl<P: Prober> Daemon<P> {
-    fn new(options: Options, checks: Checks<P>) -> Self {
+    fn new(
+        options: Options,
+        checks: Checks<P>,
+        reports: mpsc::UnboundedReceiver<health::Report>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             options,
             config: Config::default(),
-            vips: Vec::new(),
-            had_marks: false,
+            vips: BTreeSet::new(),
             checks,
-            announce_at: now,
-            announced: false,
+            reports,
+            started: now,
+            loaded: now,
+            announced: BTreeSet::new(),
+            settled: false,
+            goal: Arc::default(),
             changed: true,
             next: now,
             ready: false,
+            reading: None,
+            forced: false,
+            files: mpsc::channel(1),
+            reloading: false,
             status: String::new(),
+        }
+    }
+
+    /// Says that the daemon ends, and what becomes of the engine.
+    fn farewell(&self, all: bool) {
+        self.options.notify.send("STOPPING=1");
+        if !all {
+            tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
 
@@ -138,47 +205,86 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Brings the engine one step nearer to the goal.
-    async fn step(&mut self, link: Box<Link>, signals: &mut Signals) -> Result<Box<Link>, String> {
-        let announce = self.announce();
-        let changed = self.changed || announce != self.announced;
-        self.announced = announce;
-        let goal = self.goal(announce);
-        let engine = link.engine();
-        let work = waiting::blocking(link, move |link, now| link.step(&goal, changed, now));
-        let (link, step) = tokio::select! {
-            biased;
-            done = work => done?,
-            // The thread that waits for it cannot be called back; whoever starts us again begins afresh.
-            hang = signals.hurries(&engine) => return Err(hang),
-        };
-        match step {
-            Step::InStep { refused, again } => {
-                self.changed = false;
-                self.next = Instant::now() + again;
-                if !announce {
-                    self.next = self.next.min(self.announce_at);
+    /// What arrives at one moment goes into one step.
+    fn take_all(&mut self, report: health::Report) {
+        let mut report = Some(report);
+        while let Some(one) = report {
+            self.take(one);
+            report = self.reports.try_recv().ok();
+        }
+        self.goal_changed();
+    }
+
+    /// Brings the engine one step nearer to the goal. Nothing comes back if the daemon is told to
+    /// end, and the engine is at a request.
+    async fn step(
+        &mut self,
+        link: Box<Link>,
+        signals: &mut Signals,
+    ) -> Result<Option<Box<Link>>, String> {
+        if self.settle() || self.changed {
+            self.goal = Arc::new(self.goal());
+            self.changed = true;
+        }
+        let (goal, changed) = (Arc::clone(&self.goal), self.changed);
+        let (engine, news) = (link.engine(), link.news());
+        let mut work = pin!(waiting::blocking(link, move |link, now| {
+            link.step(&goal, changed, now)
+        }));
+        let mut hurries = pin!(signals.hurries(&engine));
+        self.changed = false;
+        let (link, step) = loop {
+            tokio::select! {
+                biased;
+                done = &mut work => break done?,
+                // The thread that waits for it cannot be called back; whoever starts us again
+                // begins afresh.
+                hang = &mut hurries => return hang.map(|()| None),
+                Some(report) = self.reports.recv() => {
+                    self.take_all(report);
+                    news.store(true, Ordering::Release);
                 }
-                self.tell(announce, refused);
+            }
+        };
+        let now = Instant::now();
+        match step {
+            // What has arrived in the meantime is the next step's.
+            Step::InStep {
+                refused,
+                drained,
+                again,
+            } => {
+                if !self.changed {
+                    self.next = now + again;
+                    self.tell(refused, drained);
+                }
+            }
+            Step::Interrupted => {
+                self.changed = true;
+                self.next = now;
             }
             Step::Waiting(time) => {
-                self.changed = changed;
-                self.next = Instant::now() + time;
+                self.changed |= changed;
+                self.next = now + time;
             }
             Step::Fatal(why) => return Err(why),
         }
-        Ok(link)
+        Ok(Some(link))
     }
 
     /// Tells the service manager what is new: that we are ready, and how we are.
-    fn tell(&mut self, announce: bool, refused: usize) {
+    fn tell(&mut self, refused: usize, drained: usize) {
         let notify = &self.options.notify;
-        let now = self.summary(refused);
-        if announce && !self.ready {
+        let now = self.summary(refused, drained);
+        let ready = self.settled || self.started.elapsed() >= READY_LIMIT;
+        if ready && !self.ready {
             self.ready = true;
             notify.send("READY=1");
             tracing::info!("ready: {now}");
+        } else if self.ready && self.reloading && self.reading.is_none() {
+            notify.send("READY=1");
         }
+        self.reloading &= !self.ready || self.reading.is_some();
         if now != self.status {
             notify.send(&format!("STATUS={now}"));
             self.status = now;
@@ -187,34 +293,90 @@ impl<P: Prober> Daemon<P> {
 
     fn load(&mut self, config: Config, link: &Link) {
         let addresses = link.addresses();
-        self.had_marks |= !config.marks.is_empty();
-        self.vips = config.own_vips(|ip| addresses.has(ip));
+        self.vips = config
+            .own_vips(|ip| addresses.has(ip))
+            .into_iter()
+            .collect();
         self.checks.set(&config);
-        let longest = config
-            .services
-            .iter()
-            .flat_map(|s| &s.servers)
-            .filter_map(|s| Some(s.check.as_ref()?.timeout))
-            .max();
-        self.announce_at =
-            Instant::now() + longest.map_or(Duration::ZERO, |t| t + Duration::from_secs(1));
+        self.loaded = Instant::now();
+        self.settled = false;
         self.config = config;
     }
 
-    /// Reads the file again, and tells the service manager.
-    fn reload(&mut self, link: &Link) {
+    /// Sees which services have had their first checks; true if that changes what the engine may
+    /// own.
+    fn settle(&mut self) -> bool {
+        if self.settled && !self.changed {
+            return false;
+        }
+        let mut unsettled = BTreeSet::new();
+        self.settled = true;
+        for service in &self.config.services {
+            if !self.is_settled(service) {
+                self.settled = false;
+                unsettled.extend(service.virtual_ip());
+            }
+        }
+        let announced = self.vips.difference(&unsettled).copied().collect();
+        let changed = announced != self.announced;
+        self.announced = announced;
+        changed
+    }
+
+    /// Whether a service can be told from one that nobody has looked at: a server is up, or all are
+    /// known, or they have had their time.
+    fn is_settled(&self, service: &Service) -> bool {
+        let mut unknown = false;
+        let mut longest = Duration::ZERO;
+        for server in &service.servers {
+            match self.health(&(service.id, server.address)) {
+                Health::Up => return true,
+                Health::Down => {}
+                Health::Unknown => unknown = true,
+            }
+            let timeout = server.check.as_ref().map(|check| check.timeout);
+            longest = longest.max(timeout.unwrap_or_default());
+        }
+        !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
+    }
+
+    /// Has the file read again, away from the loop, and tells the service manager.
+    fn reload(&mut self, forced: bool) {
+        self.forced |= forced;
         let notify = &self.options.notify;
         notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
-        self.reload_file(link);
-        if self.ready {
-            self.options.notify.send("READY=1");
+        self.reloading = true;
+        if self.reading.is_some() {
+            self.reading = Some(Reading::Again);
+        } else {
+            self.read();
         }
+    }
+
+    fn read(&mut self) {
+        self.reading = Some(Reading::Once);
+        let path = self.options.path.clone();
+        let sender = self.files.0.clone();
+        tokio::task::spawn_blocking(move || {
+            // Nobody takes it when the daemon is ending.
+            let _ = sender.blocking_send(Config::load(&path));
+        });
+    }
+
+    /// Takes a file that was read.
+    fn take_file(&mut self, file: Loaded, link: &Link) {
+        if self.reading.take() == Some(Reading::Again) {
+            self.read();
+            return;
+        }
+        self.reload_file(file, link);
+        self.forced = false;
         self.goal_changed();
     }
 
-    fn reload_file(&mut self, link: &Link) {
+    fn reload_file(&mut self, file: Loaded, link: &Link) {
         let path = &self.options.path;
-        match Config::load(path) {
+        match file {
             // As likely half of a write as a wish, and an outage.
             Ok((config, _)) if config.services.is_empty() && !self.config.services.is_empty() => {
                 tracing::error!(
@@ -222,8 +384,25 @@ impl<P: Prober> Daemon<P> {
                     path.display()
                 );
             }
+            Ok((config, _))
+                if !self.forced
+                    && !config
+                        .daemon
+                        .may_shrink(self.config.servers(), config.servers()) =>
+            {
+                tracing::error!(
+                    "{} has {} of {} servers left, which is less than `max_remove` allows: nothing was changed; \
+                     if that is meant, use `lvsd reload --force`",
+                    path.display(),
+                    config.servers(),
+                    self.config.servers()
+                );
+            }
             Ok((config, warnings)) => {
                 warnings.print();
+                if let Some(kept) = &self.options.last_good {
+                    last_good::keep(kept, &warnings.text);
+                }
                 if config == self.config {
                     tracing::info!("reloaded {}: nothing has changed", path.display());
                 } else {
@@ -251,52 +430,82 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// The first checks are done, or have had their time.
-    fn announce(&self) -> bool {
-        !self.checks.pending() || Instant::now() >= self.announce_at
-    }
-
-    fn goal(&self, announce: bool) -> Goal {
-        let services = self
-            .config
-            .services
-            .iter()
-            .map(|service| DesiredService {
-                id: service.id,
-                name: service.name.clone(),
-                line: service.line,
-                filter: service.filter.clone(),
-                config: service.config.clone(),
-                on_check_failure: service.on_check_failure,
-                servers: service
-                    .servers
-                    .iter()
-                    .map(|server| DesiredServer {
-                        address: server.address,
-                        line: server.line,
-                        config: server.config,
-                        health: self.health(&(service.id, server.address)),
-                    })
-                    .collect(),
-            })
-            .collect();
+    fn goal(&self) -> Goal {
         Goal {
-            desired: Desired {
-                file: self.config.path.clone(),
-                services,
-                vips: self.vips.iter().copied().collect(),
-                sysctls: self.config.sysctls.clone(),
-                // A file that never had any leaves to others what they have set.
-                marks: self.had_marks.then(|| self.config.marks.clone()),
-                port_marks: self.config.port_marks.clone(),
-                filter: self.config.filter.clone(),
-                local: self.config.dataplane.local.clone(),
-                adopt: self.config.daemon.adopt,
-            },
-            announce,
+            desired: desired(&self.config, &self.vips, |key| self.health(key)),
+            announced: self.announced.clone(),
             dataplane: self.config.dataplane.clone(),
         }
     }
+}
+
+/// What the file asks for, with servers of such health.
+fn desired(
+    config: &Config,
+    vips: &BTreeSet<IpAddr>,
+    health: impl Fn(&health::Key) -> Health,
+) -> Desired {
+    let services = config
+        .services
+        .iter()
+        .map(|service| DesiredService {
+            id: service.id,
+            name: service.name.clone(),
+            line: service.line,
+            filter: service.filter.clone(),
+            config: service.config.clone(),
+            on_check_failure: service.on_check_failure,
+            drain: service.drain,
+            servers: service
+                .servers
+                .iter()
+                .map(|server| DesiredServer {
+                    address: server.address,
+                    line: server.line,
+                    config: server.config,
+                    health: health(&(service.id, server.address)),
+                })
+                .collect(),
+        })
+        .collect();
+    Desired {
+        file: config.path.clone(),
+        services,
+        vips: vips.clone(),
+        sysctls: config.sysctls.clone(),
+        // A file without any leaves to others what they have set.
+        marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
+        port_marks: config.port_marks.clone(),
+        filter: config.filter.clone(),
+        local: config.dataplane.local.clone(),
+        adopt: config.daemon.adopt,
+    }
+}
+
+/// What a reload of `config` would change in the engine, in words. Nobody has checked new servers:
+/// they are taken to serve.
+///
+/// # Errors
+/// There is no engine, or it does not tell.
+pub fn plan(host: impl Host, config: &Config) -> Result<String, String> {
+    let mut link = Link::new(Box::new(host), true, Instant::now());
+    let addresses = link.addresses();
+    let vips: BTreeSet<IpAddr> = config
+        .own_vips(|ip| addresses.has(ip))
+        .into_iter()
+        .collect();
+    let there = link.servers(config.dataplane.hang_limit)?;
+    let health = |key: &health::Key| match there.contains(key) {
+        // As it is.
+        true => Health::Unknown,
+        false => Health::Up,
+    };
+    let goal = Goal {
+        desired: desired(config, &vips, health),
+        announced: vips,
+        dataplane: config.dataplane.clone(),
+    };
+    link.plan(&goal)
 }
 
 fn summary(report: &Report) -> String {
@@ -313,15 +522,9 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`; the time since boot
-/// is near enough where the machine was never suspended, and systemd only compares it with its own.
+/// Microseconds of `CLOCK_MONOTONIC`, which systemd wants with `RELOADING=1`.
 fn monotonic_us() -> u64 {
-    let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-    let seconds: f64 = text
-        .split(' ')
-        .next()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(0.0);
-    Duration::try_from_secs_f64(seconds)
-        .map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let time = Duration::try_from(now).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

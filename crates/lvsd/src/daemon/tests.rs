@@ -71,17 +71,22 @@ fn web() -> ServiceId {
 }
 
 impl Running {
-    fn start(world: World, dead: Dead, text: &str, leave: bool) -> Self {
+    fn start(world: World, dead: Dead, text: &str) -> Self {
+        Self::start_with(world, dead.clone(), dead, text)
+    }
+
+    fn start_with(world: World, dead: Dead, prober: impl Prober, text: &str) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let (config, _) = Config::load(file.path()).unwrap();
         let (signals, receiver) = mpsc::channel(4);
         let options = Options {
             path: file.path().to_owned(),
-            leave,
+            attach: false,
+            last_good: None,
             notify: Notify::default(),
         };
-        let task = tokio::spawn(run(options, config, world.host(), dead.clone(), receiver));
+        let task = tokio::spawn(run(options, config, world.host(), prober, receiver));
         Self {
             world,
             dead,
@@ -117,7 +122,11 @@ impl Running {
     }
 
     async fn stop(self) -> World {
-        self.signals.send(Signal::Stop).await.unwrap();
+        self.end(Signal::StopAll).await
+    }
+
+    async fn end(self, signal: Signal) -> World {
+        self.signals.send(signal).await.unwrap();
         self.task.await.unwrap().unwrap();
         self.world
     }
@@ -125,7 +134,7 @@ impl Running {
 
 #[tokio::test(start_paused = true)]
 async fn starts_an_engine_fills_it_and_stops_it() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -147,7 +156,7 @@ async fn starts_an_engine_fills_it_and_stops_it() {
 async fn a_dead_server_gets_nothing_from_the_start() {
     let dead = Dead::default();
     dead.set("10.0.0.2:80", true);
-    let daemon = Running::start(World::default(), dead, FILE, false);
+    let daemon = Running::start(World::default(), dead, FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
         .await;
@@ -160,7 +169,7 @@ async fn a_dead_server_gets_nothing_from_the_start() {
 
 #[tokio::test(start_paused = true)]
 async fn health_quiesces_and_brings_back() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -187,7 +196,7 @@ async fn on_check_failure_remove_takes_the_server_out() {
         "forward = \"nat\"",
         "forward = \"nat\"\non_down = \"remove\"",
     );
-    let daemon = Running::start(World::default(), Dead::default(), &text, false);
+    let daemon = Running::start(World::default(), Dead::default(), &text);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -198,7 +207,7 @@ async fn on_check_failure_remove_takes_the_server_out() {
 
 #[tokio::test(start_paused = true)]
 async fn reload_changes_only_what_changed() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -242,7 +251,7 @@ async fn reload_changes_only_what_changed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_without_services_takes_them_later() {
-    let daemon = Running::start(World::default(), Dead::default(), "", false);
+    let daemon = Running::start(World::default(), Dead::default(), "");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.running());
     daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
@@ -296,7 +305,7 @@ impl Log {
 async fn an_engine_that_has_just_died_had_ended_already() {
     let log = Log::default();
     let _listening = log.listen();
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -311,7 +320,7 @@ async fn what_a_stop_waits_for_is_said_at_once() {
     for at_a_request in [false, true] {
         let log = Log::default();
         let _listening = log.listen();
-        let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+        let daemon = Running::start(World::default(), Dead::default(), FILE);
         log.says("ready: 1 service, 2 of 2 servers up").await;
         daemon.world.hang(true);
         if at_a_request {
@@ -323,7 +332,7 @@ async fn what_a_stop_waits_for_is_said_at_once() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }
-        daemon.signals.send(Signal::Stop).await.unwrap();
+        daemon.signals.send(Signal::StopAll).await.unwrap();
         log.says(if at_a_request {
             "waiting up to 10s for the engine (pid 1), which is at a request"
         } else {
@@ -338,7 +347,7 @@ async fn what_a_stop_waits_for_is_said_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn killed_and_restarted_it_disturbs_nothing() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.dead.set("10.0.0.1:80", true);
     daemon
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
@@ -346,17 +355,18 @@ async fn killed_and_restarted_it_disturbs_nothing() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     daemon.task.abort();
     let before = daemon.world.changes().len();
-    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, true);
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(again.world.changes().len(), before, "nothing to change");
     assert_eq!(again.world.starts(), 1);
-    let world = again.stop().await;
-    assert!(world.running(), "--leave leaves the engine");
+    let world = again.end(Signal::Stop).await;
+    assert!(world.running(), "the engine is left alone");
+    assert_eq!(world.changes().len(), before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_is_replaced() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -371,7 +381,7 @@ async fn an_engine_that_dies_is_replaced() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
     daemon.world.fall_silent();
@@ -383,7 +393,7 @@ async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
     // The daemon that started it has crashed; the next one meets an engine that never greets.
     daemon.task.abort();
     daemon.world.fall_silent();
-    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE, false);
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
     tokio::time::sleep(Duration::from_secs(5)).await;
     again.weights(&both).await;
     assert_eq!(again.world.ended(), [1, 2]);
@@ -399,7 +409,7 @@ async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
 async fn somebody_elses_engine_that_hangs_is_left_to_him() {
     let world = World::default();
     world.start_foreign();
-    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let daemon = Running::start(world, Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -425,7 +435,7 @@ async fn somebody_elses_engine_stays_without_our_services() {
         .control()
         .apply(&[Call::ServiceAdd(spec.clone())])
         .unwrap();
-    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let daemon = Running::start(world, Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
@@ -447,7 +457,7 @@ async fn somebody_elses_engine_stays_without_our_services() {
 async fn somebody_elses_engine_may_come_back() {
     let world = World::default();
     world.start_foreign();
-    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let daemon = Running::start(world, Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
     daemon.world.crash();
@@ -465,7 +475,7 @@ async fn somebody_elses_engine_may_come_back() {
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_changes_is_set_right() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -480,7 +490,7 @@ async fn what_somebody_changes_is_set_right() {
 async fn an_engine_that_never_starts_is_fatal() {
     let world = World::default();
     world.refuse_to_start();
-    let daemon = Running::start(world, Dead::default(), FILE, false);
+    let daemon = Running::start(world, Dead::default(), FILE);
     let error = daemon.task.await.unwrap().unwrap_err();
     assert!(error.contains("did not start"), "{error}");
 }
@@ -504,7 +514,7 @@ async fn a_reload_is_one_request() {
         }
         text
     };
-    let daemon = Running::start(World::default(), Dead::default(), FILE, false);
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
     log.says("ready: 1 service, 2 of 2 servers up").await;
     let before = daemon.world.requests();
     daemon.reload(&file()).await;
@@ -517,5 +527,301 @@ async fn a_reload_is_one_request() {
     }
     assert_eq!(all(&daemon), 49);
     assert_eq!(daemon.world.requests(), before + 1);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_replaces_servers_waits_for_the_new_ones() {
+    let slow = Slow::default();
+    let daemon = slow.start(FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let others = FILE
+        .replace("10.0.0.1", "10.0.0.3")
+        .replace("10.0.0.2", "10.0.0.4");
+    slow.hold("10.0.0.3:80");
+    slow.hold("10.0.0.4:80");
+    daemon.reload(&others).await;
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    slow.release("10.0.0.4:80");
+    daemon.weights(&[("10.0.0.4:80", 3)]).await;
+    slow.release("10.0.0.3:80");
+    daemon
+        .weights(&[("10.0.0.3:80", 1), ("10.0.0.4:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// Servers whose answer can be held up, for ever.
+#[derive(Clone, Default)]
+struct Slow(Arc<Mutex<HashSet<SocketAddr>>>);
+
+impl Slow {
+    fn start(&self, text: &str) -> Running {
+        Running::start_with(World::default(), Dead::default(), self.clone(), text)
+    }
+
+    fn hold(&self, server: &str) {
+        self.0.lock().unwrap().insert(server.parse().unwrap());
+    }
+
+    fn release(&self, server: &str) {
+        self.0.lock().unwrap().remove(&server.parse().unwrap());
+    }
+}
+
+impl Prober for Slow {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+        let (held, server) = (self.clone(), check.server);
+        async move {
+            while held.0.lock().unwrap().contains(&server) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Ok(())
+        }
+    }
+}
+
+const TWO: &str = r#"
+    [[service]]
+    name = "web"
+    address = "192.0.2.10:80"
+    forward = "nat"
+    check = { type = "tcp", interval = "20s", timeout = "20s" }
+    [[service.server]]
+    address = "10.0.0.1:80"
+    [[service]]
+    name = "slow"
+    address = "192.0.2.11:80"
+    forward = "nat"
+    check = { type = "tcp", interval = "20s", timeout = "20s" }
+    [[service.server]]
+    address = "10.0.0.2:80"
+"#;
+
+/// One check without an answer holds back its own service, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_slow_first_check_holds_back_its_own_address_only() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let slow = Slow::default();
+    slow.hold("10.0.0.2:80");
+    let daemon = slow.start(TWO);
+    daemon.weights(&[("10.0.0.1:80", 1)]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let vips = |daemon: &Running| -> Vec<String> {
+        let engine = daemon.world.engine();
+        engine.vips().iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(vips(&daemon), ["192.0.2.10"]);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    log.says("ready: 2 services, 1 of 2 servers up").await;
+    assert_eq!(vips(&daemon), ["192.0.2.10"]);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(vips(&daemon), ["192.0.2.10", "192.0.2.11"]);
+    daemon.stop().await;
+}
+
+/// Rules and sysctls that have left the file go, whether lvsd was told by a reload or finds it at
+/// its start.
+#[tokio::test(start_paused = true)]
+async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
+    let more = format!(
+        "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n",
+        FILE.replace(
+            "conn_reuse_mode = 0",
+            "conn_reuse_mode = 0\nsync_version = 0"
+        )
+    );
+    let set = |world: &World| {
+        let engine = world.engine();
+        let sysctl = engine.sysctl("sync_version").map(ToOwned::to_owned);
+        (sysctl.unwrap(), engine.0.marks.len())
+    };
+    for restart in [false, true] {
+        let daemon = Running::start(World::default(), Dead::default(), &more);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("0".into(), 1));
+        let daemon = if restart {
+            let world = daemon.end(Signal::Stop).await;
+            Running::start(world, Dead::default(), FILE)
+        } else {
+            daemon.reload(FILE).await;
+            daemon
+        };
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("1".into(), 0), "restart: {restart}");
+        assert_eq!(daemon.world.engine().sysctl("conn_reuse_mode"), Some("0"));
+        // What others set afterwards is theirs.
+        let mut control = daemon.world.control();
+        let theirs = Call::SysctlSet(lvs_core::api::Sysctl {
+            name: "sync_version".into(),
+            value: "0".into(),
+        });
+        control.apply(&[theirs]).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("0".into(), 0));
+        daemon.stop().await;
+    }
+}
+
+/// The engine has dropped the connection, and is there: it is asked.
+#[tokio::test(start_paused = true)]
+async fn an_engine_without_contact_is_asked_to_stop() {
+    let world = World::default();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    let world = daemon.end(Signal::Stop).await;
+    assert!(world.running());
+    stop_engine(world.host()).await.unwrap();
+    assert!(!world.running());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_is_waited_for_and_not_started() {
+    let world = World::default();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), FILE).unwrap();
+    let (config, _) = Config::load(file.path()).unwrap();
+    let (signals, receiver) = mpsc::channel(4);
+    let options = Options {
+        path: file.path().to_owned(),
+        attach: true,
+        last_good: None,
+        notify: Notify::default(),
+    };
+    let task = tokio::spawn(run(
+        options,
+        config,
+        world.host(),
+        Dead::default(),
+        receiver,
+    ));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.starts(), 0);
+    assert!(!task.is_finished());
+    world.start_foreign();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.weights(web()).len(), 2);
+    signals.send(Signal::Stop).await.unwrap();
+    task.await.unwrap().unwrap();
+    assert_eq!(world.weights(web()).len(), 2, "it is left as it is");
+}
+
+/// What `lvsadm drain` does is not undone: not by the next look, a reload, or a restart.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_drained_by_hand_stays_so() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    let weights = |weight| [("10.0.0.1:80", 1), ("10.0.0.2:80", weight)];
+    daemon.weights(&weights(3)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let by_hand = |world: &World, weight| {
+        let config = lvs_core::ServerConfig::new(weight, lvs_core::Forwarding::Nat);
+        let server = lvs_core::api::ServerSpec {
+            service: web(),
+            server: "10.0.0.2:80".parse().unwrap(),
+            config,
+        };
+        world.control().apply(&[Call::ServerEdit(server)]).unwrap();
+    };
+    by_hand(&daemon.world, 0);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 7"))
+        .await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    // Its health comes and goes.
+    daemon.dead.set("10.0.0.2:80", true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.dead.set("10.0.0.2:80", false);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    let world = daemon.end(Signal::Stop).await;
+    let daemon = Running::start(world, Dead::default(), FILE);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    // Another engine starts with it.
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    daemon.weights(&weights(0)).await;
+    assert_eq!(daemon.world.starts(), 2);
+    // Whoever gives it a weight has ended the drain; which weight is the file's business.
+    by_hand(&daemon.world, 1);
+    daemon.weights(&weights(3)).await;
+    daemon.stop().await;
+}
+
+/// A plan says what a reload then does, and does nothing.
+#[tokio::test(start_paused = true)]
+async fn a_plan_says_what_a_reload_would_do() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = daemon.world.changes().len();
+    let planned = |text: &str| {
+        let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
+        plan(daemon.world.host(), &config).unwrap()
+    };
+    assert_eq!(planned(FILE), "nothing to change\n");
+    let other = FILE
+        .replace("10.0.0.1", "10.0.0.3")
+        .replace("weight = 3", "weight = 7");
+    assert_eq!(
+        planned(&other),
+        "change server 10.0.0.2:80 (weight 7) of service web (tcp 192.0.2.10:80) at lvsd.toml:11\n\
+         add server 10.0.0.3:80 (weight 1) to service web (tcp 192.0.2.10:80) at lvsd.toml:9\n\
+         delete server 10.0.0.1:80 from service web (tcp 192.0.2.10:80)\n\
+         1 server added, 1 changed, 0 drained (0 connections), 1 deleted (0 connections)\n"
+    );
+    assert_eq!(daemon.world.changes().len(), before);
+    daemon.stop().await;
+}
+
+/// Half a file is not taken for a wish, and a wish can be told from it.
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_takes_most_servers_away_needs_force() {
+    let file = |servers: u8, more: &str| {
+        let mut text = format!(
+            "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"
+        );
+        for n in 1..=servers {
+            text.push_str(&format!(
+                "[[service.server]]\naddress = \"10.0.0.{n}:80\"\n"
+            ));
+        }
+        text
+    };
+    let daemon = Running::start(World::default(), Dead::default(), &file(30, ""));
+    let count = |daemon: &Running| daemon.world.weights(web()).len();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    for (text, left) in [
+        (file(14, ""), 30),
+        (file(15, ""), 15),
+        // Of few servers all may go.
+        (file(5, ""), 5),
+        (file(30, ""), 30),
+        (file(14, "[lvsd]\nmax_remove = 60\n"), 14),
+        (file(30, ""), 30),
+    ] {
+        daemon.reload(&text).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(count(&daemon), left, "{text}");
+    }
+    daemon.reload(&file(1, "")).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    daemon.signals.send(Signal::ForcedReload).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 1);
     daemon.stop().await;
 }

@@ -37,19 +37,27 @@ impl Signals {
         }
     }
 
-    /// Ends, with what to say, when `engine` is at a request while we are told to stop, and does
-    /// not answer it for as long as a stop may take. It says at once what is waited for; the signal
-    /// is kept.
-    pub(super) async fn hurries(&mut self, engine: &str) -> String {
-        while self.early != Some(Signal::Stop) {
-            let signal = self.receiver.recv().await;
-            self.early = Some(signal.unwrap_or(Signal::Stop));
+    /// Ends when we are told to stop while `engine` is at a request: at once if it is to be left
+    /// alone, else, with what to say, when it does not answer for as long as a stop may take. It
+    /// says at once what is waited for; the signal is kept.
+    pub(super) async fn hurries(&mut self, engine: &str) -> Result<(), String> {
+        loop {
+            match self.early {
+                Some(Signal::Stop) => return Ok(()),
+                Some(Signal::StopAll) => break,
+                Some(Signal::Reload | Signal::ForcedReload) | None => {
+                    let signal = self.receiver.recv().await;
+                    self.early = Some(signal.unwrap_or(Signal::Stop));
+                }
+            }
         }
         tracing::info!(
             "told to stop; waiting up to {STOP_LIMIT:?} for {engine}, which is at a request"
         );
         tokio::time::sleep(STOP_LIMIT).await;
-        format!("told to stop, and {engine} does not answer; it still runs: {UNSTICK}")
+        Err(format!(
+            "told to stop, and {engine} does not answer; it still runs: {UNSTICK}"
+        ))
     }
 }
 
@@ -66,7 +74,7 @@ pub(super) async fn stop(link: Box<Link>) -> Result<(), String> {
 }
 
 async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
-    let (mut link, stopped) = blocking(link, |link, _| link.stop()).await?;
+    let (mut link, stopped) = blocking(link, Link::stop).await?;
     match stopped {
         Stopped::Asked => {}
         Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),

@@ -3,16 +3,18 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lvs_core::api::{Call, Failure, ServiceId};
 
 use super::Loss;
 use super::control::{ControlError, EngineControl};
 use super::describe::{Names, Tense};
+use super::given::Weights;
 
-/// Changes of one request: half of what the protocol takes, so that the request stays far below the
-/// bytes that it takes.
-const PIECE: usize = lvs_core::api::CHANGES_MAX / 2;
+/// Changes of one request. Far fewer than the protocol takes: between two requests, what has become
+/// of a server's health gets its turn.
+const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
 /// The work, and what came of it.
 pub(super) struct CarryOut<'a> {
@@ -22,6 +24,8 @@ pub(super) struct CarryOut<'a> {
     broken: HashSet<ServiceId>,
     /// What the engine has refused, in words.
     pub(super) refusals: Vec<String>,
+    /// The weights that it was given.
+    pub(super) weights: Weights,
     /// The VIPs that it was last given to own.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
 }
@@ -33,16 +37,21 @@ impl<'a> CarryOut<'a> {
             names,
             broken: HashSet::new(),
             refusals: Vec::new(),
+            weights: Weights::new(),
             own_vips: None,
         }
     }
 
-    /// Has the changes made, in their order.
+    /// Has the changes made, in their order. It stops early where there is `news`, which belongs
+    /// before the rest; false then.
     ///
     /// # Errors
     /// The engine is lost.
-    pub(super) fn run(&mut self, changes: &[Call]) -> Result<(), Loss> {
-        for piece in changes.chunks(PIECE) {
+    pub(super) fn run(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, Loss> {
+        for (n, piece) in changes.chunks(PIECE).enumerate() {
+            if n > 0 && news.load(Ordering::Acquire) {
+                return Ok(false);
+            }
             let waits = piece.iter().any(|change| self.waits(change));
             if !waits && self.attempt(piece)?.is_none() {
                 continue;
@@ -54,7 +63,7 @@ impl<'a> CarryOut<'a> {
                 self.without_refused(group)?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Makes a list without the changes that are refused.
@@ -99,8 +108,15 @@ impl<'a> CarryOut<'a> {
         };
         for change in changes {
             tracing::info!("{}", self.names.describe(change, Tense::Done));
-            if let Call::VipsOwn { addresses } = change {
-                self.own_vips = Some(addresses.iter().copied().collect());
+            match change {
+                Call::VipsOwn { addresses } => {
+                    self.own_vips = Some(addresses.iter().copied().collect());
+                }
+                Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                    let key = (spec.service, spec.server);
+                    self.weights.insert(key, spec.config.weight);
+                }
+                _ => {}
             }
         }
         for warning in &done.warnings {
@@ -137,6 +153,8 @@ const fn subject(change: &Call) -> Option<ServiceId> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lvs_core::api::{ServerSpec, ServiceSpec, Sysctl};
     use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 
@@ -194,6 +212,7 @@ mod tests {
                 line: Line(7),
                 config: ServiceConfig::new(Family::V4, "rr"),
                 on_check_failure: OnCheckFailure::Quiesce,
+                drain: Duration::ZERO,
                 servers: Vec::new(),
             }],
             ..Desired::default()
@@ -201,7 +220,8 @@ mod tests {
         let names = Names::new(&desired);
         let mut control = world.control();
         let mut work = CarryOut::new(control.as_mut(), &names);
-        work.run(changes).expect("not lost");
+        work.run(changes, &AtomicBool::new(false))
+            .expect("not lost");
         let refusals = work.refusals;
         let mut held = Hosts::new();
         for n in 0..200 {

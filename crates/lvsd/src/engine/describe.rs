@@ -39,6 +39,11 @@ impl<'a> Names<'a> {
         format!("{}{}", self.service(id, ""), self.place(id, None))
     }
 
+    /// A service as `service web (tcp 192.0.2.10:80)`.
+    pub(super) fn service_in_words(&self, id: &ServiceId) -> String {
+        self.service(id, "")
+    }
+
     /// A change in words.
     pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
         let verb = |wish: &'static str, done: &'static str| match tense {

@@ -14,7 +14,7 @@ use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
 
 use crate::config::Dataplane;
 use crate::engine::control::{ControlError, EngineControl};
-use crate::engine::{ConnectError, Host};
+use crate::engine::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::reconcile::Actual;
 
@@ -72,6 +72,7 @@ impl Engine {
                 addresses: local.iter().map(|local| local.addr).collect(),
                 hairpin,
             },
+            ..Actual::default()
         })
     }
 }
@@ -132,6 +133,8 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
+    /// What a daemon has kept.
+    given: Given,
     /// Lists are refused as a whole: it cannot read one of the changes.
     reads_no_lists: bool,
 }
@@ -281,6 +284,18 @@ impl Host for FakeHost {
 
     fn started_by_us(&self, _: u32) -> bool {
         !self.world.state().foreign
+    }
+
+    fn identity(&self, pid: u32) -> String {
+        pid.to_string()
+    }
+
+    fn remember(&mut self, given: &Given) {
+        self.world.state().given = given.clone();
+    }
+
+    fn recall(&self) -> Given {
+        self.world.state().given.clone()
     }
 
     fn addresses(&self) -> Addresses {

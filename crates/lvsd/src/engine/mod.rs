@@ -16,20 +16,27 @@ pub mod control;
 mod describe;
 #[cfg(test)]
 pub(crate) mod fake;
+mod given;
+mod plan;
 pub mod process;
 pub mod socket;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
 use crate::engine::carry_out::CarryOut;
 use crate::engine::control::{ControlError, EngineControl};
 use crate::engine::describe::Names;
+pub use crate::engine::given::Given;
+use crate::engine::given::{Weights, weights};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
 
@@ -108,6 +115,15 @@ pub trait Host: Send + 'static {
     /// since.
     fn started_by_us(&self, pid: u32) -> bool;
 
+    /// Tells the engine `pid` from all that had or will have this id.
+    fn identity(&self, pid: u32) -> String;
+
+    /// Keeps what this daemon has set in the engine, for the next one.
+    fn remember(&mut self, given: &Given);
+
+    /// What a daemon before this one has kept.
+    fn recall(&self) -> Given;
+
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 }
@@ -115,11 +131,11 @@ pub trait Host: Send + 'static {
 /// What the engine should be and hold.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
-    /// Services, servers, sysctls, and the VIPs once `announce` is set.
+    /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The first checks are done: VIPs may be owned. Before, those owned already stay and none are
-    /// added.
-    pub announce: bool,
+    /// The VIPs whose first checks are done: they may be owned. Of the others, those that are owned
+    /// already stay and none are added.
+    pub announced: BTreeSet<IpAddr>,
     /// Options of an engine that has to be started.
     pub dataplane: Dataplane,
 }
@@ -131,9 +147,13 @@ pub enum Step {
     InStep {
         /// How many changes it refused.
         refused: usize,
+        /// How many servers are drained by hand.
+        drained: usize,
         /// When to look again.
         again: Duration,
     },
+    /// There was news before all changes were made; take the next step with them.
+    Interrupted,
     /// There is no engine yet; take the next step after a while.
     Waiting(Duration),
     /// It will not work; said once, at start-up only.
@@ -163,6 +183,15 @@ pub struct Link {
     pid: Option<u32>,
     /// When the engine was last compared with the goal, and how many changes it refused then.
     compared: Option<(Instant, usize)>,
+    /// Servers that are no longer wanted and have connections, and until when they may keep them.
+    leaving: HashMap<(ServiceId, SocketAddr), Instant>,
+    given: Given,
+    /// The weights that the engine had when it was last compared, and has been given since.
+    weights: Weights,
+    /// Set by those who have something for the next step that belongs before the rest of this one.
+    news: Arc<AtomicBool>,
+    /// Engines are started by others.
+    attach: bool,
     ours: bool,
     /// An engine has answered once; from then on nothing is fatal.
     ever: bool,
@@ -184,14 +213,19 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// No connection yet.
-    pub fn new(host: Box<dyn Host>, now: Instant) -> Self {
+    /// No connection yet. With `attach` an engine is waited for, and none started.
+    pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             host,
             control: None,
             told: None,
             pid: None,
             compared: None,
+            leaving: HashMap::new(),
+            given: Given::default(),
+            weights: Weights::new(),
+            news: Arc::default(),
+            attach,
             ours: false,
             ever: false,
             connected: now,
@@ -207,6 +241,11 @@ impl Link {
         self.host.addresses()
     }
 
+    /// The way to cut a step short.
+    pub fn news(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.news)
+    }
+
     /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
@@ -219,6 +258,7 @@ impl Link {
         {
             return Step::InStep {
                 refused,
+                drained: self.given.drained(),
                 again: POLL,
             };
         }
@@ -227,11 +267,14 @@ impl Link {
         {
             return step;
         }
-        match self.sync(goal) {
-            Ok(refused) => {
+        self.news.store(false, Ordering::Release);
+        match self.sync(goal, now) {
+            Ok(None) => Step::Interrupted,
+            Ok(Some(refused)) => {
                 self.compared = Some((now, refused));
                 Step::InStep {
                     refused,
+                    drained: self.given.drained(),
                     again: POLL,
                 }
             }
@@ -325,6 +368,13 @@ impl Link {
             );
             return Err(self.give_up_or_wait(why, now));
         }
+        if self.attach {
+            self.complain(format!(
+                "there is no engine, and none is started because of --attach: {absent}; \
+                 start it with `systemctl start lvs-dataplane`"
+            ));
+            return Err(Step::Waiting(POLL));
+        }
         if now < self.not_before {
             // Somebody else may start one in the meantime.
             return Err(Step::Waiting((self.not_before - now).min(POLL)));
@@ -355,6 +405,8 @@ impl Link {
         };
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
+        self.weights.clear();
+        self.given = Given::of(self.host.identity(info.pid), self.host.recall());
         let mut interfaces = String::new();
         for i in &info.interfaces {
             let separator = if interfaces.is_empty() { "" } else { ", " };
@@ -369,28 +421,109 @@ impl Link {
         );
         if !started && !self.ours {
             tracing::info!(
-                "this engine was not started by lvsd: [dataplane] does not apply to it, and it keeps running when lvsd stops"
+                "this engine was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not end it"
             );
         }
     }
 
-    /// Makes the engine hold what is wanted. Gives the number of refused changes, or why the engine
-    /// is lost.
-    fn sync(&mut self, goal: &Goal) -> Result<usize, Loss> {
+    /// Makes the engine hold what is wanted. Gives the number of refused changes, nothing if it was
+    /// interrupted, or why the engine is lost.
+    fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
+        let mut refusals = Vec::new();
+        let Some((mut desired, mut actual)) = self.look(goal, &mut refusals)? else {
+            // Without the list nothing can be decided.
+            return Ok(Some(self.remember(refusals)));
+        };
+        let drained = self.given.respect(&mut desired, &actual, &self.weights);
+        if self.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
+            self.host.remember(&self.given);
+        }
+        self.weights = weights(&actual);
+        let overdue = self.leaving.iter().filter(|(_, until)| now >= **until);
+        actual.overdue = overdue.map(|(key, _)| *key).collect();
+        let plan = diff(&desired, &actual);
+        let until = |key, limit| (key, self.leaving.get(&key).copied().unwrap_or(now + limit));
+        let leaving = plan.draining.iter();
+        self.leaving = leaving
+            .map(|&(service, server, limit)| until((service, server), limit))
+            .collect();
+        let names = Names::new(&desired);
+        log_drained(&names, &drained);
+        for id in &plan.conflicts {
+            refusals.push(format!(
+                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
+                names.service_with_place(id)
+            ));
+        }
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
+        let mut work = CarryOut::new(control.as_mut(), &names);
+        let carried = work.run(&plan.changes, &self.news);
+        refusals.append(&mut work.refusals);
+        self.weights.extend(work.weights);
+        if let Some(vips) = work.own_vips {
+            self.told = Some(vips);
+        }
+        let complete = carried?;
+        let refused = self.remember(refusals);
+        Ok(complete.then_some(refused))
+    }
+
+    /// Connects, and gives the servers that the engine has.
+    ///
+    /// # Errors
+    /// There is no engine, or it does not tell.
+    pub fn servers(
+        &mut self,
+        patience: Option<Duration>,
+    ) -> Result<HashSet<(ServiceId, SocketAddr)>, String> {
+        let control = self.host.connect(patience.unwrap_or(HANG_LIMIT));
+        let control = self.control.insert(control.map_err(|e| e.to_string())?);
+        let services = control.services().map_err(|e| e.to_string())?;
+        Ok(services
+            .iter()
+            .flat_map(|s| s.servers.iter().map(|server| (s.service, server.server)))
+            .collect())
+    }
+
+    /// What a step towards `goal` would change, in words, and what that means for connections.
+    ///
+    /// # Errors
+    /// There is no engine, or it does not tell.
+    pub fn plan(&mut self, goal: &Goal) -> Result<String, String> {
+        let info = self.control.as_mut().map(|control| control.info());
+        let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
+        self.given = Given::of(self.host.identity(pid), self.host.recall());
         let mut refusals = Vec::new();
+        let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
+        let Some((mut desired, actual)) = looked else {
+            return Err(refusals.join("; "));
+        };
+        self.given.respect(&mut desired, &actual, &Weights::new());
+        self.given.withdraw(&mut desired, &actual);
+        Ok(plan::tell(&desired, &actual))
+    }
+
+    /// What is desired of this engine and what it holds; nothing, with the reason among the
+    /// refusals, if it does not tell.
+    fn look(
+        &mut self,
+        goal: &Goal,
+        refusals: &mut Vec<String>,
+    ) -> Result<Option<(Desired, Actual)>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        let Some(services) = lost_only(control.services(), refusals)? else {
+            return Ok(None);
+        };
         let mut actual = Actual {
-            services: lost_only(control.services(), &mut refusals)?.unwrap_or_default(),
+            services,
             ..Actual::default()
         };
-        if !refusals.is_empty() {
-            // Without the list nothing can be decided.
-            return Ok(self.remember(refusals));
-        }
         // Needs the packet path and the keeper to answer, so that it shows whether they hang.
-        let info = lost_only(control.info(), &mut refusals)?.unwrap_or_default();
+        let info = lost_only(control.info(), refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
             desired.vips.clear();
@@ -401,35 +534,19 @@ impl Link {
                 Some(told) => told.intersection(&owned).copied().collect(),
                 None => owned,
             };
-            if !goal.announce {
-                desired.vips = desired.vips.intersection(&actual.vips).copied().collect();
-            }
+            let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);
+            desired.vips.retain(may);
         }
-        actual.marks = lost_only(control.marks(), &mut refusals)?.unwrap_or_default();
-        actual.filters = lost_only(control.filters(), &mut refusals)?.unwrap_or_default();
+        actual.marks = lost_only(control.marks(), refusals)?.unwrap_or_default();
+        actual.filters = lost_only(control.filters(), refusals)?.unwrap_or_default();
         if goal.desired.local.is_some() {
-            actual.local = lost_only(control.local(), &mut refusals)?.unwrap_or_default();
+            actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
         }
-        if !goal.desired.sysctls.is_empty() {
-            let all = lost_only(control.sysctls(), &mut refusals)?.unwrap_or_default();
+        if !goal.desired.sysctls.is_empty() || self.given.has_sysctls() {
+            let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
             actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
-        let plan = diff(&desired, &actual);
-        let names = Names::new(&desired);
-        for id in &plan.conflicts {
-            refusals.push(format!(
-                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
-                names.service_with_place(id)
-            ));
-        }
-        let mut work = CarryOut::new(control.as_mut(), &names);
-        let carried = work.run(&plan.changes);
-        refusals.append(&mut work.refusals);
-        if let Some(vips) = work.own_vips {
-            self.told = Some(vips);
-        }
-        carried?;
-        Ok(self.remember(refusals))
+        Ok(Some((desired, actual)))
     }
 
     fn complain(&mut self, complaint: String) {
@@ -451,12 +568,19 @@ impl Link {
         count
     }
 
-    /// Ends it: an engine of ours stops; one of somebody else loses our services and VIPs.
-    pub fn stop(&mut self) -> Stopped {
-        let Some(control) = self.control.as_mut() else {
+    /// Ends it: an engine of ours stops; one of somebody else loses our services and VIPs. One with
+    /// which there is no contact is looked for.
+    pub fn stop(&mut self, now: Instant) -> Stopped {
+        if self.control.is_none() {
             if self.starting.is_some() {
                 self.host.kill();
+                return Stopped::Asked;
             }
+            if let Some(done) = self.find() {
+                return done;
+            }
+        }
+        let Some(control) = self.control.as_mut() else {
             return Stopped::Asked;
         };
         if self.ours {
@@ -477,16 +601,35 @@ impl Link {
             };
         }
         // An empty goal that adopts nothing deletes what is ours.
-        let goal = Goal {
-            announce: true,
-            ..Goal::default()
-        };
-        match self.sync(&goal) {
+        match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
                 || Stopped::Not(format!("our services may still be in the engine: {why}")),
                 Stopped::Already,
             ),
+        }
+    }
+
+    /// Looks for the engine, so that it can be told to stop; what came of that, if it cannot.
+    fn find(&mut self) -> Option<Stopped> {
+        match self.host.connect(STOP_PATIENCE) {
+            Ok(control) => {
+                self.control = Some(control);
+                self.greet(false);
+                None
+            }
+            Err(ConnectError::Absent(why)) => {
+                Some(Stopped::Already(self.host.ended().unwrap_or(why)))
+            }
+            Err(ConnectError::Refused(why)) => Some(Stopped::Not(why)),
+            Err(ConnectError::Silent { why, pid }) => {
+                let ours = pid.filter(|pid| self.host.started_by_us(*pid));
+                Some(match ours.map(|pid| self.host.end(pid)) {
+                    Some(Ok(())) => Stopped::Killed(why),
+                    Some(Err(error)) => Stopped::Not(format!("{why}, and {error}")),
+                    None => Stopped::Not(why),
+                })
+            }
         }
     }
 
@@ -518,6 +661,21 @@ impl Link {
         match self.pid {
             Some(pid) => format!("the engine (pid {pid})"),
             None => "the engine".to_owned(),
+        }
+    }
+}
+
+/// Says what somebody has changed about servers that are drained by hand.
+fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
+    for ((service, server), is) in changes {
+        let service = names.service_in_words(service);
+        if *is {
+            tracing::warn!(
+                "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
+                 (`lvsadm -e ... -w N`) or leaves the file"
+            );
+        } else {
+            tracing::info!("{server} of {service} is no longer drained by hand");
         }
     }
 }

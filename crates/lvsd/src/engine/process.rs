@@ -1,6 +1,7 @@
 //! The real host: the engine's socket, its process, and the lock that keeps a second daemon away.
 
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::config::Dataplane;
 use crate::engine::control::EngineControl;
 use crate::engine::socket;
-use crate::engine::{ConnectError, Host};
+use crate::engine::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 
 /// Tells an engine of ours from others: it stands in the environment of those that a daemon has
@@ -75,14 +76,8 @@ impl Host for Machine {
     }
 
     fn start(&mut self, options: &Dataplane) -> Result<(), String> {
-        let program = match &options.program {
-            Some(path) => PathBuf::from(path),
-            None => beside_us().unwrap_or_else(|| PathBuf::from("lvs-dataplane")),
-        };
-        let mut command = Command::new(&program);
+        let mut command = command(&self.address, options);
         command
-            .args(options.arguments())
-            .env(MARK.0, MARK.1)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
@@ -90,21 +85,14 @@ impl Host for Machine {
             // Its own process group: what a terminal sends to us does not reach it, and it outlives
             // us.
             .process_group(0);
-        match &self.address {
-            Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
-            named => command.arg("--socket").arg(named.to_string()),
-        };
         match command.spawn() {
             Ok(child) => {
-                tracing::info!(pid = child.id(), "starting {}", program.display());
+                let program = command.get_program().display();
+                tracing::info!(pid = child.id(), "starting {program}");
                 self.child = Some(child);
                 Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
-                "there is no {}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]",
-                program.display()
-            )),
-            Err(error) => Err(format!("cannot start {}: {error}", program.display())),
+            Err(error) => Err(cannot_start(&command, &error)),
         }
     }
 
@@ -169,9 +157,116 @@ impl Host for Machine {
             .is_ok_and(|all| all.split(|b| *b == 0).any(|one| one == mark.as_bytes()))
     }
 
+    fn identity(&self, pid: u32) -> String {
+        // Field 22 of `/proc/PID/stat`, counted behind the name in parentheses (`proc_pid_stat(5)`).
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let birth = rest.split_whitespace().nth(19).unwrap_or("0");
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        format!("{pid} {birth} {}", boot.trim())
+    }
+
+    fn remember(&mut self, given: &Given) {
+        let Some(path) = self.memory() else { return };
+        let text = serde_json::to_vec(given).unwrap_or_default();
+        let new = path.with_extension("json.new");
+        let kept = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        if let Err(error) = kept {
+            tracing::warn!(
+                "cannot keep in {} what was set in the engine: {error}; what leaves the file while no lvsd runs will stay set",
+                path.display()
+            );
+        }
+    }
+
+    fn recall(&self) -> Given {
+        let text = self.memory().and_then(|path| std::fs::read(path).ok());
+        text.and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
+    }
+
     fn addresses(&self) -> Addresses {
         Addresses::read()
     }
+}
+
+impl Machine {
+    /// Where is kept what was set in the engine: beside its socket, which lives as long.
+    fn memory(&self) -> Option<PathBuf> {
+        let mut name = self.address.path()?.as_os_str().to_owned();
+        name.push(".lvsd.json");
+        Some(PathBuf::from(name))
+    }
+}
+
+/// The engine with the options of the file.
+fn command(address: &Address, options: &Dataplane) -> Command {
+    let program = match &options.program {
+        Some(path) => PathBuf::from(path),
+        None => beside_us().unwrap_or_else(|| PathBuf::from("lvs-dataplane")),
+    };
+    let mut command = Command::new(program);
+    command.args(options.arguments()).env(MARK.0, MARK.1);
+    match address {
+        Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
+        named => command.arg("--socket").arg(named.to_string()),
+    };
+    command
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    let program = command.get_program().display();
+    if error.kind() == ErrorKind::NotFound {
+        return format!(
+            "there is no {program}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]"
+        );
+    }
+    format!("cannot start {program}: {error}")
+}
+
+/// Turns this process into the engine with the options of the file, so that a unit of its own can
+/// run it. Comes back only with the reason why that cannot be.
+pub fn become_engine(address: &Address, options: &Dataplane) -> String {
+    let mut command = command(address, options);
+    let error = command.exec();
+    cannot_start(&command, &error)
+}
+
+/// Sends a signal to process `pid`.
+///
+/// # Errors
+/// In words.
+pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
+    signalled(pid, signal).map(drop)
+}
+
+/// Sends a signal to process `pid` and waits until it has ended.
+///
+/// # Errors
+/// In words.
+pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
+    let process = signalled(pid, signal)?;
+    let limit = Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+        Ok(1) => Ok(()),
+        _ => Err(format!(
+            "lvsd (pid {pid}) has not ended yet; its log says what it waits for"
+        )),
+    }
+}
+
+fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
+    let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = id
+        .ok_or(Errno::SRCH)
+        .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+        .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+    pidfd_send_signal(&process, signal)
+        .map_err(|error| format!("process {pid} cannot be signalled: {error}"))?;
+    Ok(process)
 }
 
 /// The engine beside our own executable.

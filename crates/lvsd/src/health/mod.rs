@@ -6,6 +6,7 @@
 //! ...                                          ┘
 //! ```
 
+mod permits;
 pub mod probe;
 mod state;
 
@@ -16,18 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::api::ServiceId;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Check, Config};
 use crate::reconcile::Health;
 
+pub use permits::raise_limits;
+use permits::{Permits, Standing};
 pub use probe::{Network, Probe, ProbeError, Prober};
 pub use state::State;
-
-/// Probes in flight at once; the rest wait their turn.
-const IN_FLIGHT: usize = 256;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
@@ -62,7 +62,7 @@ pub struct Checks<P> {
     prober: Arc<P>,
     tasks: HashMap<Key, Task>,
     next: u64,
-    limit: Arc<Semaphore>,
+    permits: Arc<Permits>,
     sender: mpsc::UnboundedSender<Report>,
 }
 
@@ -89,7 +89,7 @@ impl<P: Prober> Checks<P> {
             prober: Arc::new(prober),
             tasks: HashMap::new(),
             next: 0,
-            limit: Arc::new(Semaphore::new(IN_FLIGHT)),
+            permits: Arc::new(Permits::new()),
             sender,
         };
         (checks, receiver)
@@ -99,22 +99,25 @@ impl<P: Prober> Checks<P> {
     /// undisturbed; one that asks the same in another rhythm keeps what it knows.
     pub fn set(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.tasks);
+        // What is known of a server holds for whichever service asks the same.
+        let known: HashMap<(Probe, SocketAddr), (bool, Instant)> = old
+            .values()
+            .filter_map(|task| Some((task.check.identity(), (task.up?, task.since))))
+            .collect();
         for service in &config.services {
             for server in &service.servers {
                 let key = (service.id, server.address);
                 let Some(check) = &server.check else {
                     continue;
                 };
-                let before = old.remove(&key);
-                let task = match before {
+                let task = match old.remove(&key) {
                     Some(task) if task.check == *check => task,
-                    Some(task) if task.check.asks_the_same(check) => {
-                        let since = task.since;
-                        let mut new = self.spawn(key, check.clone(), task.up);
-                        new.since = since;
-                        new
+                    _ => {
+                        let known = known.get(&check.identity());
+                        let mut task = self.spawn(key, check.clone(), known.map(|(up, _)| *up));
+                        task.since = known.map_or(task.since, |(_, since)| *since);
+                        task
                     }
-                    _ => self.spawn(key, check.clone(), None),
                 };
                 self.tasks.insert(key, task);
             }
@@ -125,10 +128,10 @@ impl<P: Prober> Checks<P> {
         self.next += 1;
         let id = self.next;
         let prober = Arc::clone(&self.prober);
-        let limit = Arc::clone(&self.limit);
+        let permits = Arc::clone(&self.permits);
         let sender = self.sender.clone();
         let state = State::new(check.rise, check.fall, up);
-        let work = run(prober, limit, sender, key, id, check.clone(), state);
+        let work = run(prober, permits, sender, key, id, check.clone(), state);
         Task {
             id,
             check,
@@ -164,16 +167,16 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether a first result is still out.
-    pub fn pending(&self) -> bool {
-        self.tasks.values().any(|t| t.up.is_none())
+    /// How long probes have waited for their turn at most since this was last asked.
+    pub fn lag(&self) -> Duration {
+        self.permits.take_lag()
     }
 }
 
 /// One server's checks, for ever.
 async fn run<P: Prober>(
     prober: Arc<P>,
-    limit: Arc<Semaphore>,
+    permits: Arc<Permits>,
     sender: mpsc::UnboundedSender<Report>,
     key: Key,
     task: u64,
@@ -184,9 +187,11 @@ async fn run<P: Prober>(
     let mut timer = None;
     loop {
         let result = {
-            let Ok(_permit) = limit.acquire().await else {
-                return;
+            let standing = match state.up() {
+                Some(true) => Standing::Good,
+                Some(false) | None => Standing::Doubtful,
             };
+            let _permit = permits.get(check.server.ip(), standing).await;
             prober.probe(&check).await
         };
         let reason = match result {
@@ -237,4 +242,64 @@ fn fraction() -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     let n = bits as f64;
     n / 9_007_199_254_740_992.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Always up.
+    struct Well;
+
+    impl Prober for Well {
+        async fn probe(&self, _: &Check) -> Result<(), ProbeError> {
+            Ok(())
+        }
+    }
+
+    fn config(services: &[(u8, &str)]) -> Config {
+        let mut text = String::new();
+        for (n, check) in services {
+            text.push_str(&format!(
+                "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check} }}\n\
+                 [[service.server]]\naddress = \"10.0.0.1:80\"\n"
+            ));
+        }
+        let (config, _) = Config::from_toml("test.toml", &text).expect("a configuration");
+        config
+    }
+
+    fn health(checks: &Checks<Well>, config: &Config) -> Vec<Health> {
+        let services = config.services.iter();
+        services
+            .map(|service| checks.health(&(service.id, service.servers[0].address)))
+            .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
+        use Health::{Unknown, Up};
+        let (mut checks, mut reports) = Checks::new(Well);
+        let tcp = "type = \"tcp\"";
+        let first = config(&[(1, tcp)]);
+        checks.set(&first);
+        assert_eq!(health(&checks, &first), [Unknown]);
+        let report = reports.recv().await.expect("a report");
+        checks.take(report);
+        assert_eq!(health(&checks, &first), [Up]);
+
+        // Another rhythm, and another service; another port is another question.
+        let second = config(&[
+            (1, "type = \"tcp\", interval = \"9s\""),
+            (2, tcp),
+            (3, "type = \"tcp\", port = 81"),
+        ]);
+        checks.set(&second);
+        assert_eq!(health(&checks, &second), [Up, Up, Unknown]);
+
+        // The same server and port, asked in another way.
+        let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
+        checks.set(&third);
+        assert_eq!(health(&checks, &third), [Unknown]);
+    }
 }

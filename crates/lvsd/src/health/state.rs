@@ -22,6 +22,11 @@ impl State {
         }
     }
 
+    /// What is known.
+    pub const fn up(&self) -> Option<bool> {
+        self.up
+    }
+
     /// Takes a result; gives the new state if it has changed.
     ///
     /// The first result decides at once: a daemon that has just started must not send connections

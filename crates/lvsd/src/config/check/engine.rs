@@ -15,6 +15,9 @@ use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::ports::{self, is_generated};
 use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
 
+/// What the engine takes for `--max-connections`.
+const CONNECTIONS_MAX: i64 = 1 << 28;
+
 impl Checker<'_> {
     pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
         let backend = self.one_of(raw.backend.as_ref(), &["auto", "af_packet", "tun"]);
@@ -40,7 +43,20 @@ impl Checker<'_> {
         );
         self.clamp_mss(raw);
         self.workers(raw);
-        let max_connections = self.count(raw.max_connections.as_ref(), "number of connections", 1);
+        let max_connections = self
+            .number(
+                raw.max_connections.as_ref(),
+                "number of connections",
+                1..=CONNECTIONS_MAX,
+            )
+            .and_then(|n| u32::try_from(n).ok());
+        self.icmp_ratelimit(raw);
+        for word in [&raw.socket, &raw.group, &raw.readers, &raw.program]
+            .into_iter()
+            .flatten()
+        {
+            self.printable(word, "the value");
+        }
         self.socket(raw);
         self.hang_limit(raw);
         let local = self.local_pool(raw);
@@ -116,7 +132,7 @@ impl Checker<'_> {
                 );
             }
             // IFNAMSIZ is 16 with the NUL.
-            if name.is_empty() || name.len() > 15 || name.contains(['/', ' ']) {
+            if !is_interface(name) {
                 self.report(
                     Diagnostic::error(
                         interfaces.span(),
@@ -145,6 +161,17 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(limit.span(), "no engine can be told to hang by that")
                     .help("give 2s to 1h; a busy host can keep an engine waiting for a second"),
+            );
+        }
+    }
+
+    fn icmp_ratelimit(&mut self, raw: &RawDataplane) {
+        if let Some(time) = &raw.icmp_ratelimit
+            && time.get_ref().0 > Duration::from_secs(86_400)
+        {
+            self.report(
+                Diagnostic::error(time.span(), "`icmp_ratelimit` is out of range")
+                    .help("give at most \"1d\"; \"0s\" is no limit"),
             );
         }
     }
@@ -235,22 +262,32 @@ impl Checker<'_> {
             if mark.is_some() && self.number(mark, "mark", 1..=i64::from(u32::MAX)).is_none() {
                 continue;
             }
+            if let Some(name) = &rule.interface
+                && !is_interface(name.get_ref())
+            {
+                self.report(
+                    Diagnostic::error(name.span(), "this cannot be an interface")
+                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                );
+                continue;
+            }
             let words = mark_words(rule);
-            match MarkRule::parse(&words) {
-                Ok(rule) => {
-                    let rule = rule.to_string();
-                    if is_generated(&rule) {
-                        self.reserved_mark(self.first_line(&spanned.span()));
+            let flat: Vec<&String> = words.iter().flat_map(|(_, words)| words).collect();
+            match MarkRule::parse(&flat) {
+                Ok(parsed) => {
+                    let text = parsed.to_string();
+                    if is_generated(&text) {
+                        let place = mark.map(Spanned::span);
+                        let whole = self.first_line(&spanned.span());
+                        self.reserved_mark(place.unwrap_or(whole));
                     }
-                    all.push(rule);
+                    all.push(text);
                 }
-                Err(reason) => self.report(
-                    Diagnostic::error(
-                        self.first_line(&spanned.span()),
-                        format!("invalid rule for marks: {}", reason.replace("--", "")),
-                    )
-                    .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
-                ),
+                Err(reason) => {
+                    let whole = self.first_line(&spanned.span());
+                    let finding = wrong_rule(&words, &reason, whole);
+                    self.report(finding);
+                }
             }
         }
         all
@@ -291,29 +328,71 @@ impl Checker<'_> {
     }
 }
 
+/// The words of one key of a rule, and where its value stands.
+type RuleWords = (Range<usize>, Vec<String>);
+
 /// A rule in the engine's words, which are the keys of the table with dashes in front.
-fn mark_words(rule: &RawMark) -> Vec<String> {
+fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     let mut words = Vec::new();
-    let ports = rule.ports.as_ref().map(|ports| ports.0.clone());
-    let mark = rule.mark.as_ref().map(|mark| mark.get_ref().0.to_string());
     for (name, value) in [
-        ("--interface", rule.interface.clone()),
-        ("--source", rule.source.clone()),
-        ("--destination", rule.destination.clone()),
-        ("--protocol", rule.protocol.clone()),
-        ("--ports", ports),
-        ("--mark", mark),
+        ("--interface", &rule.interface),
+        ("--source", &rule.source),
+        ("--destination", &rule.destination),
+        ("--protocol", &rule.protocol),
     ] {
         if let Some(value) = value {
-            words.extend([name.to_owned(), value]);
+            words.push((value.span(), vec![name.to_owned(), value.get_ref().clone()]));
         }
     }
-    for (name, set) in [("--drop", rule.drop), ("--host", rule.host)] {
-        if set == Some(true) {
-            words.push(name.to_owned());
+    if let Some(ports) = &rule.ports {
+        let text = ports.get_ref().0.clone();
+        words.push((ports.span(), vec!["--ports".to_owned(), text]));
+    }
+    if let Some(mark) = &rule.mark {
+        let number = mark.get_ref().0.to_string();
+        words.push((mark.span(), vec!["--mark".to_owned(), number]));
+    }
+    for (name, set) in [("--drop", &rule.drop), ("--host", &rule.host)] {
+        if let Some(set) = set
+            && *set.get_ref()
+        {
+            words.push((set.span(), vec![name.to_owned()]));
         }
     }
     words
+}
+
+/// A rule that the engine would refuse for `reason`, shown at the value that is to blame, where one
+/// is by itself.
+fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
+    let alone = |key: &[String]| -> Vec<String> {
+        let mut rule = key.to_vec();
+        // What every rule has, in the same family.
+        let six = key.last().is_some_and(|value| value.contains(':'));
+        if key[0] != "--destination" {
+            let other = if six { "2001:db8::1" } else { "192.0.2.1" };
+            rule.extend(["--destination".to_owned(), other.to_owned()]);
+        }
+        if !matches!(key[0].as_str(), "--mark" | "--drop" | "--host") {
+            rule.extend(["--mark".to_owned(), "1".to_owned()]);
+        }
+        rule
+    };
+    let culprit = words.iter().find_map(|(place, key)| {
+        let reason = MarkRule::parse(&alone(key)).err()?;
+        Some((place.clone(), key[0].trim_start_matches('-'), reason))
+    });
+    match culprit {
+        Some((place, key, reason)) => {
+            let reason = reason.replace("--", "");
+            Diagnostic::error(place, format!("`{key}` of a rule for marks: {reason}"))
+        }
+        None => Diagnostic::error(
+            whole,
+            format!("invalid rule for marks: {}", reason.replace("--", "")),
+        )
+        .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
+    }
 }
 
 /// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
@@ -327,4 +406,14 @@ fn are_vlan_addresses(name: &str, all: &str) -> bool {
         Prefix::new(ip.parse().ok()?, len.parse().ok()?)
     };
     vlan && all.split(',').all(|address| prefix(address).is_some())
+}
+
+/// Whether the kernel would take it for the name of an interface (`dev_valid_name`).
+fn is_interface(name: &str) -> bool {
+    // IFNAMSIZ is 16 with the NUL.
+    !name.is_empty()
+        && name.len() <= 15
+        && name != "."
+        && name != ".."
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
 }

@@ -18,6 +18,12 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 const DEFAULT_RISE: u32 = 2;
 const DEFAULT_FALL: u32 = 3;
 
+/// More often than that, a check is a load of its own.
+const TIME_MIN: Duration = Duration::from_millis(10);
+/// A server that is looked at less than once a day is not checked.
+const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
+const TIMEOUT_MAX: Duration = Duration::from_secs(600);
+
 /// A check as the file has it, for whichever server.
 pub(super) struct CheckPlan {
     probe: Probe,
@@ -141,13 +147,20 @@ impl Checker<'_> {
     }
 
     fn check_rhythm(&mut self, table: &RawCheckTable, span: Range<usize>) {
-        for (what, value) in [("interval", &table.interval), ("timeout", &table.timeout)] {
+        for (what, value, most) in [
+            ("interval", &table.interval, INTERVAL_MAX),
+            ("timeout", &table.timeout, TIMEOUT_MAX),
+        ] {
             if let Some(value) = value
-                && value.get_ref().0.is_zero()
+                && !(TIME_MIN..=most).contains(&value.get_ref().0)
             {
+                let title = match value.get_ref().0.is_zero() {
+                    true => format!("`{what}` of a check cannot be 0"),
+                    false => format!("`{what}` of a check is out of range"),
+                };
                 self.report(
-                    Diagnostic::error(value.span(), format!("`{what}` of a check cannot be 0"))
-                        .help("give some time, such as \"2s\""),
+                    Diagnostic::error(value.span(), title)
+                        .help(format!("give {TIME_MIN:?} to {most:?}, such as \"2s\"")),
                 );
             }
         }

@@ -1,25 +1,30 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
 //! together.
 
+mod daemon;
 mod engine;
 mod filter;
 mod forward;
 mod health;
 mod scheduling;
+mod sense;
 mod server;
 mod service;
 
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Protocol, Registry};
+use lvs_core::{Family, Protocol};
 use toml::Spanned;
 
+pub(crate) use self::daemon::check_filter;
+use self::sense::ServerPlace;
+
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
-use crate::config::ports::ManyPorts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Daemon, Line, Service};
+use crate::config::{Config, Line, Service};
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -40,7 +45,8 @@ pub(in crate::config) fn check(
         line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
-        schedulers: Registry::new(),
+        servers: Vec::new(),
+        once: HashSet::new(),
         routed: None,
         local: None,
     };
@@ -57,12 +63,11 @@ pub(in crate::config) fn check(
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
+    checker.sense(raw, &services, &marks);
+    let daemon = checker.daemon(&raw.lvsd);
     Config {
         path: String::new(),
-        daemon: Daemon {
-            adopt: raw.lvsd.adopt.unwrap_or(false),
-            log: raw.lvsd.log.as_ref().map(|l| l.get_ref().clone()),
-        },
+        daemon,
         dataplane,
         sysctls,
         filter,
@@ -74,18 +79,18 @@ pub(in crate::config) fn check(
 
 /// The rules for services of many ports.
 fn port_marks(services: &[Service]) -> Vec<String> {
-    let apart = |many: &ManyPorts| -> Vec<u16> {
-        services
-            .iter()
-            .filter_map(|service| endpoint(&service.id))
-            .filter(|(protocol, addr)| *protocol == many.protocol && addr.ip() == many.ip)
-            .map(|(_, addr)| addr.port())
-            .collect()
-    };
+    let mut single: HashMap<(Protocol, IpAddr), Vec<u16>> = HashMap::new();
+    for (protocol, addr) in services.iter().filter_map(|service| endpoint(&service.id)) {
+        let ports = single.entry((protocol, addr.ip())).or_default();
+        ports.push(addr.port());
+    }
     let many = services.iter().filter_map(|service| service.ports.as_ref());
-    many.filter_map(|many| many.rule(&apart(many)))
-        .map(|rule| rule.to_string())
-        .collect()
+    many.filter_map(|many| {
+        let apart = single.get(&(many.protocol, many.ip));
+        many.rule(apart.map_or(&[][..], Vec::as_slice))
+    })
+    .map(|rule| rule.to_string())
+    .collect()
 }
 
 /// Protocol, virtual address and port of a service that has them.
@@ -103,8 +108,10 @@ struct Checker<'a> {
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
-    /// Those that the engine has.
-    schedulers: Registry,
+    /// All servers so far.
+    servers: Vec<ServerPlace>,
+    /// Place and title of what was reported once for all servers of a service.
+    once: HashSet<(usize, String)>,
     /// Where the file says that the host routes packets to the engine.
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.
@@ -161,6 +168,25 @@ impl Checker<'_> {
         words.to_owned()
     }
 
+    /// Words that end up in logs, file names or command lines: not empty, without control
+    /// characters.
+    fn printable(&mut self, value: &Spanned<String>, what: &str) {
+        let text = value.get_ref();
+        let strange = text.chars().find(|c| c.is_control() || is_direction(*c));
+        let (title, help) = match strange {
+            None if text.trim().is_empty() => (
+                format!("{what} is empty"),
+                "write a word, or remove the key".to_owned(),
+            ),
+            None => return,
+            Some(c) => (
+                format!("{what} contains the character U+{:04X}", u32::from(c)),
+                "remove it: it could make one line of a log look like two".to_owned(),
+            ),
+        };
+        self.report(Diagnostic::error(value.span(), title).help(help));
+    }
+
     /// A whole number within a range.
     fn number(
         &mut self,
@@ -186,14 +212,16 @@ impl Checker<'_> {
 
     /// Reports a finding about the service, which every server would repeat.
     fn once(&mut self, finding: Diagnostic) {
-        let known = self
-            .findings
-            .iter()
-            .any(|d| d.primary.0 == finding.primary.0 && d.title == finding.title);
-        if !known {
+        let first = (finding.primary.0.start, finding.title.clone());
+        if self.once.insert(first) {
             self.report(finding);
         }
     }
+}
+
+/// Whether a character turns the direction of text around it.
+const fn is_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
+use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::sched::BUILT_IN;
@@ -12,6 +13,10 @@ use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
+
+/// How long a server that has left the file may keep its connections, where nothing else is said.
+const DRAIN: Duration = Duration::from_secs(30);
+const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
 impl Checker<'_> {
     /// A service's settings in the engine.
@@ -40,11 +45,12 @@ impl Checker<'_> {
             return;
         };
         let word = scheduler.get_ref().as_str();
-        let names: Vec<&str> = self.schedulers.names().collect();
-        if names.contains(&word) {
+        if BUILT_IN.iter().any(|about| about.name == word) {
             config.scheduler = word.to_owned();
             return;
         }
+        let mut names: Vec<&str> = BUILT_IN.iter().map(|about| about.name).collect();
+        names.sort_unstable();
         let finding = Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
         let list = format!("the schedulers are: {}", names.join(", "));
         self.report(match did_you_mean(&word.to_ascii_lowercase(), names) {
@@ -209,6 +215,20 @@ impl Checker<'_> {
         }
     }
 
+    /// How long a server that has left the file may keep its connections.
+    pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
+        let Some(drain) = &raw.drain else {
+            return default_drain(config);
+        };
+        if drain.get_ref().0 > DRAIN_MAX {
+            self.report(
+                Diagnostic::error(drain.span(), "`drain` is out of range")
+                    .help("give at most \"1d\"; \"0s\" deletes a server at once"),
+            );
+        }
+        drain.get_ref().0
+    }
+
     /// What a failed check does to a server.
     pub(super) fn on_check_failure(
         &mut self,
@@ -253,6 +273,23 @@ impl Checker<'_> {
     }
 }
 
+/// How long a server that has left the file may keep its connections, where the file does not say
+/// it: not at all where it says what becomes of them, or where weight 0 turns clients away.
+fn default_drain(config: &ServiceConfig) -> Duration {
+    if config.extras.on_server_down != OnServerDown::Kernel || refuses_at_weight_0(config) {
+        Duration::ZERO
+    } else {
+        DRAIN
+    }
+}
+
+/// Whether the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]).
+fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
+    let about = BUILT_IN.iter().find(|about| about.name == config.scheduler);
+    about.is_some_and(|about| about.refuses_at_zero(config.flags))
+}
+
 /// What a failed check does where the file does not say it.
 ///
 /// Who says what becomes of the connections of a server that is down means one whose check has
@@ -262,10 +299,8 @@ impl Checker<'_> {
 /// the sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse a client
 /// whose server it is. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
-    let about = BUILT_IN.iter().find(|about| about.name == config.scheduler);
-    let refuses = about.is_some_and(|about| about.refuses_at_zero(config.flags));
     if config.extras.on_server_down != OnServerDown::Kernel
-        || refuses
+        || refuses_at_weight_0(config)
         || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
     {
         OnCheckFailure::Remove
@@ -284,7 +319,8 @@ fn parse_netmask(text: &str, family: Family) -> Option<u32> {
             text.parse::<Ipv4Addr>()
                 .ok()
                 .map(u32::from)
-                .filter(|m| *m != 0)
+                // Ones, and behind them zeros.
+                .filter(|mask| *mask != 0 && mask.leading_ones() == mask.count_ones())
         }
         Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),
     }

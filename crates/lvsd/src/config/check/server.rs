@@ -1,6 +1,6 @@
 //! A service's real servers: whether they fit it, and each other.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
@@ -270,6 +270,21 @@ impl Checker<'_> {
         }
         let bare = word.trim_start_matches('[').trim_end_matches(']');
         if let Ok(ip) = bare.parse::<IpAddr>() {
+            // `2001:db8::1:443` is an address of its own, and hardly ever meant as one.
+            let last = bare.rsplit_once(':');
+            if let (Some((before, port)), None) = (last, word.strip_prefix('['))
+                && let (Ok(before), Ok(port)) = (before.parse::<Ipv6Addr>(), port.parse::<u16>())
+                && port >= 10
+            {
+                self.report(
+                    Diagnostic::error(text.span(), format!("`{word}` may mean two things"))
+                        .help(format!(
+                            "write \"[{before}]:{port}\" for the port {port} of {before}, or \"[{ip}]\" for that address{}",
+                            if default_port.is_some() { "" } else { " with its port behind it" }
+                        )),
+                );
+                return None;
+            }
             if let Some(port) = default_port {
                 return Some(SocketAddr::new(ip, port));
             }
@@ -281,29 +296,16 @@ impl Checker<'_> {
             );
             return None;
         }
-        let help = if word
-            .split(':')
-            .next()
-            .is_some_and(|host| host.chars().any(char::is_alphabetic) && !word.contains("::"))
-        {
-            "names are not resolved, so that a reload means the same at any time; write the numbers: \"192.0.2.10:80\""
-        } else {
-            "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
-        };
-        self.report(
-            Diagnostic::error(
-                text.span(),
-                format!("`{word}` is not an address and a port"),
-            )
-            .help(help),
-        );
+        let (title, help) = no_address(word);
+        self.report(Diagnostic::error(text.span(), title).help(help));
         None
     }
 
     /// Whether packets can be sent to such an address at all (`ip_vs_new_dest`).
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
         let bad = match ip {
-            IpAddr::V4(v4) => v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast(),
+            // 0.0.0.0/8 and 240.0.0.0/4 are no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
+            IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
             IpAddr::V6(v6) => {
                 v6.is_unspecified()
                     || v6.is_multicast()
@@ -311,6 +313,13 @@ impl Checker<'_> {
                     || v6.to_ipv4_mapped().is_some()
             }
         };
+        if what == "VIP" && ip.is_loopback() {
+            self.report(
+                Diagnostic::error(span, format!("no client can reach the VIP {ip}"))
+                    .help("packets to a loopback address do not leave their host; give another"),
+            );
+            return None;
+        }
         if bad {
             self.report(
                 Diagnostic::error(span, format!("{ip} cannot be the address of a {what}"))
@@ -320,4 +329,52 @@ impl Checker<'_> {
         }
         Some(())
     }
+}
+
+/// Why `word` is not an address with a port, and what to do.
+pub(super) fn no_address(word: &str) -> (String, &'static str) {
+    let general = || format!("`{word}` is not an address and a port");
+    let (host, port) = match word.rsplit_once(':') {
+        // More colons without brackets are IPv6.
+        Some((host, port)) if !host.contains(':') || host.starts_with('[') => (host, Some(port)),
+        _ => (word, None),
+    };
+    let octets: Vec<&str> = host.split('.').collect();
+    if octets.len() == 4 && octets.iter().all(|octet| digits(octet)) {
+        if let Some(octet) = octets.iter().find(|octet| octet.parse::<u8>().is_err()) {
+            return (
+                format!("{octet} in `{word}` is not a part of an IPv4 address"),
+                "each of the four numbers is between 0 and 255",
+            );
+        }
+        if octets
+            .iter()
+            .any(|octet| octet.len() > 1 && octet.starts_with('0'))
+        {
+            return (
+                format!("`{word}` has a number with a zero in front"),
+                "write it without: some programs read such numbers as octal",
+            );
+        }
+    }
+    if let Some(port) = port
+        && digits(port)
+        && port.parse::<u16>().is_err()
+    {
+        return (
+            format!("{port} in `{word}` is not a port"),
+            "ports are between 1 and 65535",
+        );
+    }
+    let named = host.chars().any(char::is_alphabetic) && !host.contains(':');
+    let help = if named {
+        "names are not resolved, so that a reload means the same at any time; write the numbers: \"192.0.2.10:80\""
+    } else {
+        "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
+    };
+    (general(), help)
+}
+
+fn digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

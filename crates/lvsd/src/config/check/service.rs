@@ -8,7 +8,8 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
 use toml::Spanned;
 
-use super::server::ServerDefaults;
+use super::sense::ServerPlace;
+use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX, label};
 use crate::config::diagnostic::Diagnostic;
 use crate::config::ports::{self, ManyPorts};
@@ -21,8 +22,14 @@ struct Taken {
     ids: HashMap<ServiceId, Range<usize>>,
     names: HashMap<String, Range<usize>>,
     owners: HashMap<IpAddr, (VipMode, Range<usize>)>,
-    many: Vec<(ManyPorts, Range<usize>)>,
+    /// By protocol and address, within which they may overlap.
+    many: HashMap<(Protocol, IpAddr), Vec<ManyPlace>>,
+    /// By the mark that stands for them.
+    marks: HashMap<u32, ManyPlace>,
 }
+
+/// Many ports, and where they stand.
+type ManyPlace = (ManyPorts, Range<usize>);
 
 impl Checker<'_> {
     pub(super) fn services(
@@ -43,7 +50,7 @@ impl Checker<'_> {
             let mark = service.fwmark.as_ref().map(Spanned::span);
             let place = address.or(mark).unwrap_or(span);
             self.unique_id(&checked, &place, &mut taken);
-            self.overlaps(&checked, &place, &mut taken.many);
+            self.overlaps(&checked, &place, &mut taken);
             self.one_owner(service, &checked, &mut taken);
             all.push(checked);
         }
@@ -54,6 +61,7 @@ impl Checker<'_> {
         let Some(name) = &raw.name else {
             return;
         };
+        self.printable(name, "the name");
         if let Some(first) = taken.names.insert(name.get_ref().clone(), name.span()) {
             let title = format!("two services are called `{}`", name.get_ref());
             self.report(
@@ -102,19 +110,20 @@ impl Checker<'_> {
     }
 
     /// Two services of many ports must not take the same packets.
-    fn overlaps(
-        &mut self,
-        service: &Service,
-        place: &Range<usize>,
-        earlier: &mut Vec<(ManyPorts, Range<usize>)>,
-    ) {
+    fn overlaps(&mut self, service: &Service, place: &Range<usize>, taken: &mut Taken) {
         let Some(many) = &service.ports else {
             return;
         };
+        let here = (many.clone(), place.clone());
+        let beside = taken.many.entry((many.protocol, many.ip)).or_default();
         // What is written twice has been said already.
-        let other = earlier.iter().find(|(other, _)| {
-            other != many && (other.overlaps(many) || other.mark() == many.mark())
-        });
+        let mut beside_it = beside.iter().filter(|(other, _)| other != many);
+        let other = beside_it
+            .find(|(other, _)| other.overlaps(many))
+            .or_else(|| {
+                let same = taken.marks.get(&many.mark());
+                same.filter(|(other, _)| other != many)
+            });
         if let Some((other, first)) = other {
             let (title, help) = if other.overlaps(many) {
                 (
@@ -133,7 +142,8 @@ impl Checker<'_> {
                     .help(help),
             );
         }
-        earlier.push((many.clone(), place.clone()));
+        beside.push(here.clone());
+        taken.marks.entry(many.mark()).or_insert(here);
     }
 
     fn service(
@@ -148,6 +158,7 @@ impl Checker<'_> {
         let ports = many_ports(raw).and_then(Result::ok);
         let vip = self.vip(raw, id, ports.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
+        let drain = self.drain(raw, &config);
         let defaults = ServerDefaults {
             forward: self.forward(raw.forward.as_ref()),
             tunnel: raw.tunnel.as_ref().and_then(|tunnel| self.tunnel(tunnel)),
@@ -184,6 +195,7 @@ impl Checker<'_> {
                 .as_ref()
                 .map_or_else(SourceFilter::default, |filter| self.filter(filter)),
             on_check_failure,
+            drain,
             servers,
         })
     }
@@ -248,6 +260,13 @@ impl Checker<'_> {
                         .context(first, "the first one")
                         .help("remove one of them; to send it more connections, raise its weight"),
                 );
+            }
+            if let Some(place) = server.get_ref().address.as_ref().map(Spanned::span) {
+                self.servers.push(ServerPlace {
+                    service: *id,
+                    address: checked.address,
+                    place,
+                });
             }
             servers.push(checked);
         }
@@ -347,6 +366,11 @@ impl Checker<'_> {
     ) -> Option<(ServiceId, Family)> {
         let many = match many {
             Ok(many) => many,
+            Err(_) if is_one_number(text.get_ref()) => {
+                let (title, help) = no_address(text.get_ref().trim());
+                self.report(Diagnostic::error(text.span(), title).help(help));
+                return None;
+            }
             Err(reason) => {
                 self.report(
                     Diagnostic::error(text.span(), format!("not the ports of a service: {reason}"))
@@ -359,6 +383,12 @@ impl Checker<'_> {
         let (mark, family) = (many.mark(), many.family());
         Some((ServiceId::Fwmark { mark, family }, family))
     }
+}
+
+/// Whether what stands in the place of the port is one number.
+fn is_one_number(address: &str) -> bool {
+    let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
+    !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The ports of a service that has many, or what is wrong with them.

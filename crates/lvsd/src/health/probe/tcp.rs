@@ -1,4 +1,4 @@
-//! `type = "tcp"`: a connection can be opened. It is closed at once, nothing is sent.
+//! `type = "tcp"`: a connection can be opened. It is reset at once, nothing is sent.
 
 use std::net::SocketAddr;
 
@@ -60,7 +60,11 @@ impl Kind for Tcp {
     async fn run(&self, server: SocketAddr) -> Result<(), ProbeError> {
         let target = self.address(server);
         match TcpStream::connect(target).await {
-            Ok(_) => Ok(()),
+            Ok(stream) => {
+                // A reset instead of a farewell: neither end keeps anything of a probe.
+                let _ = stream.set_zero_linger();
+                Ok(())
+            }
             Err(error) => Err(ProbeError::of_socket(&error, target)),
         }
     }

@@ -1,0 +1,145 @@
+//! What each part of the file allows, and all of it together does not mean: a server that is another
+//! service, weights that do nothing, a mark that no packet gets.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use lvs_core::api::ServiceId;
+use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::sched::{BUILT_IN, Weights};
+use toml::Spanned;
+
+use super::{Checker, endpoint, label};
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{RawConfig, RawService};
+use crate::config::{Service, VipMode};
+
+/// A server, and where its address stands.
+pub(super) struct ServerPlace {
+    pub(super) service: ServiceId,
+    pub(super) address: SocketAddr,
+    pub(super) place: Range<usize>,
+}
+
+impl Checker<'_> {
+    /// Looks at the whole file.
+    pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
+        self.servers_that_are_services(services);
+        if !self.complete {
+            return;
+        }
+        self.marks_without_rules(raw, marks);
+        for service in &raw.service {
+            self.weights(service);
+        }
+    }
+
+    /// A server that is a service sends packets round in the director.
+    fn servers_that_are_services(&mut self, services: &[Service]) {
+        let mut vips: HashMap<IpAddr, Vec<&Service>> = HashMap::new();
+        for service in services {
+            if let Some(ip) = service.virtual_ip() {
+                vips.entry(ip).or_default().push(service);
+            }
+        }
+        for server in std::mem::take(&mut self.servers) {
+            let beside = vips.get(&server.address.ip()).into_iter().flatten();
+            // The service itself has been asked already.
+            let mut others = beside.filter(|service| service.id != server.service);
+            let Some(other) = others.find(|other| is_it(&server, other)) else {
+                continue;
+            };
+            let title = format!(
+                "the server {} is the service {}",
+                server.address,
+                label(&other.id)
+            );
+            let finding = Diagnostic::error(server.place, title)
+                .help("give the address of a real server; a VIP is none, whatever it leads to");
+            self.report(finding);
+        }
+    }
+
+    /// A service of a mark gets no packet without a rule that sets it.
+    fn marks_without_rules(&mut self, raw: &RawConfig, marks: &[String]) {
+        let set: HashSet<u32> = marks
+            .iter()
+            .filter_map(|rule| {
+                let words: Vec<&str> = rule.split_whitespace().collect();
+                match MarkRule::parse(&words).ok()?.action {
+                    MarkAction::Mark(mark) => Some(mark),
+                    _ => None,
+                }
+            })
+            .collect();
+        for service in &raw.service {
+            let Some(mark) = &service.get_ref().fwmark else {
+                continue;
+            };
+            if u32::try_from(mark.get_ref().0).is_ok_and(|mark| !set.contains(&mark)) {
+                let n = mark.get_ref().0;
+                self.report(
+                    Diagnostic::warning(mark.span(), format!("no [[mark]] sets the mark {n}"))
+                        .label("the service gets no packets")
+                        .help(format!(
+                            "add a [[mark]] with destination and mark = {n}, unless `lvsadm mark` sets it"
+                        )),
+                );
+            }
+        }
+    }
+
+    /// Weights that do nothing, or nothing good.
+    fn weights(&mut self, service: &Spanned<RawService>) {
+        let raw = service.get_ref();
+        let weights = || {
+            raw.server
+                .iter()
+                .filter_map(|server| server.get_ref().weight.as_ref())
+        };
+        let zero = weights().filter(|weight| weight.get_ref().0 == 0).count();
+        if zero > 0 && zero == raw.server.len() {
+            let at = weights().next().map_or(0..0, Spanned::span);
+            self.report(
+                Diagnostic::warning(at, "all servers of the service have the weight 0")
+                    .label("it refuses every new connection")
+                    .help("give one of them another weight, unless the service is to run dry"),
+            );
+        }
+        let name = raw.scheduler.as_ref().map_or("wlc", |name| name.get_ref());
+        let about = BUILT_IN.iter().find(|about| about.name == name);
+        let ignored = about.is_some_and(|about| about.weights == Weights::Ignored);
+        if let Some(weight) = weights().find(|weight| weight.get_ref().0 > 1)
+            && ignored
+        {
+            self.report(
+                Diagnostic::warning(
+                    weight.span(),
+                    format!("the scheduler {name} does not go by weights"),
+                )
+                .help(format!(
+                    "remove the weight{}; 0 still takes a server out",
+                    match name {
+                        "rr" => ", or set scheduler = \"wrr\"",
+                        "lc" => ", or set scheduler = \"wlc\"",
+                        "dh" => ", or set scheduler = \"sh\" or \"mh\"",
+                        _ => "",
+                    }
+                )),
+            );
+        }
+    }
+}
+
+/// Whether packets to the server are packets of the service.
+fn is_it(server: &ServerPlace, other: &Service) -> bool {
+    let port = server.address.port();
+    let its_port = match (&other.ports, endpoint(&other.id)) {
+        (Some(many), _) => many.has(port),
+        (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
+        (None, None) => false,
+    };
+    // No real server has an address that the engine owns.
+    other.vip == VipMode::Own || its_port
+}

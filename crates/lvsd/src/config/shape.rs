@@ -1,0 +1,299 @@
+//! The tree of a TOML file as [`RawConfig`]: every misspelt key and every value of a wrong type is
+//! left out and reported.
+//!
+//! serde stops at the first error, so the offender is cut out and the rest read again. That is done
+//! for each service, server and rule by itself, and for all unknown keys of a table at once: what
+//! it costs follows the length of the file, whatever is wrong with it.
+
+use std::borrow::Cow;
+use std::mem::discriminant;
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
+
+use super::diagnostic::{self, Diagnostic};
+use super::raw::{RawConfig, RawService};
+use super::syntax;
+
+/// What could be read of `text`, and what is wrong with it.
+pub(super) fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        return (None, syntax::explain(&errors, text));
+    }
+    let mut reader = Reader {
+        text,
+        findings: Vec::new(),
+    };
+    let raw = reader.file(tree);
+    (raw, reader.findings)
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    findings: Vec<Diagnostic>,
+}
+
+impl<'a> Reader<'a> {
+    fn file(&mut self, tree: Spanned<DeTable<'a>>) -> Option<RawConfig> {
+        let span = tree.span();
+        let mut table = tree.into_inner();
+        self.orphans(&mut table);
+        let services = take_array(&mut table, "service");
+        let marks = take_array(&mut table, "mark");
+        let sysctls = take_table(&mut table, "sysctl");
+        let mut raw: RawConfig = self.read(Spanned::new(span, DeValue::Table(table)))?;
+        raw.service = services
+            .into_iter()
+            .filter_map(|service| self.service(service))
+            .collect();
+        raw.mark = marks
+            .into_iter()
+            .filter_map(|mark| self.read(mark))
+            .collect();
+        for (key, value) in sysctls {
+            let name = Spanned::new(key.span(), key.into_inner().into_owned());
+            if let Some(value) = self.read(value) {
+                raw.sysctl.insert(name, value);
+            }
+        }
+        Some(raw)
+    }
+
+    fn service(&mut self, mut item: Spanned<DeValue<'a>>) -> Option<Spanned<RawService>> {
+        let servers = match item.get_mut() {
+            DeValue::Table(table) => take_array(table, "server"),
+            _ => Vec::new(),
+        };
+        let mut service: Spanned<RawService> = self.read(item)?;
+        service.get_mut().server = servers
+            .into_iter()
+            .filter_map(|server| self.read(server))
+            .collect();
+        Some(service)
+    }
+
+    /// A `[[service.server]]` without a service above it, which TOML takes for a table.
+    fn orphans(&mut self, table: &mut DeTable<'a>) {
+        let name = key("service");
+        let Some((found, DeValue::Table(service))) = table
+            .get_key_value(&name)
+            .map(|(found, value)| (found.span(), value.get_ref()))
+        else {
+            return;
+        };
+        let server = service.get(&key("server")).map(Spanned::get_ref);
+        if service.len() == 1 && matches!(server, Some(DeValue::Array(_))) {
+            self.findings.push(
+                Diagnostic::error(found, "`[[service.server]]` without a service above it")
+                    .help("a server belongs to the [[service]] before it: write [[service]] and its address first"),
+            );
+            table.remove(&name);
+        }
+    }
+
+    /// A value as `T`, without what is wrong in it; `None` if nothing is left.
+    fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
+        // Every round removes something, and there are no more of them than keys that `T` has.
+        loop {
+            let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
+                Ok(raw) => return Some(raw),
+                Err(error) => error,
+            };
+            let span = error.span().unwrap_or(0..0);
+            let message = error.message();
+            if value.span() == span || !self.cut(value.get_mut(), &span, message) {
+                self.findings.push(explain(message, &span, self.text));
+                return None;
+            }
+        }
+    }
+
+    /// Cuts out what `message` complains about at `span`, and what is wrong beside it in the same
+    /// way; false if it is not there.
+    fn cut(&mut self, value: &mut DeValue<'a>, span: &Range<usize>, message: &str) -> bool {
+        match value {
+            DeValue::Table(table) => self.cut_entry(table, span, message),
+            DeValue::Array(items) => self.cut_item(items, span, message),
+            _ => false,
+        }
+    }
+
+    fn cut_entry(&mut self, table: &mut DeTable<'a>, span: &Range<usize>, message: &str) -> bool {
+        let mut entries = table.iter();
+        let found = entries.find(|(key, value)| key.span() == *span || value.span() == *span);
+        let Some((key, _)) = found else {
+            return table
+                .iter_mut()
+                .any(|(_, value)| self.cut(value.get_mut(), span, message));
+        };
+        match known_keys(message).filter(|_| key.span() == *span) {
+            Some(known) => {
+                for (key, value) in std::mem::replace(table, DeTable::new()) {
+                    if known.contains(&key.get_ref().as_ref()) {
+                        table.insert(key, value);
+                    } else {
+                        self.unknown(&key, &value, &known);
+                    }
+                }
+            }
+            None => {
+                let key = key.clone();
+                table.remove(&key);
+                self.findings.push(explain(message, span, self.text));
+            }
+        }
+        true
+    }
+
+    fn unknown(
+        &mut self,
+        key: &Spanned<Cow<'_, str>>,
+        value: &Spanned<DeValue<'_>>,
+        known: &[&str],
+    ) {
+        let finding = unknown_key(key.span(), key.get_ref(), known);
+        let tables = matches!(value.get_ref(), DeValue::Array(items) if items.iter().any(|item| matches!(item.get_ref(), DeValue::Table(_))));
+        let finding = match (tables, key.get_ref().as_ref()) {
+            (true, "services" | "servers" | "marks") => {
+                let word = key.get_ref().trim_end_matches('s');
+                let word = if word == "server" {
+                    "service.server"
+                } else {
+                    word
+                };
+                finding.help(format!("write [[{word}]]: each such table is one"))
+            }
+            _ => finding,
+        };
+        self.findings.push(finding);
+    }
+
+    fn cut_item(&mut self, items: &mut DeArray<'a>, span: &Range<usize>, message: &str) -> bool {
+        let Some(wrong) = items.iter().find(|item| item.span() == *span) else {
+            return items
+                .iter_mut()
+                .any(|item| self.cut(item.get_mut(), span, message));
+        };
+        // What is of the same type is wrong as well.
+        let kind = discriminant(wrong.get_ref());
+        let mut kept = DeArray::new();
+        for item in std::mem::replace(items, DeArray::new()) {
+            if discriminant(item.get_ref()) == kind {
+                let mut finding = explain(message, &item.span(), self.text);
+                if item.span() != *span
+                    && let Some((expected, _)) = finding.primary.1.split_once(", found")
+                {
+                    // The words are about another item.
+                    finding.primary.1 = expected.to_owned();
+                }
+                self.findings.push(finding);
+            } else {
+                kept.push(item);
+            }
+        }
+        *items = kept;
+        true
+    }
+}
+
+fn key(name: &str) -> Spanned<Cow<'_, str>> {
+    Spanned::new(0..0, Cow::Borrowed(name))
+}
+
+/// The items of an array, which the table no longer has then; nothing if it is not one.
+fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue<'a>>> {
+    let there = table.get(&key(name)).map(Spanned::get_ref);
+    if !matches!(there, Some(DeValue::Array(_))) {
+        return Vec::new();
+    }
+    match table.remove(&key(name)).map(Spanned::into_inner) {
+        Some(DeValue::Array(items)) => items.into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The same for the entries of a table.
+fn take_table<'a>(
+    table: &mut DeTable<'a>,
+    name: &'a str,
+) -> Vec<(Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>)> {
+    let there = table.get(&key(name)).map(Spanned::get_ref);
+    if !matches!(there, Some(DeValue::Table(_))) {
+        return Vec::new();
+    }
+    match table.remove(&key(name)).map(Spanned::into_inner) {
+        Some(DeValue::Table(entries)) => entries.into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The keys that a table has, out of serde's message about one that it does not have.
+fn known_keys(message: &str) -> Option<Vec<&str>> {
+    // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
+    // fields).
+    let rest = message.strip_prefix("unknown field `")?;
+    let (_, list) = rest.rsplit_once("`, expected ")?;
+    Some(list.split('`').skip(1).step_by(2).collect())
+}
+
+/// A key that the table does not have.
+pub(super) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
+    let finding =
+        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
+    match diagnostic::did_you_mean(key, known.iter().copied()) {
+        Some(word) => finding.help(format!("did you mean `{word}`?")),
+        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
+    }
+}
+
+/// serde's message in our words, with a suggestion for a misspelt key.
+fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
+    let written = text.get(span.clone()).unwrap_or_default();
+    if let Some(rest) = message.strip_prefix("invalid type: ")
+        && let Some((found, expected)) = rest.split_once(", expected ")
+    {
+        let expected = match expected {
+            "a boolean" | "bool" => "true or false",
+            "a sequence" => "an array of tables or values",
+            other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
+        };
+        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
+            .label(format!("expected {expected}, found {}", plain(found)));
+        let number = written.trim_matches(['"', '\'']);
+        return if expected == "a whole number" && number.parse::<i64>().is_ok() {
+            finding.help(format!("write it without quotes: {number}"))
+        } else if expected.starts_with("a string") {
+            finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
+        } else if expected.starts_with("an array of tables") && found == "map" {
+            finding
+                .help("write the table's name in double brackets: [[service]], [[service.server]]")
+        } else {
+            finding
+        };
+    }
+    if message.ends_with("number overflowed") {
+        return Diagnostic::error(
+            span.clone(),
+            format!("the number {written} is out of range"),
+        )
+        .help(format!("no number of this file is above {}", u32::MAX));
+    }
+    Diagnostic::error(span.clone(), one_line(message))
+}
+
+fn plain(found: &str) -> String {
+    found
+        .replace("map", "a table")
+        .replace("sequence", "an array")
+        .replace("integer", "the number")
+        .replace("floating point", "the number")
+        .replace("boolean", "the word")
+        .replace("string", "the string")
+}
+
+fn one_line(message: &str) -> String {
+    message.lines().collect::<Vec<_>>().join(", ")
+}

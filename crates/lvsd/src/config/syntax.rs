@@ -1,0 +1,100 @@
+//! What keeps a text from being TOML at all, in words that lead to the cause.
+
+use std::ops::Range;
+
+use toml::de::Error;
+
+use super::diagnostic::Diagnostic;
+
+/// The parser's errors, each cause once.
+pub(super) fn explain(errors: &[Error], text: &str) -> Vec<Diagnostic> {
+    let end = text.trim_end().len();
+    let mut findings: Vec<Diagnostic> = Vec::new();
+    for error in errors {
+        let span = error.span().unwrap_or(0..0);
+        let finding = strange_character(&span, text)
+            .or_else(|| server_before_service(error, &span, text))
+            .unwrap_or_else(|| syntax(error, span.clone(), end));
+        let known = findings
+            .last()
+            .is_some_and(|last| last.primary.0 == finding.primary.0);
+        if !known {
+            findings.push(finding);
+        }
+        // All that is open where the file ends has one cause.
+        if span.start >= end {
+            break;
+        }
+    }
+    findings
+}
+
+fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
+    let message = error.message().lines().collect::<Vec<_>>().join(", ");
+    let at_end = span.start >= end;
+    let finding = Diagnostic::error(span, format!("not valid TOML: {message}"));
+    if at_end {
+        finding
+            .label("the file ends here")
+            .help("complete it; a file that is half written or half copied ends like this")
+    } else {
+        finding
+    }
+}
+
+/// A character that word processors and web pages put in the place of an ASCII one, in the line of
+/// the error and outside of strings.
+fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
+    let before = text.get(..span.start)?;
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    let line = text[start..].split('\n').next().unwrap_or_default();
+    let mut within = None;
+    let (at, strange) = line.char_indices().find(|(_, c)| {
+        match (within, *c) {
+            (Some(quote), c) if quote == c => within = None,
+            (None, '"' | '\'') => within = Some(*c),
+            _ => {}
+        }
+        within.is_none() && substitute(*c).is_some()
+    })?;
+    let (name, write) = substitute(strange)?;
+    let place = start + at..start + at + strange.len_utf8();
+    let code = u32::from(strange);
+    Some(
+        Diagnostic::error(place, format!("{name} (U+{code:04X}) is not TOML"))
+            .help(format!("write {write} in its place")),
+    )
+}
+
+/// What such a character is, and what is meant.
+const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
+    Some(match c {
+        '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {
+            ("a typographic quotation mark", "an ASCII one, \"")
+        }
+        '\u{2018}' | '\u{2019}' | '\u{201a}' => ("a typographic apostrophe", "an ASCII one, '"),
+        '\u{00a0}' | '\u{2007}' | '\u{202f}' => ("a non-breaking space", "an ordinary space"),
+        '\u{2000}'..='\u{200a}' | '\u{3000}' => ("an unusual space", "an ordinary space"),
+        '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}' => ("an invisible character", "nothing"),
+        '\u{2010}'..='\u{2015}' | '\u{2212}' => ("a typographic dash", "a hyphen, -"),
+        _ => return None,
+    })
+}
+
+/// `[[service.server]]` makes `service` a table, so that the first `[[service]]` behind it is a
+/// second one.
+fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Option<Diagnostic> {
+    let word = text.get(span.clone())?;
+    if error.message() != "duplicate key" || word != "service" {
+        return None;
+    }
+    let server = text.get(..span.start)?.find("[[service.server]]")?;
+    Some(
+        Diagnostic::error(
+            server..server + "[[service.server]]".len(),
+            "`[[service.server]]` without a service above it",
+        )
+        .context(span.clone(), "the first service")
+        .help("put it behind the [[service]] that it belongs to"),
+    )
+}

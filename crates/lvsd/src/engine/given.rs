@@ -1,0 +1,144 @@
+//! What a daemon has set in an engine beside services: so that it can be withdrawn, also by the next
+//! daemon, when it has left the file.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+
+use lvs_core::api::ServiceId;
+use serde::{Deserialize, Serialize};
+
+use crate::config::is_generated;
+use crate::engine::control::OWNER;
+use crate::reconcile::{Actual, Desired};
+
+/// What was given to one engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Given {
+    /// Which engine.
+    engine: String,
+    /// The sysctls that were set, and their values before.
+    sysctls: BTreeMap<String, String>,
+    /// Rules for marks were set.
+    marks: bool,
+    /// Servers to which others than lvsd have given weight 0, as `lvsadm drain` does.
+    drained: Vec<(ServiceId, SocketAddr)>,
+}
+
+impl Given {
+    /// What was given to `engine`. If `before` is about another one, only what people want is left
+    /// of it.
+    pub(super) fn of(engine: String, before: Self) -> Self {
+        if before.engine == engine {
+            return before;
+        }
+        Self {
+            engine,
+            drained: before.drained,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn has_sysctls(&self) -> bool {
+        !self.sysctls.is_empty()
+    }
+
+    /// How many servers are drained by hand.
+    pub(super) fn drained(&self) -> usize {
+        self.drained.len()
+    }
+
+    /// Leaves weight 0 to servers that others have given it, `last` being the weights that the
+    /// engine had before. What has changed: servers, and whether they are drained now. They are until
+    /// somebody gives them another weight by hand, or they leave the file.
+    pub(super) fn respect(
+        &mut self,
+        desired: &mut Desired,
+        actual: &Actual,
+        last: &Weights,
+    ) -> Vec<DrainChange> {
+        let now = weights(actual);
+        let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
+        let mut changes = Vec::new();
+        for service in &mut desired.services {
+            for server in &mut service.servers {
+                let key = (service.id, server.address);
+                let now = now.get(&key).copied();
+                let was = drained.remove(&key);
+                let before = last.get(&key).copied();
+                let by_hand = now == Some(0)
+                    && before.is_some_and(|before| before != 0)
+                    && server.config.weight != 0;
+                let is = match (was, now) {
+                    (true, Some(weight)) => weight == 0,
+                    (true, None) => true,
+                    (false, _) => by_hand,
+                };
+                if is {
+                    server.config.weight = 0;
+                    self.drained.push(key);
+                }
+                if is != was {
+                    changes.push((key, is));
+                }
+            }
+        }
+        changes
+    }
+
+    /// Adds to what is desired that what has left the file goes back to what it was, and takes
+    /// note of what is about to be set. True if something has changed that should be kept.
+    pub(super) fn withdraw(&mut self, desired: &mut Desired, actual: &Actual) -> bool {
+        let before = self.clone();
+        let now: BTreeMap<&str, &str> = actual
+            .sysctls
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        for (name, value) in &desired.sysctls {
+            if let Some(now) = now.get(name.as_str()).filter(|now| *now != value)
+                && !self.sysctls.contains_key(name)
+            {
+                self.sysctls.insert(name.clone(), (*now).to_owned());
+            }
+        }
+        self.sysctls.retain(|name, old| {
+            if desired.sysctls.iter().any(|(wanted, _)| wanted == name) {
+                return true;
+            }
+            let back = now.get(name.as_str()) == Some(&old.as_str());
+            if !back {
+                desired.sysctls.push((name.clone(), old.clone()));
+            }
+            !back
+        });
+        match &desired.marks {
+            Some(_) => self.marks = true,
+            None if self.marks => {
+                // Until they are gone.
+                self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
+                desired.marks = self.marks.then(Vec::new);
+            }
+            None => {}
+        }
+        *self != before
+    }
+}
+
+/// A server, and whether it is drained by hand now.
+pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
+
+/// The weights that an engine has.
+pub(super) type Weights = HashMap<(ServiceId, SocketAddr), i32>;
+
+/// The weights in a listing, of our own services.
+pub(super) fn weights(actual: &Actual) -> Weights {
+    let services = actual.services.iter();
+    let services = services.filter(|service| service.owner.as_deref() == Some(OWNER));
+    services
+        .flat_map(|service| {
+            let servers = service.servers.iter();
+            servers.map(|server| ((service.service, server.server), server.config.weight))
+        })
+        .collect()
+}

@@ -1,0 +1,77 @@
+//! A plan in words, for whoever wants to know before it is made.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use lvs_core::api::{Call, ServiceId};
+
+use super::describe::{Names, Tense};
+use crate::reconcile::{Actual, Desired, Plan, diff};
+use crate::words::counted;
+
+/// What would be done, a line each, and a line about all of it.
+pub(super) fn tell(desired: &Desired, actual: &Actual) -> String {
+    let plan = diff(desired, actual);
+    let names = Names::new(desired);
+    let mut text = String::new();
+    for change in &plan.changes {
+        let _ = writeln!(text, "{}", names.describe(change, Tense::Wish));
+    }
+    for (service, server) in &plan.held {
+        let service = names.service_in_words(service);
+        let _ = writeln!(
+            text,
+            "delete server {server} from {service}, when one in its place serves or all have failed"
+        );
+    }
+    for id in &plan.conflicts {
+        let service = names.service_with_place(id);
+        let _ = writeln!(text, "leave {service} alone, which lvsd did not make");
+    }
+    let _ = writeln!(text, "{}", summary(&plan, actual));
+    text
+}
+
+fn summary(plan: &Plan, actual: &Actual) -> String {
+    let connections: HashMap<(ServiceId, SocketAddr), u64> = actual
+        .services
+        .iter()
+        .flat_map(|service| {
+            let servers = service.servers.iter();
+            servers.map(|server| {
+                let all = u64::from(server.active) + u64::from(server.inactive);
+                ((service.service, server.server), all)
+            })
+        })
+        .collect();
+    let of = |key: &(ServiceId, SocketAddr)| connections.get(key).copied().unwrap_or(0);
+    let (mut added, mut changed, mut deleted, mut cut) = (0, 0, 0, 0);
+    let drained = plan.draining.len();
+    let draining: u64 = plan.draining.iter().map(|&(s, a, _)| of(&(s, a))).sum();
+    for change in &plan.changes {
+        match change {
+            Call::ServerAdd(_) => added += 1,
+            Call::ServerEdit(_) => changed += 1,
+            Call::ServerDelete { service, server } => {
+                deleted += 1;
+                cut += of(&(*service, *server));
+            }
+            Call::ServiceDelete { service } => {
+                let servers = connections.iter().filter(|((of, _), _)| of == service);
+                for (_, connections) in servers {
+                    deleted += 1;
+                    cut += connections;
+                }
+            }
+            _ => {}
+        }
+    }
+    if plan.changes.is_empty() && plan.held.is_empty() {
+        return "nothing to change".to_owned();
+    }
+    format!(
+        "{} added, {changed} changed, {drained} drained ({draining} connections), {deleted} deleted ({cut} connections)",
+        counted(added, "server")
+    )
+}

@@ -1,0 +1,179 @@
+//! How many probes are in flight at once: in all, to one target, and of those whose targets may not
+//! answer.
+//!
+//! A probe of a black hole holds its permit for the whole timeout. Those of targets that are not
+//! known to answer get half of all permits at most, so that they never keep a probe of a good
+//! server waiting; and one address gets a few, so that one host with many services does not keep
+//! the others waiting.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+/// Probes to one address.
+const PER_TARGET: usize = 64;
+/// Probes in all, whatever the number of descriptors.
+const MOST: usize = 16_384;
+const LEAST: usize = 64;
+/// Descriptors for everything else.
+const RESERVED: usize = 128;
+
+/// What is known of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Its last probe succeeded.
+    Good,
+    /// It did not, or there was none.
+    Doubtful,
+}
+
+#[derive(Debug)]
+pub(super) struct Permits {
+    all: Semaphore,
+    doubtful: Semaphore,
+    targets: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
+    /// Microseconds that a probe has waited at most.
+    lag: AtomicU64,
+}
+
+/// The right to probe, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Permit<'a> {
+    permits: &'a Permits,
+    target: IpAddr,
+    one: Option<OwnedSemaphorePermit>,
+    _doubtful: Option<SemaphorePermit<'a>>,
+    _all: Option<SemaphorePermit<'a>>,
+}
+
+impl Permits {
+    /// As many as this process may have descriptors for.
+    pub(super) fn new() -> Self {
+        let limit = getrlimit(Resource::Nofile).current;
+        let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        Self::with(files.saturating_sub(RESERVED).clamp(LEAST, MOST))
+    }
+
+    fn with(all: usize) -> Self {
+        Self {
+            all: Semaphore::new(all),
+            doubtful: Semaphore::new(all / 2),
+            targets: Mutex::default(),
+            lag: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits for the right to probe `target`.
+    pub(super) async fn get(&self, target: IpAddr, standing: Standing) -> Permit<'_> {
+        let since = Instant::now();
+        let one = Arc::clone(
+            self.targets()
+                .entry(target)
+                .or_insert_with(|| Arc::new(Semaphore::new(PER_TARGET))),
+        );
+        // The narrower ones first: who waits for one holds none of the wider.
+        let mut permit = Permit {
+            permits: self,
+            target,
+            one: one.acquire_owned().await.ok(),
+            _doubtful: None,
+            _all: None,
+        };
+        if standing == Standing::Doubtful {
+            permit._doubtful = self.doubtful.acquire().await.ok();
+        }
+        permit._all = self.all.acquire().await.ok();
+        let waited = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.lag.fetch_max(waited, Ordering::Relaxed);
+        permit
+    }
+
+    /// The longest wait since this was last asked.
+    pub(super) fn take_lag(&self) -> Duration {
+        Duration::from_micros(self.lag.swap(0, Ordering::Relaxed))
+    }
+
+    fn targets(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Arc<Semaphore>>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let mut targets = self.permits.targets();
+        drop(self.one.take());
+        // Nobody holds or waits for one of this target: whoever does has the semaphore, too.
+        let last = targets
+            .get(&self.target)
+            .is_some_and(|one| Arc::strong_count(one) == 1);
+        if last {
+            targets.remove(&self.target);
+        }
+    }
+}
+
+/// Lets this process have as many descriptors as it may, for many probes at once.
+pub fn raise_limits() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::debug!("the limit of descriptors stays as it is: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(n: u8) -> IpAddr {
+        [10, 0, 0, n].into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn black_holes_leave_room_for_good_servers() {
+        let permits = Permits::with(4);
+        let _one = permits.get(host(1), Standing::Doubtful).await;
+        let _two = permits.get(host(2), Standing::Doubtful).await;
+        let third = permits.get(host(3), Standing::Doubtful);
+        let third = tokio::time::timeout(Duration::from_secs(60), third);
+        assert!(third.await.is_err());
+        permits.take_lag();
+        for n in 4..6 {
+            let _good = permits.get(host(n), Standing::Good).await;
+        }
+        assert_eq!(permits.take_lag(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_target_does_not_take_all() {
+        let permits = Permits::with(1000);
+        let mut held = Vec::new();
+        for _ in 0..PER_TARGET {
+            held.push(permits.get(host(1), Standing::Good).await);
+        }
+        let more = permits.get(host(1), Standing::Good);
+        assert!(
+            tokio::time::timeout(Duration::from_secs(60), more)
+                .await
+                .is_err()
+        );
+        let _other = permits.get(host(2), Standing::Good).await;
+        held.clear();
+        assert_eq!(
+            permits.targets().len(),
+            1,
+            "nothing is kept of targets that nobody probes"
+        );
+    }
+}

@@ -1,0 +1,62 @@
+//! The last configuration that was good, beside the engine's socket: a daemon that crashes over a
+//! file that is broken by then goes on with it.
+//!
+//! It lives as long as the engine that it was made for. After a reboot a broken file is refused.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use lvs_dataplane::control::{Address, Client};
+
+use crate::config::{Config, Report};
+
+/// Where it is for the engine at `address`; nowhere for one that has no path.
+pub fn path(address: &Address) -> Option<PathBuf> {
+    let mut name = address.path()?.as_os_str().to_owned();
+    name.push(".lvsd.toml");
+    Some(PathBuf::from(name))
+}
+
+/// Keeps the text of a file that was good.
+pub fn keep(path: &Path, text: &str) {
+    let write = || -> io::Result<()> {
+        let new = path.with_extension("toml.new");
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&new)?.write_all(text.as_bytes())?;
+        std::fs::rename(&new, path)
+    };
+    if let Err(error) = write() {
+        tracing::debug!(
+            "cannot keep the configuration in {}: {error}",
+            path.display()
+        );
+    }
+}
+
+/// The configuration that was kept for the engine that runs at `address`.
+pub fn recall(address: &Address) -> Option<(Config, Report)> {
+    let path = path(address)?;
+    Client::connect(address).ok()?;
+    Config::load(&path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_kept_and_not_believed_without_its_engine() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Address::new(directory.path().join("engine.sock"));
+        let kept = path(&address).unwrap();
+        for text in ["[lvsd]\nadopt = true\n", "[lvsd]\n"] {
+            keep(&kept, text);
+            assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
+        }
+        assert!(recall(&address).is_none(), "no engine runs");
+        assert_eq!(path(&Address::new("@name")), None);
+    }
+}
