@@ -75,7 +75,7 @@ impl Control {
     }
 
     /// The next synchronisation message about templates that ended their time outside of any shard, if one is full or
-    /// old enough. A director of one shard has them all in [`Shard::take_sync_message`].
+    /// old enough. A director of one shard has them all in [`Shard::take_sync_message`](crate::Shard::take_sync_message).
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.sync.take(now, &self.settings.sysctls)
     }
