@@ -1,22 +1,27 @@
-//! How long a packet worker is held up while a large table is filled: the longest batch, and the longest time between two.
+//! How long a packet worker is held up while a large table is filled: the longest batch, the longest time between two, and
+//! the longest wait for the control half within a batch.
 //!
 //! ```text
-//! cargo run --release -p lvs-bench --bin pauses
+//! cargo run --release -p lvs-bench --bin pauses -p lvsadm --bin lvsadm
 //! ```
 //!
-//! Needs root. An engine in a network namespace of its own forwards a flood of datagrams while 2,277 services with 37,205
-//! servers are filled by one `apply`, and for as long without that. What the scheduler of this host adds is in both.
+//! Needs root, `chrt`, and `lvsadm` beside it. An engine in a network namespace of its own forwards a flood of datagrams while 2,277
+//! services with 37,205 servers are filled over its control socket: by one `apply`, and by `lvsadm -R` line by line. For
+//! comparison, the same time passes without that. What the scheduler of this host adds is in both; the rounds in which the
+//! packet worker has a real-time priority show what is left without it.
 
-use std::process::Command;
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
+use anyhow::{Context, Result, bail, ensure};
+use lvs_core::api::{Call, Done, ServerSpec, ServiceId, ServiceSpec};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
-use lvs_dataplane::control::Address;
+use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::engine::{Config, Engine, Pauses};
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket};
 use lvs_dataplane::packet::frame::Frame;
@@ -29,7 +34,7 @@ const SERVERS: u32 = 37_205;
 const FLOWS: u16 = 1000;
 /// One frame in so many is from a new client, if there are any.
 const NEW: u64 = 100;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 fn main() -> Result<()> {
     sys::unshare_network().context("cannot make a network namespace (run as root)")?;
@@ -46,54 +51,178 @@ fn main() -> Result<()> {
         let done = Command::new("ip").args(command.split(' ')).status()?;
         ensure!(done.success(), "ip {command}");
     }
+    let address = Address::new(format!("@lvs-pauses-{}", std::process::id()));
     let engine = Engine::start(Config {
         interfaces: vec!["v0".to_owned()],
-        address: Some(Address::new(format!("@lvs-pauses-{}", std::process::id()))),
+        address: Some(address.clone()),
         ..Config::default()
     })?;
     let flood = Flood::start()?;
-    for (name, new) in [("established only", false), ("1 in 100 new", true)] {
-        flood.new.store(new, Ordering::Relaxed);
-        println!("{name}");
-        for round in 1..=ROUNDS {
-            call(&engine, vec![Call::ServiceFlush {}])?;
-            call(&engine, fill(true))?;
-            thread::sleep(Duration::from_millis(500));
-            let started = Instant::now();
-            let idle = measure(&engine, &flood, || {
-                thread::sleep(Duration::from_millis(600));
-                Ok(())
-            })?;
-            let changes = fill(false);
-            let filling = measure(&engine, &flood, || call(&engine, changes))?;
-            println!(
-                "  {round}: alone {idle}; while filling {filling} ({:.1?} in all)",
-                started.elapsed()
-            );
+    let bench = Bench {
+        engine: &engine,
+        flood: &flood,
+        address,
+    };
+    for (name, real_time) in [("as it is", false), ("real-time worker", true)] {
+        if real_time {
+            make_real_time("lvs-worker-0")?;
+        }
+        for (clients, new) in [("established only", false), ("1 in 100 new", true)] {
+            flood.new.store(new, Ordering::Relaxed);
+            println!("{name}, {clients}");
+            let all = (0..ROUNDS)
+                .map(|_| bench.apply())
+                .collect::<Result<Vec<_>>>()?;
+            report("apply", &all);
+            report("lvsadm -R", &[bench.restore()?]);
         }
     }
     flood.stop.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-fn call(engine: &Engine, changes: Vec<Call>) -> Result<()> {
-    let done = engine.call(Call::Apply { changes });
-    let done = done.map_err(|failure| anyhow::anyhow!("{}", failure.message))?;
-    ensure!(done == serde_json::json!({}), "warnings: {done}");
+/// Gives a thread of this process a real-time priority, so that no other keeps it from running.
+fn make_real_time(thread: &str) -> Result<()> {
+    for task in fs::read_dir("/proc/self/task")? {
+        let task = task?;
+        if fs::read_to_string(task.path().join("comm"))?.trim_end() == thread {
+            let done = Command::new("chrt")
+                .args(["--fifo", "--pid", "1"])
+                .arg(task.file_name())
+                .status()?;
+            ensure!(done.success(), "chrt");
+            return Ok(());
+        }
+    }
+    bail!("no thread is called {thread}")
+}
+
+/// A stretch of time under load.
+struct Stretch {
+    pauses: Pauses,
+    took: Duration,
+    sent: u64,
+}
+
+impl Stretch {
+    fn print(&self, what: &str) {
+        let Pauses { batch, gap, wait } = self.pauses;
+        let rate = self.sent as f64 / self.took.as_secs_f64() / 1000.0;
+        println!(
+            "    {what:<14} batch {batch:>7.0?}  gap {gap:>7.0?}  wait {wait:>7.0?}  at {rate:.0} kpps over {:.2?}",
+            self.took
+        );
+    }
+}
+
+/// Prints, of rounds of nothing and of filling, those with the median of the longest pauses.
+fn report(what: &str, rounds: &[(Stretch, Stretch)]) {
+    let median = |part: fn(&(Stretch, Stretch)) -> &Stretch| {
+        let mut all: Vec<&Stretch> = rounds.iter().map(part).collect();
+        all.sort_by_key(|stretch| stretch.pauses.batch.max(stretch.pauses.gap));
+        all[all.len() / 2]
+    };
+    println!("  {what}");
+    median(|(alone, _)| alone).print("alone");
+    median(|(_, filling)| filling).print("while filling");
+}
+
+struct Bench<'a> {
+    engine: &'a Engine,
+    flood: &'a Flood,
+    address: Address,
+}
+
+impl Bench<'_> {
+    /// The table by one call.
+    fn apply(&self) -> Result<(Stretch, Stretch)> {
+        let mut client = self.begin()?;
+        let alone = self.measure(|| {
+            thread::sleep(Duration::from_millis(600));
+            Ok(())
+        })?;
+        let changes = fill(false);
+        let filling = self.measure(|| apply(&mut client, changes))?;
+        Ok((alone, filling))
+    }
+
+    /// The table line by line.
+    fn restore(&self) -> Result<(Stretch, Stretch)> {
+        drop(self.begin()?);
+        let alone = self.measure(|| {
+            thread::sleep(Duration::from_secs(5));
+            Ok(())
+        })?;
+        let lines: String = fill(false).iter().map(line).collect();
+        let program = std::env::current_exe()?.with_file_name("lvsadm");
+        let filling = self.measure(|| {
+            let mut child = Command::new(&program)
+                .env("LVS_SOCKET", self.address.to_string())
+                .arg("-R")
+                .stdin(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("{}: build it first", program.display()))?;
+            let mut input = child.stdin.take().context("it has an input")?;
+            input.write_all(lines.as_bytes())?;
+            drop(input);
+            ensure!(child.wait()?.success(), "lvsadm -R");
+            Ok(())
+        })?;
+        Ok((alone, filling))
+    }
+
+    /// Nothing is there but the service of the flood.
+    fn begin(&self) -> Result<Client> {
+        let mut client = Client::connect(&self.address)?;
+        apply(&mut client, vec![Call::ServiceFlush {}])?;
+        apply(&mut client, fill(true))?;
+        thread::sleep(Duration::from_millis(500));
+        Ok(client)
+    }
+
+    fn measure(&self, run: impl FnOnce() -> Result<()>) -> Result<Stretch> {
+        let shared = self.engine.shared();
+        shared.take_pauses();
+        let (sent, started) = (self.flood.sent.load(Ordering::Relaxed), Instant::now());
+        run()?;
+        Ok(Stretch {
+            took: started.elapsed(),
+            sent: self.flood.sent.load(Ordering::Relaxed) - sent,
+            pauses: shared.take_pauses(),
+        })
+    }
+}
+
+fn apply(client: &mut Client, changes: Vec<Call>) -> Result<()> {
+    let done: Done = client.call(&Call::Apply { changes })?;
+    ensure!(done.warnings.is_empty(), "{done:?}");
     Ok(())
 }
 
-fn measure(engine: &Engine, flood: &Flood, run: impl FnOnce() -> Result<()>) -> Result<String> {
-    engine.shared().take_pauses();
-    let (sent, started) = (flood.sent.load(Ordering::Relaxed), Instant::now());
-    run()?;
-    let took = started.elapsed();
-    let sent = flood.sent.load(Ordering::Relaxed) - sent;
-    let Pauses { batch, gap } = engine.shared().take_pauses();
-    let rate = sent as f64 / took.as_secs_f64() / 1000.0;
-    Ok(format!(
-        "batch {batch:.0?}, gap {gap:.0?} at {rate:.0} kpps over {took:.0?}"
-    ))
+/// A change as `lvsadm -S -n` writes it.
+fn line(change: &Call) -> String {
+    match change {
+        Call::ServiceAdd(spec) => {
+            format!(
+                "-A -u {} -s {}\n",
+                target(spec.service),
+                spec.config.scheduler
+            )
+        }
+        Call::ServerAdd(spec) => format!(
+            "-a -u {} -r {} -m -w 1\n",
+            target(spec.service),
+            spec.server
+        ),
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn target(service: ServiceId) -> String {
+    match service {
+        ServiceId::Udp { address } => address.to_string(),
+        other => unreachable!("{other:?}"),
+    }
 }
 
 /// The service of the flood (`first`), or all others.

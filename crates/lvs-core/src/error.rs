@@ -84,18 +84,15 @@ impl fmt::Display for Error {
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::NeedsReplies => {
-                "this scheduler measures how soon servers answer, and only with NAT (-m) do their answers pass through \
+                "this scheduler measures how soon servers answer, and only with NAT do their answers pass through \
                  the director: forward by NAT, or choose another scheduler"
             }
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not take this value",
-            Self::NoDevice => "no such network interface; `ip link` lists them",
+            Self::NoDevice => "no such network interface",
             Self::DaemonRunning => "a synchronisation daemon of this role is running already",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
-            Self::LocalAddressNeeded => {
-                "full NAT needs a local address of the service's family: give the engine --local-address, or \
-                 `lvsadm local add`"
-            }
+            Self::LocalAddressNeeded => "full NAT needs a local address of the service's family",
             Self::FullNatOnePacket => {
                 "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
             }

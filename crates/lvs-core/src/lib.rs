@@ -54,6 +54,7 @@ mod shard;
 mod stats;
 pub mod sync;
 mod time;
+mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
@@ -69,10 +70,7 @@ pub use pool::Pool;
 pub use prefix::Prefix;
 pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
-pub use service::{
-    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
-    TunnelChecksum,
-};
+pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
     Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Reset, Shard, helper_ports,
@@ -80,6 +78,7 @@ pub use shard::{
 };
 pub use stats::{Counts, Stats};
 pub use time::Instant;
+pub use tunnel::{Tunnel, TunnelChecksum, TunnelType};
 pub use verdict::{
     AcceptReason, ConnId, DropReason, Edit, Forward, Replacement, Reply, ServerId, Shift, Verdict,
 };

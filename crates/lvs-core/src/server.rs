@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Re
 use crate::conn::flag;
 use crate::{
     Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
-    TunnelChecksum,
 };
 
 /// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
@@ -90,7 +89,7 @@ impl Server {
         if i32::try_from(config.upper).is_err() {
             return Err(Error::ThresholdTooLarge);
         }
-        if matches!(config.tunnel, Tunnel::Gue { port: 0, .. }) {
+        if config.tunnel.about().has_port && config.tunnel.port() == 0 {
             return Err(Error::TunnelPort);
         }
         Ok(())
@@ -101,7 +100,7 @@ impl Server {
         self.configured_weight.store(config.weight, Relaxed);
         self.set_share(config.weight, 10);
         self.forwarding.store(config.forwarding as u8, Relaxed);
-        self.tunnel.store(pack_tunnel(config.tunnel), Relaxed);
+        self.tunnel.store(config.tunnel.pack(), Relaxed);
         let changed =
             self.upper.load(Relaxed) != config.upper || self.lower.load(Relaxed) != config.lower;
         self.upper.store(config.upper, Relaxed);
@@ -244,7 +243,7 @@ impl Server {
     /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing connections.
     #[inline]
     pub fn tunnel(&self) -> Tunnel {
-        unpack_tunnel(self.tunnel.load(Relaxed))
+        Tunnel::unpack(self.tunnel.load(Relaxed))
     }
 
     /// It is configured in a service, not removed.
@@ -430,36 +429,6 @@ impl Drop for HeldServer {
     }
 }
 
-fn pack_tunnel(tunnel: Tunnel) -> u64 {
-    let checksum = |checksum: TunnelChecksum| match checksum {
-        TunnelChecksum::None => 0,
-        TunnelChecksum::Full => 1,
-        TunnelChecksum::Remote => 2,
-    };
-    match tunnel {
-        Tunnel::Ipip => 0,
-        Tunnel::Gue { port, checksum: c } => 1 | checksum(c) << 8 | u64::from(port) << 16,
-        Tunnel::Gre { checksum: c } => 2 | checksum(c) << 8,
-    }
-}
-
-fn unpack_tunnel(packed: u64) -> Tunnel {
-    let checksum = match packed >> 8 & 0xff {
-        0 => TunnelChecksum::None,
-        1 => TunnelChecksum::Full,
-        _ => TunnelChecksum::Remote,
-    };
-    let [.., high, low, _, _] = packed.to_be_bytes();
-    match packed & 0xff {
-        0 => Tunnel::Ipip,
-        1 => Tunnel::Gue {
-            port: u16::from_be_bytes([high, low]),
-            checksum,
-        },
-        _ => Tunnel::Gre { checksum },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -521,25 +490,5 @@ mod tests {
             ..config
         });
         assert!(!server.is_overloaded(), "below the new lower threshold");
-    }
-
-    #[test]
-    fn tunnels_survive_packing() {
-        for tunnel in [
-            Tunnel::Ipip,
-            Tunnel::Gue {
-                port: 0xabcd,
-                checksum: TunnelChecksum::Remote,
-            },
-            Tunnel::Gue {
-                port: 1,
-                checksum: TunnelChecksum::None,
-            },
-            Tunnel::Gre {
-                checksum: TunnelChecksum::Full,
-            },
-        ] {
-            assert_eq!(unpack_tunnel(pack_tunnel(tunnel)), tunnel);
-        }
     }
 }

@@ -4,7 +4,7 @@ use alloc::string::String;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::{Extras, Protocol};
+use crate::{Extras, Protocol, Tunnel};
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -232,42 +232,6 @@ impl Forwarding {
             _ => Self::Route,
         }
     }
-}
-
-/// How a tunnel computes checksums of its outer headers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
-pub enum TunnelChecksum {
-    /// None.
-    #[default]
-    None,
-    /// In the outer header.
-    Full,
-    /// Remote checksum offload (GUE).
-    Remote,
-}
-
-/// The encapsulation of a tunnelled server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "api", serde(rename_all = "lowercase", tag = "type"))]
-pub enum Tunnel {
-    /// IP in IP (RFC 2003, RFC 4213, RFC 2473).
-    #[default]
-    Ipip,
-    /// Generic UDP encapsulation, variant 0.
-    Gue {
-        /// Destination port of the outer UDP header.
-        port: u16,
-        /// Outer checksum.
-        checksum: TunnelChecksum,
-    },
-    /// GRE (RFC 2784).
-    Gre {
-        /// Outer checksum.
-        checksum: TunnelChecksum,
-    },
 }
 
 /// Settings of a real server in a service.

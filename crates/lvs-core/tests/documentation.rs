@@ -2,10 +2,10 @@
 //! without a line there fails here.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lvs_core::sched::BUILT_IN;
-use lvs_core::{Sysctls, Tunnel, TunnelChecksum};
+use lvs_core::{Sysctls, TunnelChecksum, TunnelType};
 
 /// The text of a file, by its path from the root of the project.
 fn text(path: &str) -> String {
@@ -71,34 +71,28 @@ fn every_sysctl_is_documented_with_its_default() {
     }
 }
 
-/// What tunnel types are called in TOML, the control protocol and ipvsadm's grammar. A type that is added has to be named here.
-fn word(tunnel: Tunnel) -> &'static str {
-    match tunnel {
-        Tunnel::Ipip => "ipip",
-        Tunnel::Gue { .. } => "gue",
-        Tunnel::Gre { .. } => "gre",
-    }
-}
-
 #[test]
 fn every_tunnel_type_is_documented() {
-    let checksum = TunnelChecksum::None;
     let pages = [
         ("docs/tunnelling.md", "tun-type "),
         ("docs/configuration.md", "\""),
         ("docs/control-protocol.md", "\"type\":\""),
     ];
-    for tunnel in [
-        Tunnel::Ipip,
-        Tunnel::Gue { port: 1, checksum },
-        Tunnel::Gre { checksum },
-    ] {
-        let word = word(tunnel);
+    for kind in TunnelType::ALL {
         for (page, before) in pages {
+            let word = kind.name;
             assert!(
                 text(page).contains(&format!("{before}{word}")),
                 "{page} does not have `{before}{word}`"
             );
+        }
+    }
+    for checksum in TunnelChecksum::ALL {
+        for (page, word) in [
+            ("docs/tunnelling.md", format!("--tun-{}", checksum.option())),
+            ("docs/configuration.md", format!("\"{}\"", checksum.name())),
+        ] {
+            assert!(text(page).contains(&word), "{page} does not have {word}");
         }
     }
 }
@@ -152,4 +146,73 @@ fn the_code_map_names_files_that_exist() {
         );
     }
     assert!(seen > 20, "paths in the code map: {seen}");
+}
+
+/// The names of the tests below a directory of crates, and the files that they are in.
+fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            tests_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).expect("a source file");
+            let mut marked = false;
+            for line in source.lines().map(str::trim_start) {
+                let name = line
+                    .strip_prefix("fn ")
+                    .and_then(|rest| rest.split('(').next());
+                match name {
+                    Some(name) if marked => found.push((name.to_owned(), path.clone())),
+                    _ => {}
+                }
+                // Other attributes and comments may stand in between.
+                marked = line == "#[test]"
+                    || (marked && (line.starts_with("#[") || line.starts_with("//")));
+            }
+        }
+    }
+}
+
+/// What is different from the kernel is pinned, and what is pinned as different is told: every entry of the list names its
+/// test, every test that it names is there, and every test of the files `deviations.rs` is in the list.
+#[test]
+fn every_deviation_has_its_test() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = Vec::new();
+    tests_below(&crates, &mut tests);
+    let exists = |name: &str| match name.strip_suffix('*') {
+        Some(front) => tests.iter().any(|(test, _)| test.starts_with(front)),
+        None => tests.iter().any(|(test, _)| test == name),
+    };
+    let list = section("ARCHITECTURE.md", "## Deviations from the kernel");
+    let mut named = Vec::new();
+    for entry in list.split("\n* ").skip(1) {
+        let quoted: Vec<&str> = entry.split('`').skip(1).step_by(2).collect();
+        let title = entry.lines().next().unwrap_or_default();
+        assert!(
+            quoted.iter().any(|name| exists(name)),
+            "ARCHITECTURE.md: no test of `{title}`"
+        );
+        // Names of tests are sentences; sysctls and keys have fewer words.
+        let sentence = |name: &&&str| {
+            name.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"_*".contains(&byte))
+                && name.matches('_').count() > 2
+        };
+        for name in quoted.iter().filter(sentence) {
+            assert!(
+                exists(name),
+                "ARCHITECTURE.md: {name} of `{title}` is no test"
+            );
+        }
+        named.extend(quoted);
+    }
+    for (test, path) in &tests {
+        if path.ends_with("tests/deviations.rs") {
+            assert!(
+                named.contains(&test.as_str()),
+                "ARCHITECTURE.md: the deviation that {test} pins is missing"
+            );
+        }
+    }
 }

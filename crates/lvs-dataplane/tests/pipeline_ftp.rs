@@ -6,7 +6,7 @@ mod lab;
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{PacketBuilder, TcpHeader, TcpOptionElement};
-use lab::director::{DirectorLab, only};
+use lab::director::{DirectorLab, addr, only};
 use lab::{CLIENTS, SERVERS};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceKey};
 use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
@@ -350,6 +350,29 @@ fn a_reply_that_was_lost_behind_the_director() {
         talk.client_says(ACK, b"");
         talk.server_says(PSH | ACK, b"150 Here it comes.\r\n");
     }
+}
+
+/// The kernel asks for a foreign address on the real server's link, where nobody has it.
+#[test]
+fn a_data_connection_elsewhere_follows_the_hosts_routes() {
+    let mut talk = Talk::four(Card::Finished);
+    talk.client_says(PSH | ACK, b"PASV\r\n");
+    talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
+    let mut syn = Vec::new();
+    let IpAddr::V4(client) = talk.client.ip() else {
+        panic!("{}", talk.client)
+    };
+    let (SocketAddr::V4(virt), elsewhere) = (talk.virt, addr("203.0.113.5")) else {
+        panic!("{}", talk.virt)
+    };
+    PacketBuilder::ipv4(client.octets(), virt.ip().octets(), 64)
+        .tcp(5000, 40_001, 1, 500)
+        .syn()
+        .write(&mut syn, b"")
+        .expect("a vector takes all");
+    // The table's route to it leads through the clients' gateway.
+    let sent = only(talk.lab.request(&syn, Offload::default()), CLIENTS);
+    assert_eq!(ip_dst(sent.bytes()), elsewhere);
 }
 
 #[test]

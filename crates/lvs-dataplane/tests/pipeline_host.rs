@@ -452,7 +452,7 @@ fn a_query_for_listeners_is_passed_on_once() {
         GW_MAC,
         "fe80::2".parse().expect("an address"),
         group,
-        mld::Change::Listening,
+        mld::MembershipChange::Listening,
     );
     query[14 + 48] = 130;
     lvs_dataplane::packet::wire::icmpv6::finish_checksum(&mut query[14..], 48);
@@ -463,7 +463,7 @@ fn a_query_for_listeners_is_passed_on_once() {
         within_ms: 0,
     };
     assert_eq!(lab.requests, [Request::ListenerQuery(CLIENTS, wanted)]);
-    let change = mld::Change::Listening;
+    let change = mld::MembershipChange::Listening;
     let sent = mld::reports(CL_MAC, Ipv6Addr::UNSPECIFIED, &[group], change, true);
     assert_eq!(sent[0][..6], [0x33, 0x33, 0xff, 0, 0, 0x80]);
     assert_eq!(Mac(sent[0][6..12].try_into().expect("six")), CL_MAC);

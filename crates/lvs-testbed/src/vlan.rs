@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lvs_dataplane::io::BATCH;
-use lvs_dataplane::io::vlan::{Trunk, VlanDevice, Wanted};
+use lvs_dataplane::io::vlan::{Trunk, VlanDevice, WantedInterface};
 use lvs_dataplane::netlink::Netlink;
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::sys::Poller;
@@ -33,7 +33,7 @@ pub fn start(host: &Host, name: &str) -> Result<Proc> {
 ///
 /// Without the right to make devices, or without the trunk.
 pub fn run(name: &str) -> Result<()> {
-    let wanted: Wanted = name.parse().map_err(anyhow::Error::msg)?;
+    let wanted: WantedInterface = name.parse().map_err(anyhow::Error::msg)?;
     let (trunk, vlan) = wanted.vlan.context("a name like eth0.100")?;
     let (_, state) = Netlink::open()?;
     let link = state.link_by_name(&trunk).context("there is no trunk")?;

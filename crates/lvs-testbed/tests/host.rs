@@ -3,10 +3,11 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lvs_testbed::servers::nginx;
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
 
 /// A NAT director that also routes and masquerades, as one in front of private real servers does.
 fn site(label: &str, vip: Vip) -> Result<Site> {
@@ -134,6 +135,71 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
             common::upload(&site)?;
         }
+    }
+    Ok(())
+}
+
+/// What a server sends through the director and the client receives of it: ICMP errors to the client about a packet that
+/// concerns no service, the first of which ends before the ports. They are told apart by their last word.
+fn errors_in_transit(site: &Site) -> Result<String> {
+    let listen = r#"
+        use Socket;
+        socket(S, PF_INET, SOCK_RAW, 1) or die $!;
+        $| = 1; print "ready\n";
+        $SIG{ALRM} = sub { print "late\n"; exit }; alarm 10;
+        while (recv(S, my $packet, 2000, 0)) {
+            my ($type, $code, $sum, $word) = unpack("CCnN", substr($packet, (ord($packet) & 15) * 4));
+            next unless $type == 3 && $code == 13;
+            print "got $word\n";
+            if ($word == 2) { print "end\n"; exit }
+        }"#;
+    let mut listener = site.client.spawn("perl", &["-e", listen])?;
+    let limit = Duration::from_secs(12);
+    wait_until("the client to listen", limit, || {
+        listener.log().contains("ready")
+    })?;
+    let client = common::client_address(site)?;
+    site.servers[0].sh(&format!(
+        r#"perl -MSocket -e '
+        sub sum {{ my $s = 0; $s += $_ for unpack("n*", $_[0]); $s = ($s & 0xffff) + ($s >> 16) while $s >> 16; ~$s & 0xffff }}
+        my $client = inet_aton("{client}");
+        socket(S, PF_INET, SOCK_RAW, 1) or die $!;
+        my $about = pack("CCnnnCCna4a4", 0x45, 0, 36, 7, 0, 60, 17, 0, $client, inet_aton("203.0.113.200"));
+        substr($about, 10, 2) = pack("n", sum($about));
+        my @quoted = ($about, $about . pack("nnnn", 4000, 53, 16, 0));
+        for my $word (1, 2) {{
+            my $error = pack("CCnN", 3, 13, 0, $word) . $quoted[$word - 1];
+            substr($error, 2, 2) = pack("n", sum($error));
+            send(S, $error, 0, sockaddr_in(0, $client)) or die $!;
+        }}'"#
+    ))?;
+    wait_until("the second error", limit, || {
+        let log = listener.log();
+        log.contains("end") || log.contains("late")
+    })?;
+    listener.wait(limit)?;
+    Ok(listener.log().replace('\n', " "))
+}
+
+/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are dropped: what is intercepted
+/// follows the sysctl, in both directions, while the engine runs.
+#[test]
+fn schedule_icmp_is_followed_by_what_is_intercepted() -> Result<()> {
+    let mut site = site("transit-errors", Vip::Host)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    for (value, expected) in [
+        ("0", "ready got 1 got 2 end "),
+        ("1", "ready got 2 end "),
+        ("0", "ready got 1 got 2 end "),
+        ("1", "ready got 2 end "),
+    ] {
+        site.lvsadm(&format!("sysctl schedule_icmp={value}"))?;
+        let seen = errors_in_transit(&site)?;
+        ensure!(
+            seen == expected,
+            "schedule_icmp={value}: the client has {seen}"
+        );
     }
     Ok(())
 }

@@ -221,11 +221,11 @@ impl Control {
             Step::SetSysctl(sysctl) => self.set_sysctl(&sysctl.name, &sysctl.value)?,
             Step::StartMaster(master, daemon) => {
                 self.start_master(master)?;
-                self.daemons.push(completed(daemon, master.maxlen));
+                self.note_daemon(completed(daemon, master.maxlen));
             }
             Step::StartBackup(backup, daemon) => {
                 self.start_backup(backup)?;
-                self.daemons.push(completed(daemon, backup.maxlen));
+                self.note_daemon(completed(daemon, backup.maxlen));
             }
             Step::StopDaemon(SyncRole::Master) => self.stop_master()?,
             Step::StopDaemon(SyncRole::Backup) => self.stop_backup()?,
@@ -235,7 +235,7 @@ impl Control {
             Step::SetFilter(service, filter) => {
                 self.set_filter(service.as_ref(), filter.clone())?;
             }
-            Step::OwnVips(addresses) => self.own_vips = addresses.to_vec(),
+            Step::OwnVips(addresses) => self.set_own_vips(addresses),
             Step::SetLocal(pool, hairpin) => self.set_local_pool(pool, hairpin)?,
         }
         Ok(())
@@ -328,7 +328,7 @@ impl<'a> Changes<'a> {
     /// Makes up to `count` more of those that were checked. When all are made: what the packet side has to follow.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
-            self.marks = Some(control.marks.to_vec());
+            self.marks = Some(control.marks().to_vec());
         }
         let marks = self.marks.get_or_insert_default();
         for _ in 0..count {
@@ -343,7 +343,7 @@ impl<'a> Changes<'a> {
         }
         let applied = core::mem::take(&mut self.applied);
         if applied.marks {
-            control.marks = Arc::from(core::mem::take(marks));
+            control.set_marks(Arc::from(core::mem::take(marks)));
         }
         Some(applied)
     }

@@ -474,9 +474,8 @@ impl From<Error> for Failure {
                 FailureCode::NoScheduler
             }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
-            Error::Unsupported(_) | Error::LocalAddressNeeded | Error::FullNatOnePacket => {
-                FailureCode::Unsupported
-            }
+            Error::LocalAddressNeeded => FailureCode::NoLocalAddress,
+            Error::Unsupported(_) | Error::FullNatOnePacket => FailureCode::Unsupported,
             _ => FailureCode::Invalid,
         };
         Self::new(code, alloc::string::ToString::to_string(&error))
@@ -509,6 +508,8 @@ pub enum FailureCode {
     NotRunning,
     /// A daemon of that role is running (EEXIST).
     Running,
+    /// Full NAT without an address of the director's that could stand for clients.
+    NoLocalAddress,
     /// Not possible with this engine, or not yet.
     Unsupported,
     /// The line is not a request.

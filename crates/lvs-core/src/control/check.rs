@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
+use super::ServiceKeyOrd;
 use crate::sync::SyncRole;
 use crate::{
     Control, Error, Family, Forwarding, Protocol, Scheduler, Server, ServerConfig, ServiceConfig,
@@ -30,6 +31,7 @@ pub(crate) trait View {
     /// Whether an address of this family can stand for clients.
     fn has_local(&self, family: Family) -> bool;
     /// Rules for marks.
+    #[cfg(feature = "api")]
     fn marks(&self) -> usize;
 }
 
@@ -149,6 +151,7 @@ fn scheduler(
 }
 
 /// The service is there.
+#[cfg(feature = "api")]
 pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
 }
@@ -200,6 +203,7 @@ pub(crate) fn edit_server(
 }
 
 /// The service has this server.
+#[cfg(feature = "api")]
 pub(crate) fn delete_server(
     view: &impl View,
     key: &ServiceKey,
@@ -312,7 +316,7 @@ fn unicast(addr: IpAddr) -> Result<(), Error> {
 
 impl View for Control {
     fn service(&self, key: &ServiceKey) -> Option<Facts> {
-        let number = *self.index.get(&key.into())?;
+        let number = *self.index.get(&ServiceKeyOrd::from(key))?;
         let service = self.services.get(&number)?;
         Some(Facts {
             number: Some(number),
@@ -346,6 +350,7 @@ impl View for Control {
         self.full_nat.serves(family)
     }
 
+    #[cfg(feature = "api")]
     fn marks(&self) -> usize {
         self.marks.len()
     }

@@ -1,7 +1,6 @@
 //! What is due by the clock.
 
 use super::Control;
-use super::counters::STATS_PERIOD;
 use super::defense::{self, Defense};
 use super::templates::TEMPLATES_AT_ONCE;
 use crate::Instant;
@@ -18,6 +17,10 @@ impl Control {
         while let Some(at) = self.next_event.filter(|&at| at <= now) {
             self.expire_templates(at, &mut budget);
             self.run_events(at);
+            if self.estimator.is_in_a_round() {
+                // So many servers that their snapshots take several calls, however late the first one comes.
+                return;
+            }
         }
         self.expire_templates(now, &mut budget);
     }
@@ -101,7 +104,7 @@ impl Control {
     /// Starts the periods that run from the first moment that the director is shown.
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
-            self.next_stats = Some(now + STATS_PERIOD);
+            self.estimator.start(now);
             if Defense::is_needed(&self.settings.sysctls) {
                 self.next_defense = Some(now + defense::PERIOD);
             }
@@ -118,10 +121,6 @@ impl Control {
     /// Does what is due at `at`, which is the moment of the next event.
     pub(crate) fn run_events(&mut self, at: Instant) {
         let due = |event: Option<Instant>| event.is_some_and(|event| event <= at);
-        let stats = due(self.next_stats);
-        if due(self.next_stats) {
-            self.next_stats = Some(at + STATS_PERIOD);
-        }
         if due(self.next_defense) {
             self.update_defense();
             self.next_defense =
@@ -134,16 +133,7 @@ impl Control {
                 self.changed();
             }
         }
-        if stats && self.settings.sysctls.estimates() {
-            self.total.tick();
-            self.services
-                .values_mut()
-                .for_each(|service| service.stats.tick());
-            let servers = self.records.iter_mut();
-            servers
-                .filter(|entry| !entry.is_trashed())
-                .for_each(|entry| entry.stats.tick());
-        }
+        self.estimate(at);
         for number in self.agenda.due(at) {
             let Some(service) = self.services.get_mut(&number) else {
                 continue;
@@ -174,7 +164,7 @@ impl Control {
 
     /// Finds the moment of the next event.
     pub(super) fn plan(&mut self) {
-        let periods = [self.next_stats, self.next_trash, self.next_defense];
+        let periods = [self.estimator.wakeup(), self.next_trash, self.next_defense];
         let moments = periods.into_iter().chain([self.agenda.next()]);
         self.next_event = moments.flatten().min();
     }

@@ -1,13 +1,8 @@
-//! Counters and rates: the estimator, and what is shown.
+//! Counters and rates that are shown.
 
-use core::time::Duration;
-
-use super::Control;
+use super::{Control, ServiceKeyOrd};
 use crate::stats::Stats;
 use crate::{Error, ServiceKey};
-
-/// Time between two snapshots of the counters.
-pub(super) const STATS_PERIOD: Duration = Duration::from_secs(2);
 
 impl Control {
     /// Counters and rates of everything.
@@ -26,7 +21,10 @@ impl Control {
     /// [`Error::NoService`].
     pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<(), Error> {
         if let Some(key) = key {
-            let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+            let number = *self
+                .index
+                .get(&ServiceKeyOrd::from(key))
+                .ok_or(Error::NoService)?;
             if let Some(service) = self.services.get_mut(&number) {
                 service.stats.zero();
                 for server in service.pool.servers() {

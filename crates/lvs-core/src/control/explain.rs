@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
 use super::admit::template_key;
+use super::service::ServiceKeyOrd;
 use crate::HashSlot;
 use crate::sched::Request;
 use crate::shard::Shard;
@@ -129,7 +130,7 @@ impl Control {
             told.verdict = format!("goes to {server}: it belongs to a connection");
             return told;
         }
-        let number = self.index.get(&(&service.key).into());
+        let number = self.index.get(&ServiceKeyOrd::from(&service.key));
         let decided = number.and_then(|&number| self.filters.decide(number, src.ip()));
         if let Some(decided) = decided.filter(|decided| !decided.taken()) {
             told.verdict = format!("dropped: {}", decided.describe(src.ip()));

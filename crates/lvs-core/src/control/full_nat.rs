@@ -2,7 +2,7 @@
 //! servers' other packets go. IPVS has no such method.
 
 use super::Control;
-use super::check::{self};
+use super::check;
 use crate::conn::flag;
 pub(super) use crate::prefix::prefixes;
 use crate::{Error, Family, Forwarding, LocalAddress, Prefix, Server};

@@ -7,8 +7,10 @@ mod clock;
 mod counters;
 mod defend;
 mod defense;
+mod estimator;
 mod explain;
 mod full_nat;
+mod keys;
 mod limiter;
 mod records;
 mod servers;
@@ -23,8 +25,10 @@ mod templates;
 
 use self::agenda::Agenda;
 use self::defense::Defense;
+use self::estimator::Estimator;
 pub use self::explain::{Candidate, Explanation};
 use self::full_nat::FullNat;
+use self::keys::Keys;
 use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
@@ -151,54 +155,54 @@ impl Default for Options {
 /// ```
 #[derive(Debug)]
 pub struct Control {
-    pub(crate) options: Options,
-    pub(crate) services: BTreeMap<u32, Box<Service>>,
-    pub(crate) index: BTreeMap<ServiceKeyOrd, u32>,
+    options: Options,
+    services: BTreeMap<u32, Box<Service>>,
+    index: Keys,
     next_service: u32,
-    pub(crate) records: Records,
+    records: Records,
     /// Services with port 21: TCP ports without a service of their own fall to them.
-    pub(crate) ftp_services: usize,
+    ftp_services: usize,
     /// Services with port 0, marks included.
-    pub(crate) any_port_services: usize,
+    any_port_services: usize,
     /// Services of IPv4 and of IPv6.
     families: [usize; 2],
     /// Services with a persistence engine.
     engines: usize,
     agenda: Agenda,
     total: ObjectStats,
-    pub(crate) settings: Settings,
+    settings: Settings,
     shared: Arc<Shared>,
     /// The latest time shown by [`advance`](Self::advance).
     clock: Option<Instant>,
     /// The earliest of the moments below and of the services' ticks.
     next_event: Option<Instant>,
-    next_stats: Option<Instant>,
+    estimator: Estimator,
     next_trash: Option<Instant>,
     /// When the defences look at the memory next.
     next_defense: Option<Instant>,
     /// What each shard is to do when it is swept next.
     sweep_work: Vec<SweepWork>,
-    pub(crate) templates: Templates,
-    pub(crate) evicted_templates: u64,
-    pub(crate) defense: Defense,
+    templates: Templates,
+    evicted_templates: u64,
+    defense: Defense,
     /// Connections of each shard when it was here last.
     occupancy: Vec<usize>,
     /// The synchronisation backup that runs.
-    pub(crate) backup: Option<Backup>,
-    pub(crate) sync: Queue,
+    backup: Option<Backup>,
+    sync: Queue,
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
-    pub(crate) full_nat: FullNat,
+    full_nat: FullNat,
     /// Servers of another family than their service's.
-    pub(crate) mixed: usize,
+    mixed: usize,
     /// Whose connections are taken.
-    pub(crate) filters: Filters,
+    filters: Filters,
     /// Rules that give packets marks, which whoever embeds the director applies.
-    pub(crate) marks: Arc<[MarkRule]>,
+    marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
-    pub(crate) own_vips: Vec<IpAddr>,
+    own_vips: Vec<IpAddr>,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
-    pub(crate) daemons: Vec<SyncDaemon>,
+    daemons: Vec<SyncDaemon>,
 }
 
 impl Control {
@@ -221,7 +225,7 @@ impl Control {
         Self {
             options: Options { shards, ..options },
             services: BTreeMap::new(),
-            index: BTreeMap::new(),
+            index: Keys::default(),
             next_service: 0,
             records: Records::default(),
             ftp_services: 0,
@@ -234,7 +238,7 @@ impl Control {
             shared: Arc::default(),
             clock: None,
             next_event: None,
-            next_stats: None,
+            estimator: Estimator::default(),
             next_trash: None,
             next_defense: None,
             sweep_work: vec![SweepWork::default(); shards],

@@ -4,6 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
@@ -74,8 +75,23 @@ impl Records {
         self.places.iter().flatten()
     }
 
+    /// The records in some of the places.
+    pub(crate) fn iter_in(&self, places: Range<usize>) -> impl Iterator<Item = &Registered> {
+        let places = places.start.min(self.len())..places.end.min(self.len());
+        self.places.get(places).into_iter().flatten().flatten()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Registered> {
         self.places.iter_mut().flatten()
+    }
+
+    /// Takes a snapshot of the counters of servers in services, in these places.
+    pub(crate) fn tick(&mut self, places: Range<usize>) {
+        let entries = self.places.get_mut(places).unwrap_or_default();
+        let entries = entries.iter_mut().flatten();
+        entries
+            .filter(|entry| !entry.is_trashed())
+            .for_each(|entry| entry.stats.tick());
     }
 
     /// Records of servers at this address, that of the highest number first; none unless they are
@@ -243,6 +259,8 @@ mod tests {
         assert_eq!(ids, [0, 1, 2]);
         records.trash(ServerId(1));
         assert_eq!(enter(&mut records, 2).0, 1, "an equal one takes it up");
+        let sizes = [0..1, 1..9, 3..3, 7..9].map(|places| records.iter_in(places).count());
+        assert_eq!(sizes, [1, 2, 0, 0]);
         records.trash(ServerId(1));
         records.trash(ServerId(0));
         assert!(records.empty_trash(Instant::ZERO));

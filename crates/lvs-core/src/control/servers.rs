@@ -2,10 +2,11 @@
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::time::Duration;
 
 use super::Control;
-use super::check::{self};
+use super::check;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
@@ -97,10 +98,24 @@ impl Control {
     /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
     /// packets may yet go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
+        self.endpoints_in(0..self.endpoint_places())
+    }
+
+    /// Those of [`endpoints`](Self::endpoints) in some of the places, of which there are
+    /// [`endpoint_places`](Self::endpoint_places): for whoever goes through them in portions.
+    pub fn endpoints_in(
+        &self,
+        places: Range<usize>,
+    ) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.records
-            .iter()
+            .iter_in(places)
             .filter(|entry| !entry.is_trashed() || entry.server.is_referenced())
             .map(|entry| (entry.key, &entry.server))
+    }
+
+    /// Places of servers, those that were removed and are kept for a while among them.
+    pub fn endpoint_places(&self) -> usize {
+        self.records.len()
     }
 
     /// Puts a server that has left its service into the trash (`__ip_vs_del_dest`).

@@ -56,7 +56,7 @@ impl Service {
 }
 
 /// A service's key in an order: protocol, family and address, port; marks first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ServiceKeyOrd {
     Mark(Family, u32),
     Address(Protocol, SocketAddr),

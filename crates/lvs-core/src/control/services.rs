@@ -23,7 +23,10 @@ impl Control {
 
     /// The service with this key.
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        Some(self.services.get(self.index.get(&key.into())?)?)
+        Some(
+            self.services
+                .get(self.index.get(&ServiceKeyOrd::from(key))?)?,
+        )
     }
 
     /// Adds a service (`ip_vs_add_service`).
@@ -112,7 +115,10 @@ impl Control {
             self.filters.director = filter;
             return Ok(());
         };
-        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+        let number = *self
+            .index
+            .get(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
         if filter.is_off() {
             self.filters.services.remove(&number);
         } else {
@@ -139,7 +145,10 @@ impl Control {
     /// # Errors
     /// [`Error::NoService`].
     pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
-        let number = self.index.remove(&key.into()).ok_or(Error::NoService)?;
+        let number = self
+            .index
+            .remove(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
         let service = self.services.remove(&number).ok_or(Error::NoService)?;
         self.filters.services.remove(&number);
         let family = service.key.family();
@@ -170,7 +179,10 @@ impl Control {
 
     /// The service with this key, and its number.
     pub(super) fn service_mut(&mut self, key: &ServiceKey) -> Result<(u32, &mut Service), Error> {
-        let number = *self.index.get(&key.into()).ok_or(Error::NoService)?;
+        let number = *self
+            .index
+            .get(&ServiceKeyOrd::from(key))
+            .ok_or(Error::NoService)?;
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
         Ok((number, service))
     }

@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use super::Control;
-use super::check::{self};
+use super::check;
 use super::defense::{self, Defense};
-use super::full_nat::{self};
+use super::full_nat;
 use crate::mark::MarkRule;
-use crate::shard::{self};
+use crate::shard;
 use crate::sync::SyncDaemon;
 use crate::{Error, Sysctls};
 
@@ -109,6 +109,24 @@ impl Control {
     /// The virtual addresses that whoever embeds the director was told to answer for.
     pub fn own_vips(&self) -> &[IpAddr] {
         &self.own_vips
+    }
+
+    /// Replaces the rules that give packets marks.
+    #[cfg(feature = "api")]
+    pub(crate) fn set_marks(&mut self, marks: Arc<[MarkRule]>) {
+        self.marks = marks;
+    }
+
+    /// Replaces the virtual addresses to answer for.
+    #[cfg(feature = "api")]
+    pub(crate) fn set_own_vips(&mut self, addresses: &[IpAddr]) {
+        self.own_vips = addresses.to_vec();
+    }
+
+    /// Adds a synchronisation daemon that was started.
+    #[cfg(feature = "api")]
+    pub(crate) fn note_daemon(&mut self, daemon: SyncDaemon) {
+        self.daemons.push(daemon);
     }
 
     /// The synchronisation daemons as they were asked for, in the order in which they were started.

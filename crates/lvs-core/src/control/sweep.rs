@@ -27,7 +27,7 @@ impl Control {
         }
         self.refresh(shard);
         self.note_occupancy(shard);
-        let Some(work) = self.sweep_work.get_mut(shard.number) else {
+        let Some(work) = self.sweep_work.get_mut(shard.number()) else {
             return;
         };
         if !work.flush_removed && !work.end_down && work.drop_entry == 0 {
@@ -35,7 +35,7 @@ impl Control {
         }
         let work = core::mem::take(work);
         if work.end_down {
-            shard.down.begin();
+            shard.begin_down();
         }
         if work.flush_removed {
             shard.flush_removed();

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::Control;
-use super::check::{self};
+use super::check;
 use crate::sync::{Backup, Master, SyncRole};
 use crate::{Error, Instant};
 

@@ -129,7 +129,7 @@ impl Control {
             }
         };
         if let Some(sequences) = entry.sequences {
-            shard.sequences.insert(index, sequences);
+            shard.set_sequences(index, sequences);
         }
         let state = State(u8::try_from(entry.state).unwrap_or(0));
         let timeout = match (entry.timeout, entry.protocol) {

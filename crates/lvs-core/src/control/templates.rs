@@ -41,7 +41,7 @@ impl Control {
         template.timeout.store(60, Relaxed);
         let fired = self.templates.table.get(index).expires;
         let queue = match shard {
-            Some(shard) => &mut shard.sync,
+            Some(shard) => shard.sync_queue(),
             None => &mut self.sync,
         };
         let threshold = self.settings.sysctls.sync_threshold.0;

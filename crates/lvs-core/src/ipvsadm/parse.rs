@@ -11,7 +11,7 @@ use super::{Command, Format, ListOptions, Resolve, What, value};
 use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
 use crate::{
     Extras, Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel,
-    TunnelChecksum,
+    TunnelChecksum, TunnelType,
 };
 
 /// The scheduler where none is given.
@@ -229,7 +229,7 @@ struct Line<'a> {
     weight: i32,
     upper: u32,
     lower: u32,
-    tunnel: TunnelKind,
+    tunnel: &'static TunnelType,
     tunnel_port: u16,
     interface: String,
     syncid: u8,
@@ -239,29 +239,22 @@ struct Line<'a> {
     ttl: Option<u8>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum TunnelKind {
-    Ipip,
-    Gue,
-    Gre,
+/// What a type of tunnel does with an option.
+fn tunnel_rule(kind: &TunnelType, flag: Flag) -> Rule {
+    match checksum_of(flag) {
+        Some(checksum) if kind.checksums.contains(&checksum) => Rule::OneOf,
+        None if flag == Flag::TunPort && kind.has_port => Rule::Needed,
+        _ => Rule::Illegal,
+    }
 }
 
-impl TunnelKind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Ipip => "ipip",
-            Self::Gue => "gue",
-            Self::Gre => "gre",
-        }
-    }
-
-    const fn rule(self, flag: Flag) -> Rule {
-        match (self, flag) {
-            (Self::Gue, Flag::TunPort) => Rule::Needed,
-            (Self::Gue, Flag::TunNocsum | Flag::TunCsum | Flag::TunRemcsum)
-            | (Self::Gre, Flag::TunNocsum | Flag::TunCsum) => Rule::OneOf,
-            _ => Rule::Illegal,
-        }
+/// The checksum that an option asks for.
+const fn checksum_of(flag: Flag) -> Option<TunnelChecksum> {
+    match flag {
+        Flag::TunNocsum => Some(TunnelChecksum::None),
+        Flag::TunCsum => Some(TunnelChecksum::Full),
+        Flag::TunRemcsum => Some(TunnelChecksum::Remote),
+        _ => None,
     }
 }
 
@@ -289,7 +282,7 @@ impl<'a> Line<'a> {
             weight: 1,
             upper: 0,
             lower: 0,
-            tunnel: TunnelKind::Ipip,
+            tunnel: Tunnel::Ipip.about(),
             tunnel_port: 0,
             interface: String::new(),
             syncid: 0,
@@ -404,12 +397,8 @@ impl<'a> Line<'a> {
             Flag::Upper => self.upper = ranged(flag, word, 0, i64::from(i32::MAX))?,
             Flag::Lower => self.lower = ranged(flag, word, 0, i64::from(i32::MAX))?,
             Flag::TunType => {
-                self.tunnel = match word {
-                    b"ipip" => TunnelKind::Ipip,
-                    b"gue" => TunnelKind::Gue,
-                    b"gre" => TunnelKind::Gre,
-                    _ => return Err(fail("illegal tunnel type specified")),
-                };
+                let kind = core::str::from_utf8(word).ok().and_then(TunnelType::find);
+                self.tunnel = kind.ok_or_else(|| fail("illegal tunnel type specified"))?;
             }
             Flag::TunPort => self.tunnel_port = ranged(flag, word, 1, 65_535)?,
             Flag::McastInterface => self.interface = name(word),
@@ -608,10 +597,10 @@ impl<'a> Line<'a> {
         {
             return Err(fail("Tunnel options conflict with forward method"));
         }
-        let kind = self.tunnel.name();
+        let kind = self.tunnel.name;
         let mut chosen: Option<Flag> = None;
         for &flag in &TUNNEL[1..] {
-            let rule = self.tunnel.rule(flag);
+            let rule = tunnel_rule(self.tunnel, flag);
             if !self.flags.has(flag) {
                 if rule == Rule::Needed {
                     return Err(fail(&format!(
@@ -639,21 +628,8 @@ impl<'a> Line<'a> {
                 _ => {}
             }
         }
-        let checksum = if self.flags.has(Flag::TunRemcsum) {
-            TunnelChecksum::Remote
-        } else if self.flags.has(Flag::TunCsum) {
-            TunnelChecksum::Full
-        } else {
-            TunnelChecksum::None
-        };
-        Ok(match self.tunnel {
-            TunnelKind::Ipip => Tunnel::Ipip,
-            TunnelKind::Gue => Tunnel::Gue {
-                port: self.tunnel_port,
-                checksum,
-            },
-            TunnelKind::Gre => Tunnel::Gre { checksum },
-        })
+        let checksum = chosen.and_then(checksum_of).unwrap_or_default();
+        Ok((self.tunnel.tunnel)(self.tunnel_port, checksum))
     }
 
     fn list_options(&self) -> Result<ListOptions, Refusal> {

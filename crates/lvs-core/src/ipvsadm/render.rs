@@ -10,7 +10,7 @@ use super::{Format, ListOptions, Resolve};
 use crate::api::{
     ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
 };
-use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum};
+use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel};
 
 /// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
@@ -378,20 +378,7 @@ fn save_service(out: &mut String, service: &ServiceInfo, style: Style<'_>) {
             ),
         );
         if config.forwarding == Forwarding::Tunnel {
-            match config.tunnel {
-                Tunnel::Ipip => out.push_str(" --tun-type ipip"),
-                Tunnel::Gue { port, checksum } => put(
-                    out,
-                    format_args!(
-                        " --tun-type gue --tun-port {port} {}",
-                        checksum_option(checksum)
-                    ),
-                ),
-                Tunnel::Gre { checksum } => put(
-                    out,
-                    format_args!(" --tun-type gre {}", checksum_option(checksum)),
-                ),
-            }
+            tunnel_options(out, config.tunnel);
         }
         out.push('\n');
     }
@@ -404,30 +391,31 @@ fn rule_name(option: &str, address: SocketAddr, protocol: Protocol, style: Style
     ))
 }
 
-const fn checksum_option(checksum: TunnelChecksum) -> &'static str {
-    match checksum {
-        TunnelChecksum::None => "--tun-nocsum",
-        TunnelChecksum::Full => "--tun-csum",
-        TunnelChecksum::Remote => "--tun-remcsum",
+fn tunnel_options(out: &mut String, tunnel: Tunnel) {
+    let about = tunnel.about();
+    put(out, format_args!(" --tun-type {}", about.name));
+    if about.has_port {
+        put(out, format_args!(" --tun-port {}", tunnel.port()));
+    }
+    if !about.checksums.is_empty() {
+        put(out, format_args!(" --tun-{}", tunnel.checksum().option()));
     }
 }
 
 fn tunnel_info(server: &ServerInfo) -> String {
-    let sign = |checksum| match checksum {
-        TunnelChecksum::None => "-c",
-        TunnelChecksum::Full => "+c",
-        TunnelChecksum::Remote => "r+c",
-    };
     if server.config.forwarding != Forwarding::Tunnel {
         return "n/a".into();
     }
-    match server.config.tunnel {
-        Tunnel::Ipip => "ipip".into(),
-        Tunnel::Gue { port, checksum } => {
-            format_args_string(format_args!("gue:{port}:{}", sign(checksum)))
-        }
-        Tunnel::Gre { checksum } => format_args_string(format_args!("gre:{}", sign(checksum))),
+    let tunnel = server.config.tunnel;
+    let about = tunnel.about();
+    let mut text = String::from(about.name);
+    if about.has_port {
+        put(&mut text, format_args!(":{}", tunnel.port()));
     }
+    if !about.checksums.is_empty() {
+        put(&mut text, format_args!(":{}", tunnel.checksum().sign()));
+    }
+    text
 }
 
 const fn method(forwarding: Forwarding) -> &'static str {

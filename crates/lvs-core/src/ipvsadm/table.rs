@@ -5,6 +5,8 @@
 use Command as C;
 use Flag as F;
 
+use crate::TunnelType;
+
 /// The commands of ipvsadm, in the order in which it numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
@@ -401,7 +403,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("masquerading", Some(b'm'), NO, Meaning::Masquerading, "network address translation"),
     option("ipip", Some(b'i'), NO, Meaning::Ipip, "tunnelling"),
     option("gatewaying", Some(b'g'), NO, Meaning::Gatewaying, "direct routing; the default"),
-    option("tun-type", None, arg("ipip|gue|gre"), set(F::TunType), "encapsulation of a tunnel"),
+    option("tun-type", None, arg(TunnelType::NAMES), set(F::TunType), "encapsulation of a tunnel"),
     option("tun-port", None, arg("port"), set(F::TunPort), "UDP port of a GUE tunnel"),
     option("tun-nocsum", None, NO, set(F::TunNocsum), "tunnel without checksum"),
     option("tun-csum", None, NO, set(F::TunCsum), "tunnel with checksum"),

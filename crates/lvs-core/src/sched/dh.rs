@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
 use crate::hash::{fold, hash_32};
 
@@ -16,6 +16,7 @@ pub(super) const ABOUT: About = About {
     name: "dh",
     summary: "hash of the destination address",
     weights: Weights::Ignored,
+    at_zero: AtZero::Refuses,
     needs_replies: false,
     in_kernel: true,
     make: || Box::<DestinationHashing>::default(),

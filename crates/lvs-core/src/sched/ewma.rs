@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use super::wlc::least_by;
-use super::{About, Request, Scheduler, Weights};
+use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::{Instant, Server, ServerId};
 
 /// How long a server without a sample is left alone after it was tried.
@@ -17,6 +17,7 @@ pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
     weights: Weights::Share,
+    at_zero: AtZero::Avoids,
     needs_replies: true,
     in_kernel: false,
     make: || Box::<PeakEwma>::default(),

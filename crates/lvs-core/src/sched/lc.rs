@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, Request, Scheduler, Weights};
+use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
 /// What there is to know of it.
@@ -11,6 +11,7 @@ pub(super) const ABOUT: About = About {
     name: "lc",
     summary: "fewest connections",
     weights: Weights::Ignored,
+    at_zero: AtZero::Avoids,
     needs_replies: false,
     in_kernel: true,
     make: || Box::new(LeastConnections),

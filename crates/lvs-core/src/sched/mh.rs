@@ -7,7 +7,7 @@ use core::net::SocketAddr;
 
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::Server;
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 
@@ -22,6 +22,7 @@ pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
     weights: Weights::Share,
+    at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
     in_kernel: true,
     make: || Box::<MaglevHashing>::default(),

@@ -166,12 +166,37 @@ pub struct About {
     pub summary: &'static str,
     /// What weights are to it.
     pub weights: Weights,
+    /// What it does with a client whose server has a weight of 0.
+    pub at_zero: AtZero,
     /// It goes by the servers' answers, so that it takes servers behind NAT only.
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
     pub in_kernel: bool,
     /// Makes one for a service.
     pub make: fn() -> Box<dyn Scheduler>,
+}
+
+impl About {
+    /// Whether a service with these flags refuses some clients while a server has a weight of 0, though others could
+    /// take them.
+    pub const fn refuses_at_zero(&self, flags: ServiceFlags) -> bool {
+        match self.at_zero {
+            AtZero::Avoids => false,
+            AtZero::Refuses => true,
+            AtZero::RefusesWithoutFallback => !flags.has(ServiceFlags::SCHED1),
+        }
+    }
+}
+
+/// What a scheduler does with a client whose server has a weight of 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtZero {
+    /// It chooses another server.
+    Avoids,
+    /// It refuses the client: the choice depends on addresses, not on weights.
+    Refuses,
+    /// The same, unless the service asks for the fallback (`sh-fallback`, `mh-fallback`).
+    RefusesWithoutFallback,
 }
 
 /// The built-in schedulers, in the order in which they are listed to people.
@@ -261,6 +286,7 @@ impl NoScheduler {
         name: "none",
         summary: "no new connections",
         weights: Weights::Ignored,
+        at_zero: AtZero::Avoids,
         needs_replies: false,
         in_kernel: true,
         make: || Box::new(Self),
@@ -327,6 +353,25 @@ pub(crate) mod tests {
                 },
             )
             .collect()
+    }
+
+    #[test]
+    fn what_is_told_of_weight_0_is_what_happens() {
+        for about in BUILT_IN.iter().filter(|about| about.name != "none") {
+            for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
+                let mut pool = pool(about.name, &[1, 1]);
+                assert!(!letters(&mut pool, clients(flags)).contains('-'));
+                // All ask for one address, which may belong to either.
+                let refuses = (0..2).any(|server| {
+                    set_weight(&mut pool, server, 0);
+                    let refuses = letters(&mut pool, clients(flags)).contains('-');
+                    set_weight(&mut pool, server, 1);
+                    refuses
+                });
+                let name = about.name;
+                assert_eq!(refuses, about.refuses_at_zero(flags), "{name} {flags:?}");
+            }
+        }
     }
 
     #[test]

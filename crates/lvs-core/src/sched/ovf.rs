@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::fo::heaviest;
-use super::{About, Request, Scheduler, Weights};
+use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
 /// What there is to know of it.
@@ -12,6 +12,7 @@ pub(super) const ABOUT: About = About {
     name: "ovf",
     summary: "the highest weight, until it has as many connections; then the next",
     weights: Weights::Capacity,
+    at_zero: AtZero::Avoids,
     needs_replies: false,
     in_kernel: true,
     make: || Box::new(Overflow),

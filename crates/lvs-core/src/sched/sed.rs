@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::wlc::least_by;
-use super::{About, Request, Scheduler, Weights};
+use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
 /// What there is to know of it.
@@ -12,6 +12,7 @@ pub(super) const ABOUT: About = About {
     name: "sed",
     summary: "shortest expected delay",
     weights: Weights::Share,
+    at_zero: AtZero::Avoids,
     needs_replies: false,
     in_kernel: true,
     make: || Box::new(ShortestExpectedDelay),

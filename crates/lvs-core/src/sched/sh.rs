@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::hash::{fold, hash_32};
 use crate::{Protocol, Server, ServiceFlags};
 
@@ -17,6 +17,7 @@ pub(super) const ABOUT: About = About {
     name: "sh",
     summary: "hash of the source address",
     weights: Weights::Share,
+    at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
     in_kernel: true,
     make: || Box::<SourceHashing>::default(),

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, Request, Scheduler, Weights};
+use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
 /// What there is to know of it.
@@ -11,6 +11,7 @@ pub(super) const ABOUT: About = About {
     name: "wlc",
     summary: "fewest connections in proportion to the weight; the default",
     weights: Weights::Share,
+    at_zero: AtZero::Avoids,
     needs_replies: false,
     in_kernel: true,
     make: || Box::new(WeightedLeastConnections),

@@ -2,6 +2,7 @@
 
 use alloc::format;
 use alloc::string::{String, ToString};
+use core::fmt::Display;
 use core::ops::RangeInclusive;
 
 use crate::Error;
@@ -43,10 +44,21 @@ macro_rules! sysctls {
             /// [`Error::SysctlValue`] if the text is no number or out of range, and as [`get`](Self::get).
             pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
                 match name {
-                    $(stringify!($name) => self.$name = $take(value)?,)*
+                    $(stringify!($name) => self.$name = $take.take(value)?,)*
                     _ => return Err(Error::UnknownSysctl),
                 }
                 Ok(())
+            }
+
+            /// What values a sysctl takes, in words.
+            ///
+            /// # Errors
+            /// [`Error::UnknownSysctl`].
+            pub fn values(name: &str) -> Result<String, Error> {
+                match name {
+                    $(stringify!($name) => Ok(Takes::<$type>::values(&$take)),)*
+                    _ => Err(Error::UnknownSysctl),
+                }
             }
         }
     };
@@ -54,73 +66,73 @@ macro_rules! sysctls {
 
 sysctls! {
     /// Drop rate of `drop_packet` mode 3: one of so many connections. Default 10.
-    am_droprate: i32 = 10, number;
+    am_droprate: i32 = 10, NUMBER;
     /// Pages of free memory below which the automatic defences act. Default 1024.
-    amemthresh: i32 = 1024, number;
+    amemthresh: i32 = 1024, NUMBER;
     /// Forward nothing while a backup daemon runs. Default off.
-    backup_only: bool = false, switch;
+    backup_only: bool = false, SWITCH;
     /// Send packets of a mark without servers on to their own destination. Default off.
-    cache_bypass: bool = false, switch;
+    cache_bypass: bool = false, SWITCH;
     /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in TIME_WAIT and
     /// CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
-    conn_reuse_mode: i32 = 1, number;
+    conn_reuse_mode: i32 = 1, NUMBER;
     /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol carries. Default off.
-    conntrack: bool = false, switch;
+    conntrack: bool = false, SWITCH;
     /// How much the kernel's debug builds log; kept and without effect. Default 0.
-    debug_level: i32 = 0, number;
+    debug_level: i32 = 0, NUMBER;
     /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    drop_entry: i32 = 0, within(0..=3);
+    drop_entry: i32 = 0, Within(0..=3);
     /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    drop_packet: i32 = 0, within(0..=3);
+    drop_packet: i32 = 0, Within(0..=3);
     /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no effect here; an empty list
     /// stops the estimation, as `run_estimation` does. Default 0.
-    est_cpulist: String = "0".into(), cpu_list;
+    est_cpulist: String = "0".into(), CPU_LIST;
     /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
-    est_nice: i32 = 0, within(-20..=19);
+    est_nice: i32 = 0, Within(-20..=19);
     /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
-    expire_nodest_conn: bool = false, switch;
+    expire_nodest_conn: bool = false, SWITCH;
     /// Let clients leave a persistent server whose weight is 0. Default off.
-    expire_quiescent_template: bool = false, switch;
+    expire_quiescent_template: bool = false, SWITCH;
     /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off. Which packets
     /// that are is known to whoever embeds the director: to Ethernet over GRE it comes by a device of its own.
-    ignore_tunneled: bool = false, switch;
+    ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` forgets an unused destination. Default 86400.
-    lblc_expiration: u32 = 86_400, positive;
+    lblc_expiration: u32 = 86_400, POSITIVE;
     /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default 86400.
-    lblcr_expiration: u32 = 86_400, positive;
+    lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Tell a server that speaks without a connection: port unreachable. Default off.
-    nat_icmp_send: bool = false, switch;
+    nat_icmp_send: bool = false, SWITCH;
     /// Check the MTU of tunnels, and copy DF to the outer header. Default on.
-    pmtu_disc: bool = true, switch;
+    pmtu_disc: bool = true, SWITCH;
     /// Take snapshots of counters and compute rates. Default on.
-    run_estimation: bool = true, switch;
+    run_estimation: bool = true, SWITCH;
     /// Let ICMP errors of unknown connections open connections. Default off.
-    schedule_icmp: bool = false, switch;
+    schedule_icmp: bool = false, SWITCH;
     /// State tables that trust only the server: 0 off, 1 and 2 by memory, 3 always. Default 0.
-    secure_tcp: i32 = 0, within(0..=3);
+    secure_tcp: i32 = 0, Within(0..=3);
     /// Let any SCTP packet but ABORT open a connection. Default off.
-    sloppy_sctp: bool = false, switch;
+    sloppy_sctp: bool = false, SWITCH;
     /// Let any TCP segment but RST open a connection. Default off.
-    sloppy_tcp: bool = false, switch;
+    sloppy_tcp: bool = false, SWITCH;
     /// Route replies as if the host had made them. Default on; without effect where routes are looked up by destination
     /// alone.
-    snat_reroute: bool = true, switch;
+    snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a template controls. Default off.
-    sync_persist_mode: bool = false, switch;
+    sync_persist_mode: bool = false, SWITCH;
     /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default 1.
-    sync_ports: u32 = 1, power_of_two;
+    sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
-    sync_qlen_max: i32 = 16_384, number;
+    sync_qlen_max: i32 = 16_384, NUMBER;
     /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`. Default 0.
-    sync_refresh_period: u32 = 0, positive;
+    sync_refresh_period: u32 = 0, POSITIVE;
     /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
-    sync_retries: u32 = 0, within(0..=3);
+    sync_retries: u32 = 0, Within(0..=3);
     /// Buffer of the synchronisation sockets in bytes; 0 is the system's. Default 0.
-    sync_sock_size: i32 = 0, number;
+    sync_sock_size: i32 = 0, NUMBER;
     /// A connection is synchronised at packet `.0` and then at every `.1`th. Default 3 50.
-    sync_threshold: (u32, u32) = (3, 50), threshold;
+    sync_threshold: (u32, u32) = (3, 50), THRESHOLD;
     /// Version of the synchronisation messages that a master sends, 0 or 1. Default 1.
-    sync_version: u32 = 1, within(0..=1);
+    sync_version: u32 = 1, Within(0..=1);
 }
 
 /// A value as the kernel writes it.
@@ -158,6 +170,58 @@ impl Show for (u32, u32) {
     }
 }
 
+/// What values a sysctl takes.
+trait Takes<T> {
+    /// The value of a text.
+    fn take(&self, value: &str) -> Result<T, Error>;
+
+    /// Those that it takes, in words.
+    fn values(&self) -> String;
+}
+
+/// A kind of values: how one is taken from its text, and what they are, in words.
+struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
+
+impl<T> Takes<T> for Kind<T> {
+    fn take(&self, value: &str) -> Result<T, Error> {
+        self.0(value)
+    }
+
+    fn values(&self) -> String {
+        self.1.into()
+    }
+}
+
+/// Whole numbers in a range.
+struct Within<T>(RangeInclusive<T>);
+
+impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {
+    fn take(&self, value: &str) -> Result<T, Error> {
+        let number = T::try_from(number(value)?).map_err(|_| Error::SysctlValue)?;
+        match self.0.contains(&number) {
+            true => Ok(number),
+            false => Err(Error::SysctlValue),
+        }
+    }
+
+    fn values(&self) -> String {
+        format!("a whole number from {} to {}", self.0.start(), self.0.end())
+    }
+}
+
+const NUMBER: Kind<i32> = Kind(number, "a whole number");
+const POSITIVE: Kind<u32> = Kind(positive, "a whole number from 0 on");
+const SWITCH: Kind<bool> = Kind(|value| Ok(number(value)? != 0), "0 or 1");
+const POWER_OF_TWO: Kind<u32> = Kind(power_of_two, "a power of two: 1, 2, 4");
+const CPU_LIST: Kind<String> = Kind(
+    cpu_list,
+    "CPUs and ranges of CPUs, such as \"0-3,8\", or \"\" for none",
+);
+const THRESHOLD: Kind<(u32, u32)> = Kind(
+    threshold,
+    "two whole numbers, the first below the second unless that is 0, such as \"3 50\"",
+);
+
 /// A whole number.
 fn number(value: &str) -> Result<i32, Error> {
     value.trim().parse().map_err(|_| Error::SysctlValue)
@@ -166,24 +230,6 @@ fn number(value: &str) -> Result<i32, Error> {
 /// A whole number that is not negative.
 fn positive(value: &str) -> Result<u32, Error> {
     u32::try_from(number(value)?).map_err(|_| Error::SysctlValue)
-}
-
-/// Off for 0, on for every other number.
-fn switch(value: &str) -> Result<bool, Error> {
-    Ok(number(value)? != 0)
-}
-
-/// A whole number in a range.
-fn within<T: TryFrom<i32> + PartialOrd>(
-    range: RangeInclusive<T>,
-) -> impl Fn(&str) -> Result<T, Error> {
-    move |value| {
-        let number = T::try_from(number(value)?).map_err(|_| Error::SysctlValue)?;
-        match range.contains(&number) {
-            true => Ok(number),
-            false => Err(Error::SysctlValue),
-        }
-    }
 }
 
 /// 1, 2, 4 and so on.
@@ -265,6 +311,17 @@ mod tests {
             let refused = sysctls.set("est_cpulist", bad);
             assert_eq!(refused, Err(Error::SysctlValue), "{bad}");
         }
+    }
+
+    #[test]
+    fn every_sysctl_says_what_values_it_takes() {
+        for name in Sysctls::NAMES {
+            assert!(!Sysctls::values(name).unwrap().is_empty(), "{name}");
+        }
+        let values = |name| Sysctls::values(name).unwrap();
+        assert_eq!(values("est_nice"), "a whole number from -20 to 19");
+        assert_eq!(values("sloppy_tcp"), "0 or 1");
+        assert_eq!(Sysctls::values("no_such"), Err(Error::UnknownSysctl));
     }
 
     #[test]

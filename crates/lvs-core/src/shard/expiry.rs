@@ -106,8 +106,6 @@ impl Shard {
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
         let slot: &Slot = self.table.get(index);
-        let full_nat = slot.method() == Forwarding::FullNat;
-        let helped = slot.has(flag::HELPED);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
         if let Some(link) = self.link(index) {
             link.server.unbind(active);
@@ -116,6 +114,17 @@ impl Shard {
             let controller = self.table.get_mut(controller);
             controller.controlled = controller.controlled.saturating_sub(1);
         }
+        let template = self.forget(index);
+        self.table.remove(index);
+        template.is_some_and(|template| template.release())
+    }
+
+    /// Takes what is kept beside the slot of entry `index`, which is still in the table, out of every table that may have
+    /// something; gives the template that it was made from. What [`down`](super::down) knows is written over when the
+    /// slot is taken again, and [`reap`](Self::reap) looks whether what it takes out is still dying.
+    fn forget(&mut self, index: u32) -> Option<Arc<Template>> {
+        let slot = self.table.get(index);
+        let (full_nat, helped) = (slot.method() == Forwarding::FullNat, slot.has(flag::HELPED));
         if !self.sequences.is_empty() {
             self.sequences.remove(&index);
         }
@@ -125,11 +134,7 @@ impl Shard {
         if helped {
             self.sessions.remove(&index);
         }
-        let template = self
-            .templates
-            .get_mut(index as usize)
-            .and_then(Option::take);
-        self.table.remove(index);
-        template.is_some_and(|template| template.release())
+        let template = self.templates.get_mut(index as usize);
+        template.and_then(Option::take)
     }
 }

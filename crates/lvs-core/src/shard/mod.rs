@@ -57,29 +57,29 @@ pub(crate) use self::settings::{Settings, Shared};
 /// [`Control`](crate::Control) has an example with two shards.
 #[derive(Debug)]
 pub struct Shard {
-    pub(crate) number: usize,
+    number: usize,
     pub(crate) table: ConnTable,
     pub(crate) links: Links,
-    pub(crate) total: Arc<Counters>,
+    total: Arc<Counters>,
     pub(crate) settings: Settings,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) generation: u32,
+    shared: Arc<Shared>,
+    generation: u32,
     /// The templates that connections were made from, by the connections' indices.
-    pub(crate) templates: Vec<Option<Arc<Template>>>,
+    templates: Vec<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
-    pub(crate) local_ports: LocalPorts,
+    local_ports: LocalPorts,
     /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
-    pub(crate) dying: Vec<u32>,
+    dying: Vec<u32>,
     /// Synchronisation messages to send.
-    pub(crate) sync: Queue,
+    sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
-    pub(crate) sequences: BTreeMap<u32, Sequences>,
+    sequences: BTreeMap<u32, Sequences>,
     /// What is known of connections whose servers may go down, and what is to be done about those that did.
-    pub(crate) down: Down,
+    down: Down,
     /// What the helper knows of FTP's control connections, by the connections' indices.
-    pub(crate) sessions: BTreeMap<u32, ftp::Session>,
+    sessions: BTreeMap<u32, ftp::Session>,
     /// Which connections give way when the table is full.
-    pub(crate) hand: Hand,
+    hand: Hand,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -217,6 +217,31 @@ impl Shard {
     /// Connections at most.
     pub fn capacity(&self) -> usize {
         self.table.capacity()
+    }
+
+    /// A server went down: the table is to be walked over.
+    pub(crate) fn begin_down(&mut self) {
+        self.down.begin();
+    }
+
+    /// Synchronisation messages to send.
+    pub(crate) const fn sync_queue(&mut self) -> &mut Queue {
+        &mut self.sync
+    }
+
+    /// Adjustments of sequence numbers that came with connection `index`.
+    pub(crate) fn set_sequences(&mut self, index: u32, sequences: Sequences) {
+        self.sequences.insert(index, sequences);
+    }
+
+    /// The slot that was made free last for a new connection, since [`forget_room`](Self::forget_room).
+    pub(crate) const fn made_room(&self) -> Option<u32> {
+        self.hand.last
+    }
+
+    /// Begins to watch for [`made_room`](Self::made_room).
+    pub(crate) const fn forget_room(&mut self) {
+        self.hand.last = None;
     }
 
     /// Its number among the director's.

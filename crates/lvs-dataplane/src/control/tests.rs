@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixListener;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -10,7 +11,9 @@ use lvs_core::api::{Call, Failure, FailureCode, ListEnd, ReasonCount, Timeouts};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::connection::malformed;
+use super::admission::Places;
+use super::connection::{malformed, serve_connection};
+use super::peer::Refusal;
 use super::server::{BindError, Handle, Handler, Permissions, Server, Sink};
 use super::{Address, Client, Error};
 
@@ -59,14 +62,17 @@ impl Handler for Fake {
     }
 }
 
+impl Fake {
+    fn new() -> Self {
+        let (tcp, tcp_fin, udp) = (900, 120, 300);
+        Self {
+            timeouts: Mutex::new(Timeouts { tcp, tcp_fin, udp }),
+        }
+    }
+}
+
 fn start(address: &Address) -> Handle {
-    let engine = Arc::new(Fake {
-        timeouts: Mutex::new(Timeouts {
-            tcp: 900,
-            tcp_fin: 120,
-            udp: 300,
-        }),
-    });
+    let engine = Arc::new(Fake::new());
     Server::bind(address, Permissions::default())
         .and_then(|server| {
             server.serve(engine).map_err(|source| BindError::Io {
@@ -120,7 +126,7 @@ fn raw(address: &Address, bytes: &[u8]) -> String {
     let mut stream = address.connect().expect("it listens");
     // It may close before it has read everything; what it answered is there all the same.
     let _ = stream.write_all(bytes);
-    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let _ = stream.shutdown(Shutdown::Write);
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     answer
@@ -216,6 +222,66 @@ fn an_engine_that_dies_is_told() {
     let gone = Client::connect(&address).expect_err("it ended");
     assert!(matches!(gone, Error::Gone { .. }), "{gone}");
     thread.join().expect("no panic");
+}
+
+/// What a client that may only look, or also change things, is answered to some lines.
+fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
+    let (mut client, server) = UnixStream::pair().expect("sockets");
+    let thread = thread::spawn(move || {
+        let places = Arc::<Places>::default();
+        let reader = denied.map(|_| 1000);
+        let place = places.take(reader).expect("the first");
+        // An error is that the client is gone.
+        let _ = serve_connection(&server, &place, denied, &Fake::new());
+    });
+    for line in lines {
+        // It may close before it has read everything.
+        let _ = client.write_all(line);
+    }
+    let _ = client.shutdown(Shutdown::Write);
+    let mut answers = String::new();
+    let _ = client.read_to_string(&mut answers);
+    thread.join().expect("no panic");
+    answers
+}
+
+/// A request of exactly `len` bytes.
+fn padded(request: &str, len: usize) -> Vec<u8> {
+    let mut line = request.as_bytes().to_vec();
+    line.resize(len - 1, b' ');
+    line.push(b'\n');
+    line
+}
+
+#[test]
+fn requests_are_bounded_by_what_the_client_may_do() {
+    let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
+    let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
+    let reader = Some(Refusal::User);
+    let greeted = padded(hello, 100);
+    for (denied, before, request, max) in [
+        (None, None, hello, 4 << 10),
+        (reader, None, hello, 4 << 10),
+        (reader, Some(&greeted), get, 16 << 10),
+        (None, Some(&greeted), get, 32 << 20),
+    ] {
+        let said = |len| {
+            let line = padded(request, len);
+            let lines: Vec<&[u8]> = before
+                .map(Vec::as_slice)
+                .into_iter()
+                .chain([line.as_slice(), get.as_bytes(), b"\n"])
+                .collect();
+            answers_to(denied, &lines)
+        };
+        let fits = said(max);
+        assert!(!fits.contains("error"), "{max}: {fits}");
+        let refused = said(max + 1);
+        let reason = format!("the request is longer than {max} bytes");
+        assert!(refused.contains(&reason), "{max}: {refused}");
+        let last = refused.lines().last().unwrap_or_default();
+        assert!(last.contains(&reason), "the connection ends: {refused}");
+    }
 }
 
 /// Runs `body` in a network namespace of its own, whose abstract names are free.

@@ -18,8 +18,8 @@ pub(super) struct Door {
     pub(super) mailbox: Mailbox<Worker>,
     /// The generation of the view that the worker has taken.
     pub(super) taken: AtomicU64,
-    batch: AtomicU64,
-    gap: AtomicU64,
+    batch: Longest,
+    gap: Longest,
 }
 
 /// What a packet worker was busy with for how long at most, since this was last asked.
@@ -29,6 +29,26 @@ pub struct Pauses {
     pub batch: Duration,
     /// Anything else between two batches, except waiting for packets: jobs of other threads, views, timers.
     pub gap: Duration,
+    /// Within one of them: until the shared half was free.
+    pub wait: Duration,
+}
+
+/// The longest of some times, since it was last taken.
+#[derive(Debug, Default)]
+pub(super) struct Longest(AtomicU64);
+
+impl Longest {
+    pub(super) fn note(&self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        // Looked at first: it is seldom raised, and a packet worker notes many.
+        if took > self.0.load(Ordering::Relaxed) {
+            self.0.fetch_max(took, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take(&self) -> Duration {
+        Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
+    }
 }
 
 impl Door {
@@ -36,34 +56,22 @@ impl Door {
         Ok(Self {
             mailbox: Mailbox::new()?,
             taken: AtomicU64::new(0),
-            batch: AtomicU64::new(0),
-            gap: AtomicU64::new(0),
+            batch: Longest::default(),
+            gap: Longest::default(),
         })
     }
 
     pub(super) fn note_batch(&self, took: Duration) {
-        note(&self.batch, took);
+        self.batch.note(took);
     }
 
     pub(super) fn note_gap(&self, took: Duration) {
-        note(&self.gap, took);
+        self.gap.note(took);
     }
 
-    /// What was noted since this was last asked.
-    pub(super) fn take_pauses(&self) -> Pauses {
-        let take = |longest: &AtomicU64| Duration::from_nanos(longest.swap(0, Ordering::Relaxed));
-        Pauses {
-            batch: take(&self.batch),
-            gap: take(&self.gap),
-        }
-    }
-}
-
-fn note(longest: &AtomicU64, took: Duration) {
-    let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-    // Only the worker raises it; what is lost against a reader that takes it is one pause.
-    if took > longest.load(Ordering::Relaxed) {
-        longest.store(took, Ordering::Relaxed);
+    /// The longest batch and the longest gap since this was last asked.
+    pub(super) fn take_pauses(&self) -> (Duration, Duration) {
+        (self.batch.take(), self.gap.take())
     }
 }
 

@@ -48,7 +48,7 @@ use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::keeper::{Keeper, Setup};
 pub use crate::host::{Backend, HostError};
-use crate::io::vlan::Wanted;
+use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
 use crate::packet::common::Common;
 use crate::packet::pipeline::Settings;
@@ -213,7 +213,7 @@ impl Engine {
         }
         let interfaces = config.interfaces.iter().map(|text| text.parse());
         let interfaces = interfaces
-            .collect::<Result<Vec<Wanted>, String>>()
+            .collect::<Result<Vec<WantedInterface>, String>>()
             .map_err(StartError::Interface)?;
         let address = config.address.clone().unwrap_or_default();
         // First of all: a second engine must not touch anything.

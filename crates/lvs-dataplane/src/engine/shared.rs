@@ -12,7 +12,7 @@ use lvs_core::{Control, Instant};
 
 use super::Packets;
 use super::capture::Readers;
-use super::door::{Door, Pauses};
+use super::door::{Door, Longest, Pauses};
 use super::ports::Ports;
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
@@ -36,6 +36,8 @@ pub struct Shared {
     control: Mutex<Control>,
     /// Packet workers that wait for it.
     wanted: AtomicUsize,
+    /// How long they did.
+    waited: Longest,
     /// Held by whoever makes changes: they are followed in the order in which they are made.
     changing: Mutex<()>,
     captures: Readers,
@@ -90,6 +92,7 @@ impl Shared {
         Self {
             control: Mutex::new(control),
             wanted: AtomicUsize::new(0),
+            waited: Longest::default(),
             changing: Mutex::default(),
             captures: Readers::default(),
             started: SystemInstant::now(),
@@ -115,9 +118,11 @@ impl Shared {
         match self.control.try_lock() {
             Ok(control) => control,
             Err(_) => {
+                let started = SystemInstant::now();
                 self.wanted.fetch_add(1, Ordering::AcqRel);
                 let control = self.lock_control();
                 self.wanted.fetch_sub(1, Ordering::AcqRel);
+                self.waited.note(started.elapsed());
                 control
             }
         }
@@ -275,11 +280,16 @@ impl Shared {
     /// What packet workers were busy with at most, since this was last asked; the longest of all.
     pub fn take_pauses(&self) -> Pauses {
         let doors = self.host().map_or(&[][..], |host| &host.doors);
-        doors.iter().fold(Pauses::default(), |longest, door| {
-            let pauses = door.take_pauses();
+        let pauses = Pauses {
+            wait: self.waited.take(),
+            ..Pauses::default()
+        };
+        doors.iter().fold(pauses, |longest, door| {
+            let (batch, gap) = door.take_pauses();
             Pauses {
-                batch: longest.batch.max(pauses.batch),
-                gap: longest.gap.max(pauses.gap),
+                batch: longest.batch.max(batch),
+                gap: longest.gap.max(gap),
+                ..longest
             }
         })
     }

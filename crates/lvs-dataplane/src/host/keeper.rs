@@ -28,7 +28,7 @@ use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
 use crate::io::BATCH;
 use crate::io::port::Port;
-use crate::io::vlan::Wanted;
+use crate::io::vlan::WantedInterface;
 use crate::mailbox::{Closing, Mailbox};
 use crate::netlink::Netlink;
 use crate::packet::frame::Frame;
@@ -54,7 +54,7 @@ pub(crate) const REQUESTS_MAX: usize = 1024;
 pub(crate) struct Setup {
     pub(crate) backend: Backend,
     /// The interfaces to use; empty for all that are fit.
-    pub(crate) interfaces: Vec<Wanted>,
+    pub(crate) interfaces: Vec<WantedInterface>,
     /// Own every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
 }
@@ -139,7 +139,7 @@ impl Keeper {
         let vips = Vips::open(routed).map_err(HostError::Requests)?;
         let (mut netlink, mut state) = Netlink::open()?;
         let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
-        for Wanted { name, .. } in &setup.interfaces {
+        for WantedInterface { name, .. } in &setup.interfaces {
             match state.link_by_name(name) {
                 None => return Err(HostError::NoInterface(name.clone())),
                 Some(link) if !routed && !link.is_arp_capable() => {

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::steering;
 use crate::netlink::Requests;
-use crate::netlink::policy::{Action, Entry, Route, Rule};
+use crate::netlink::policy::{Action, Entry, PolicyRule, Route};
 use crate::packet::intercept::{Endpoint, Endpoints};
 
 /// Where the host's own programs get their ports from.
@@ -123,7 +123,7 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;
-    Entry::Rule(Rule {
+    Entry::Rule(PolicyRule {
         ipv6: node.address.is_ipv6(),
         priority: steering::FROM_SERVERS,
         interface: Some("lo".to_owned()),

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::io::tun::{read_setting, write_setting};
 use crate::netlink::Requests;
-use crate::netlink::policy::{Action, Entry, PROTOCOL, Proxy, Route, Rule, host_bits};
+use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRule, Proxy, Route, host_bits};
 use crate::packet::intercept::Intercept;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
@@ -276,7 +276,7 @@ impl Steering {
             if addresses.is_empty() && servers.is_empty() {
                 continue;
             }
-            let rule = |priority, action| Rule {
+            let rule = |priority, action| PolicyRule {
                 ipv6,
                 priority,
                 interface: None,
@@ -286,7 +286,7 @@ impl Steering {
                 action,
             };
             wanted.extend([
-                Entry::Rule(Rule {
+                Entry::Rule(PolicyRule {
                     interface: Some(self.device.clone()),
                     ..rule(FROM_DIRECTOR, Action::Goto(PASSED))
                 }),
@@ -307,7 +307,7 @@ impl Steering {
                 .collect();
             for server in servers {
                 let from = |priority, ports, action| {
-                    Entry::Rule(Rule {
+                    Entry::Rule(PolicyRule {
                         from: Some(server.address),
                         protocol: Some(server.protocol.0),
                         ports,

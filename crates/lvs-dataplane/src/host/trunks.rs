@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use tracing::{info, warn};
 
 use super::HostError;
-use crate::io::vlan::{Trunk, VlanDevice, Wanted};
+use crate::io::vlan::{Trunk, VlanDevice, WantedInterface};
 use crate::netlink::{NetState, Netlink};
 use crate::packet::frame::Frame;
 
@@ -16,12 +16,12 @@ pub(super) struct Trunks(Vec<Trunk>);
 impl Trunks {
     /// Makes devices for the VLANs among `wanted` that the host has none for, and takes them into `state`.
     pub(super) fn make(
-        wanted: &[Wanted],
+        wanted: &[WantedInterface],
         netlink: &mut Netlink,
         state: &mut NetState,
     ) -> Result<Self, HostError> {
         let mut this = Self::default();
-        for Wanted {
+        for WantedInterface {
             name,
             vlan,
             addresses,

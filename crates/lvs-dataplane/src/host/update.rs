@@ -72,6 +72,12 @@ impl Update {
     }
 }
 
+/// Whether going through everything takes no longer than going through a change. Servers that were removed are gone
+/// through as well.
+fn is_small(control: &Control) -> bool {
+    control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
+}
+
 /// What the control half has, as far as it concerns the host.
 struct Wanted {
     spec: Intercept,
@@ -89,12 +95,7 @@ impl Keeper {
             Update::All => self.update_all(),
             Update::Settings => self.update_settings(),
             Update::Services(touched) => {
-                let few = {
-                    let control = self.engine.control();
-                    control.services().take(FEW).count() < FEW
-                        && control.endpoints().take(FEW).count() < FEW
-                };
-                if few {
+                if is_small(&self.engine.control()) {
                     self.update_all()
                 } else {
                     self.update_some(&touched)
@@ -278,20 +279,15 @@ impl Keeper {
         let mut start = 0;
         loop {
             let control = self.engine.control();
-            if !control.has_removed() {
+            if !control.has_removed() || start >= control.endpoint_places() {
                 return;
             }
-            let mut seen = 0;
-            for (key, server) in control.endpoints().skip(start).take(PIECE) {
-                seen += 1;
+            for (key, server) in control.endpoints_in(start..start + PIECE) {
                 if !server.is_available() {
                     self.read_server(key, server, helped, wanted);
                 }
             }
-            if seen < PIECE {
-                return;
-            }
-            start += seen;
+            start += PIECE;
         }
     }
 

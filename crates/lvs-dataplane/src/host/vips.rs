@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 
 use super::listener::Answers;
 use super::view::{Port, Tables};
-use crate::packet::mld::{self, Change};
+use crate::packet::mld::{self, MembershipChange};
 use crate::packet::net::PortId;
 use crate::packet::wire::Mac;
 use crate::packet::{arp, ndp};
@@ -88,7 +88,7 @@ impl Vips {
         let mut groups = groups_of(gone.iter());
         groups.retain(|group| !still.contains(group));
         for (id, port) in tables.interfaces() {
-            self.report(id, port, &groups, Change::Left, false, tables);
+            self.report(id, port, &groups, MembershipChange::Left, false, tables);
             for &addr in gone {
                 self.listen(port, addr, false);
             }
@@ -208,7 +208,7 @@ impl Vips {
         let groups = groups_of(announcements.iter());
         for (id, port) in tables.interfaces() {
             // First, so that a switch lets the answers of others through.
-            self.report(id, port, &groups, Change::Joined, false, tables);
+            self.report(id, port, &groups, MembershipChange::Joined, false, tables);
             let mac = port.info.mac;
             for addr in probes {
                 match *addr {
@@ -257,7 +257,14 @@ impl Vips {
             groups.retain(|&own| own == group);
         }
         if let Some(port) = tables.port(id) {
-            self.report(id, port, &groups, Change::Listening, query.v1, tables);
+            self.report(
+                id,
+                port,
+                &groups,
+                MembershipChange::Listening,
+                query.v1,
+                tables,
+            );
         }
     }
 
@@ -266,7 +273,7 @@ impl Vips {
         id: PortId,
         port: &Port,
         groups: &[Ipv6Addr],
-        change: Change,
+        change: MembershipChange,
         v1: bool,
         tables: &Tables,
     ) {

@@ -58,7 +58,7 @@ pub enum OpenError {
 
 /// What the backend itself has counted since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct SocketCounters {
     /// Frames that were not sent because a queue or buffer was full.
     pub send_full: u64,
     /// Frames that were not sent because they were longer than the device takes.
@@ -108,7 +108,7 @@ pub struct AfPacket {
     receive: MessageBatch,
     transmit: MessageBatch,
     back: Option<Back>,
-    counters: Counters,
+    counters: SocketCounters,
     kernel_drops: u64,
     was_down: bool,
 }
@@ -199,7 +199,7 @@ impl AfPacket {
             receive: MessageBatch::new(BATCH),
             transmit: MessageBatch::new(BATCH),
             back,
-            counters: Counters::default(),
+            counters: SocketCounters::default(),
             kernel_drops: 0,
             was_down: false,
         })
@@ -233,7 +233,7 @@ impl AfPacket {
     }
 
     /// What the backend has counted.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> SocketCounters {
         self.counters
     }
 
@@ -332,7 +332,7 @@ impl PacketIo for AfPacket {
 fn send(
     socket: &PacketSocket,
     transmit: &mut MessageBatch,
-    counters: &mut Counters,
+    counters: &mut SocketCounters,
     frames: &[Frame],
 ) -> usize {
     let mut refused = 0;

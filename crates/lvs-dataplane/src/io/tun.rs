@@ -54,7 +54,7 @@ pub enum TunError {
 
 /// What the backend itself has counted since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct DeviceCounters {
     /// Packets that the host did not take.
     pub send_refused: u64,
 }
@@ -65,7 +65,7 @@ pub struct Tun {
     device: TunDevice,
     name: String,
     ifindex: u32,
-    counters: Counters,
+    counters: DeviceCounters,
 }
 
 impl Tun {
@@ -113,7 +113,7 @@ impl Tun {
             device,
             name: name.to_owned(),
             ifindex,
-            counters: Counters::default(),
+            counters: DeviceCounters::default(),
         })
     }
 
@@ -128,7 +128,7 @@ impl Tun {
     }
 
     /// What the backend has counted.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> DeviceCounters {
         self.counters
     }
 }

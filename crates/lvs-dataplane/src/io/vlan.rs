@@ -28,7 +28,7 @@ const NUMBERS: std::ops::RangeInclusive<u16> = 1..=4094;
 
 /// An interface as it is asked for: `eth0`, `eth0.100`, or `eth0.100=10.0.100.1/24,fd00:100::1/64`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedInterface {
     /// Its name.
     pub name: String,
     /// The trunk and the VLAN, if the name is that of one.
@@ -37,7 +37,7 @@ pub struct Wanted {
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
-impl std::str::FromStr for Wanted {
+impl std::str::FromStr for WantedInterface {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn an_interface_is_read() {
-        let read = |text: &str| text.parse::<Wanted>();
+        let read = |text: &str| text.parse::<WantedInterface>();
         let plain = read("eth0").expect("a name");
         assert_eq!((plain.name.as_str(), plain.vlan), ("eth0", None));
         let vlan = read("eth0.100=10.0.100.1/24,fd00:100::1/64").expect("a VLAN");

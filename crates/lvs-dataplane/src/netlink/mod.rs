@@ -21,7 +21,9 @@ use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
 use self::message::{Message, messages, u32_at};
 pub(crate) use self::requests::Requests;
-pub use self::state::{Address, Changes, Link, Mac, Neighbour, NetState, RouteHit, RouteKind};
+pub use self::state::{
+    Address, Changes, Link, LinkAddress, Neighbour, NetState, RouteHit, RouteKind,
+};
 use crate::sys;
 
 /// What went wrong between this process and the kernel's routing tables.

@@ -17,7 +17,7 @@ pub(crate) const PROTOCOL: u8 = 76;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
     Route(Route),
-    Rule(Rule),
+    Rule(PolicyRule),
     Proxy(Proxy),
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Route {
 
 /// A policy rule (`ip rule`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rule {
+pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
     /// The least is asked first.
     pub(crate) priority: u32,
@@ -130,7 +130,7 @@ impl Requests {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         // A kernel without policy routing has no rules to tell.
         let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
-            ours.extend(Rule::parse(message).map(Entry::Rule));
+            ours.extend(PolicyRule::parse(message).map(Entry::Rule));
         });
         self.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
             let route = Route::parse(message).filter(|route| tables.contains(&route.table));
@@ -191,7 +191,7 @@ impl Route {
     }
 }
 
-impl Rule {
+impl PolicyRule {
     fn header(&self) -> [u8; 12] {
         let family = if self.ipv6 {
             libc::AF_INET6
@@ -322,7 +322,7 @@ fn unspecified(family: u8) -> Option<IpAddr> {
 pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     let of = |kind| Message { kind, ..*message };
     match message.kind {
-        libc::RTM_DELRULE => Rule::parse(&of(libc::RTM_NEWRULE)).is_some(),
+        libc::RTM_DELRULE => PolicyRule::parse(&of(libc::RTM_NEWRULE)).is_some(),
         libc::RTM_DELROUTE => Route::parse(&of(libc::RTM_NEWROUTE)).is_some(),
         libc::RTM_DELNEIGH => Proxy::parse(&of(libc::RTM_NEWNEIGH)).is_some_and(|(_, ours)| ours),
         _ => false,
@@ -331,7 +331,7 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
 
 /// Whether a message of the kernel tells of a rule of ours.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
-    Rule::parse(message).is_some()
+    PolicyRule::parse(message).is_some()
 }
 
 #[cfg(test)]
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back() {
-        let rule = Rule {
+        let rule = PolicyRule {
             ipv6: false,
             priority: 62,
             interface: Some("lvs-tun0".to_owned()),
@@ -350,7 +350,7 @@ mod tests {
             ports: Some((80, 81)),
             action: Action::Lookup(7677),
         };
-        let goto = Rule {
+        let goto = PolicyRule {
             ipv6: true,
             interface: None,
             from: None,
@@ -366,7 +366,7 @@ mod tests {
             builder.end();
         }
         let read: Vec<_> = messages(builder.bytes())
-            .filter_map(|message| Rule::parse(&message))
+            .filter_map(|message| PolicyRule::parse(&message))
             .collect();
         assert_eq!(read, [rule, goto]);
 
@@ -402,7 +402,7 @@ mod tests {
         #[test]
         fn any_message_is_read_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
             let message = Message { kind, flags: 0, seq: 0, payload: &payload };
-            let _ = (Rule::parse(&message), Route::parse(&message), Proxy::parse(&message));
+            let _ = (PolicyRule::parse(&message), Route::parse(&message), Proxy::parse(&message));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::packet::shared_map::SharedMap;
 use super::message::{Message, attributes, text, u16_at, u32_at};
 
 /// An Ethernet address.
-pub type Mac = [u8; 6];
+pub type LinkAddress = [u8; 6];
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Link {
     /// The hardware type (`ARPHRD_*`): 1 is Ethernet, 772 the loopback.
     pub hardware: u16,
     /// Its Ethernet address.
-    pub mac: Option<Mac>,
+    pub mac: Option<LinkAddress>,
     /// Its MTU.
     pub mtu: u32,
     /// It is set up (`IFF_UP`).
@@ -132,14 +132,14 @@ pub struct RouteHit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Its Ethernet address, if it is known.
-    pub mac: Option<Mac>,
+    pub mac: Option<LinkAddress>,
     /// `NUD_*`.
     pub state: u16,
 }
 
 impl Neighbour {
     /// The address, if frames may be sent to it.
-    pub fn usable(&self) -> Option<Mac> {
+    pub fn usable(&self) -> Option<LinkAddress> {
         const VALID: u16 = libc::NUD_PERMANENT
             | libc::NUD_NOARP
             | libc::NUD_REACHABLE
@@ -651,7 +651,11 @@ impl NetState {
 #[cfg(test)]
 impl NetState {
     /// One Ethernet link with a network that is on it, and a neighbour there.
-    pub(crate) fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, Mac)) -> Self {
+    pub(crate) fn of_link(
+        index: u32,
+        network: (IpAddr, u8),
+        neighbour: (IpAddr, LinkAddress),
+    ) -> Self {
         let mut state = Self::default();
         let link = Link {
             index,

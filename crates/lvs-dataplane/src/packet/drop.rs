@@ -24,7 +24,7 @@ reasons! {
         NoPort => "no_port",
         /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64 KiB.
         BadFragment => "bad_fragment",
-        /// A first fragment of IPv6 that ends before its headers do.
+        /// A first fragment of IPv6 that ends before its headers do, where they are needed.
         TinyFragment => "tiny_fragment",
         /// A fragment for which there was no room: too many datagrams wait for their other fragments.
         FragmentMemory => "fragment_memory",

@@ -59,7 +59,7 @@ impl Query {
 
 /// What a listener has to say about its groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum MembershipChange {
     /// It listens, as before: the answer to a query.
     Listening,
     /// It listens from now on.
@@ -108,7 +108,7 @@ pub fn reports(
     mac: Mac,
     src: Ipv6Addr,
     groups: &[Ipv6Addr],
-    change: Change,
+    change: MembershipChange,
     v1: bool,
 ) -> Vec<Vec<u8>> {
     if v1 {
@@ -131,11 +131,11 @@ fn within_ms(code: u16, v1: bool) -> u32 {
 
 /// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a link-local address, or
 /// unspecified where there is none yet.
-pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: Change) -> Vec<u8> {
+pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
-        Change::Listening => 2,
-        Change::Left => 3,
-        Change::Joined => 4,
+        MembershipChange::Listening => 2,
+        MembershipChange::Left => 3,
+        MembershipChange::Joined => 4,
     };
     let groups = &groups[..groups.len().min(RECORDS_MAX)];
     let mut message = vec![0; REPORT_LEN];
@@ -155,10 +155,10 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: Change) -> V
 }
 
 /// As [`report`], about one group and for a querier of version 1.
-pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: Change) -> Vec<u8> {
+pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: MembershipChange) -> Vec<u8> {
     let (kind, to) = match change {
-        Change::Listening | Change::Joined => (REPORT_V1, group),
-        Change::Left => (DONE_V1, ALL_ROUTERS),
+        MembershipChange::Listening | MembershipChange::Joined => (REPORT_V1, group),
+        MembershipChange::Left => (DONE_V1, ALL_ROUTERS),
     };
     let mut message = [0; V1_LEN];
     message[icmp::field::TYPE] = kind;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn reports_say_who_listens() {
-        let said = report(MAC, SRC, &[GROUP; 100], Change::Joined);
+        let said = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
         check(&said);
         assert!(said.len() <= ETHERNET_LEN + ipv6::MTU_MIN);
         assert_eq!(said[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
@@ -255,11 +255,11 @@ mod tests {
         assert_eq!((message[0], be16(message, 6), message[8]), (143, 60, 4));
         assert_eq!(message[12..28], GROUP.octets());
 
-        let said = report_v1(MAC, SRC, GROUP, Change::Listening);
+        let said = report_v1(MAC, SRC, GROUP, MembershipChange::Listening);
         check(&said);
         assert_eq!(said[..6], [0x33, 0x33, 0xff, 0, 0, 0x10]);
         assert_eq!(said[ETHERNET_LEN + 48], 131);
-        let done = report_v1(MAC, SRC, GROUP, Change::Left);
+        let done = report_v1(MAC, SRC, GROUP, MembershipChange::Left);
         check(&done);
         assert_eq!(done[..6], [0x33, 0x33, 0, 0, 0, 2]);
     }

@@ -211,6 +211,20 @@ impl Packet {
             }
     }
 
+    /// This first fragment of IPv6, whose bytes are `ip`, as a packet by itself: with what is behind all of its extension
+    /// headers.
+    #[must_use]
+    pub fn alone(mut self, ip: &[u8]) -> Self {
+        if let Some(bytes) = ip.get(..self.len)
+            && let Some(chain) = ipv6::walk(bytes)
+        {
+            self.protocol = Protocol(chain.protocol);
+            self.l4 = chain.l4;
+            self.ports = ports(self.protocol, &bytes[chain.l4..]);
+        }
+        self
+    }
+
     /// What the core is to see of this packet, whose bytes are `ip`.
     #[inline]
     pub fn meta<'a>(&self, ip: &'a [u8], hook: Hook, mark: u32) -> PacketMeta<'a> {
@@ -285,7 +299,8 @@ impl Packet {
     }
 }
 
-/// The packet inside an ICMP error: its header must be whole, and it must not be a later fragment.
+/// The packet inside an ICMP error: its fixed header must be whole, and it must not be a later fragment. Options that are cut
+/// short only mean that there are no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);
@@ -294,7 +309,6 @@ fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if bytes.len() < ipv4::HEADER_LEN
         || bytes[ipv4::field::VERSION] >> 4 != 4
         || l4 < ipv4::HEADER_LEN
-        || bytes.len() < l4
     {
         return None;
     }
@@ -302,7 +316,7 @@ fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
         return None;
     }
     let protocol = Protocol(bytes[ipv4::field::PROTOCOL]);
-    let ports = ports(protocol, &bytes[l4..]);
+    let ports = ports(protocol, bytes.get(l4..).unwrap_or_default());
     let (sport, dport) = ports.unwrap_or_default();
     let tuple = Tuple {
         protocol,

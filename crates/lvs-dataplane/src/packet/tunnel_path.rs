@@ -91,12 +91,12 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired; and what is not below the route's MTU says nothing new.
+        // It does not grow before it has expired. As much as the route's MTU says nothing new, but is learned all the same.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
         if let Ok(mtu) = u16::try_from(new)
-            && new < route
+            && new <= route
             && !grows
         {
             let until_ms = millis(now + MTU_EXPIRES).max(1);

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use lvs_core::{Instant, Protocol};
+use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment::{Cutter, History, Reassembler};
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::Net;
@@ -11,7 +12,7 @@ use lvs_dataplane::packet::testing::Table;
 use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
 use lvs_dataplane::packet::wire::ip_options::Refused;
 use lvs_dataplane::packet::wire::{
-    be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp,
+    be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp,
 };
 
 /// What the host did with a packet.
@@ -64,7 +65,12 @@ impl Host {
         }
         let mut ip = ip[..packet.len].to_vec();
         if local {
+            // What is for the host itself needs no right checksum any more, and keeps the old one.
+            let sum = be16(&ip, ipv4::field::CHECKSUM);
             fill_options(&mut ip, net, packet.dst, packet.dst);
+            if !packet.is_ipv6() {
+                put16(&mut ip, ipv4::field::CHECKSUM, sum);
+            }
         }
         let ip = &ip[..];
         let Some(part) = packet.fragment else {
@@ -79,10 +85,12 @@ impl Host {
             return Some(forward(ip, &packet, None, net));
         }
         // With IPVS in the kernel, what passes through is put together as well, and cut as it had been.
-        let whole = self
-            .reassembler
-            .push(ip, &packet, part, local, now)
-            .ok()??;
+        let whole = match self.reassembler.push(ip, &packet, part, local, now) {
+            Ok(whole) => whole?,
+            // It waits for no others, and only a router has a use for it.
+            Err(FrameDrop::TinyFragment) if !local => return Some(forward(ip, &packet, None, net)),
+            Err(_) => return None,
+        };
         let ip = whole.frame.bytes();
         let packet = parse::ip(ip, false).ok()?;
         Some(if local {
@@ -157,11 +165,11 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             }
         }
         Protocol::UDP => {
-            let right =
-                l4.len() >= 8 && ((be16(l4, 6) == 0 && !packet.is_ipv6()) || sum_ok(ip, packet));
-            right
-                .then(|| error(ErrorKind::PortUnreachable, ip, packet, packet.dst))
-                .flatten()
+            // What is behind the datagram is not quoted.
+            let whole = udp::end(ip, packet.l4).map(|end| &ip[..end]);
+            whole
+                .filter(|ip| udp::is_intact(ip, packet.l4))
+                .and_then(|ip| error(ErrorKind::PortUnreachable, ip, packet, packet.dst))
         }
         _ if packet.is_icmp() => icmp::is_echo_request(ip, packet.l4).then(|| {
             let mut frame = Frame::from_bytes(ip);

@@ -42,7 +42,7 @@ pub struct DifferentialOptions {
     /// How many command lines of ipvsadm
     #[arg(long, value_name = "N", default_value_t = 2000)]
     commands: u64,
-    /// Keep cases and recordings in this directory
+    /// Keep cases, recordings, and why cases were not recorded in this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
     /// Differences shown of packets, and of commands
@@ -81,8 +81,8 @@ pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
         };
         match recorded {
             Recorded::Case(recorded) => writeln!(stdout, "{recorded}")?,
-            Recorded::Unstable => writeln!(stdout, "{UNSTABLE}{name}")?,
-            Recorded::Deviation => writeln!(stdout, "{DEVIATION}{name}")?,
+            Recorded::Unstable(what) => writeln!(stdout, "{UNSTABLE}{name} {what}")?,
+            Recorded::Deviation(what) => writeln!(stdout, "{DEVIATION}{name} {what}")?,
         }
         stdout.flush()?;
     }
@@ -101,6 +101,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
     let own = programs::own()?;
     let mut skipped = Skipped::default();
     let mut recording = File::create(to)?;
+    let mut reasons = File::create(to.with_extension("skipped"))?;
     for (number, chunk) in cases.chunks(CHUNK).enumerate() {
         let input = to.with_extension(format!("{number}.cases"));
         let text: String = chunk.iter().map(|case| format!("{case}\n")).collect();
@@ -127,11 +128,10 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             if line.starts_with('{') {
                 writeln!(recording, "{line}")?;
                 seen += 1;
-            } else if line.starts_with(UNSTABLE) {
-                skipped.unstable += 1;
-                seen += 1;
-            } else if line.starts_with(DEVIATION) {
-                skipped.deviations += 1;
+            } else if line.starts_with(UNSTABLE) || line.starts_with(DEVIATION) {
+                writeln!(reasons, "{line}")?;
+                skipped.unstable += usize::from(line.starts_with(UNSTABLE));
+                skipped.deviations += usize::from(line.starts_with(DEVIATION));
                 seen += 1;
             } else {
                 eprintln!("{line}");

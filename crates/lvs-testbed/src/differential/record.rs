@@ -142,16 +142,33 @@ fn mask(one: &[u8], other: &[u8], tunnels: &[u16]) -> Option<Vec<Field>> {
 pub(super) enum Recorded {
     /// What the kernel did.
     Case(Value),
-    /// It varies more than a recording can say.
-    Unstable,
-    /// It meets something that is different here by intent, and is told in ARCHITECTURE.
-    Deviation,
+    /// It varies more than a recording can say; what does.
+    Unstable(String),
+    /// It meets something that is different here by intent, and is told in ARCHITECTURE; what it is.
+    Deviation(String),
 }
 
 /// Whether a frame is the host's own and has IPv4 options: here they are not echoed.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
+}
+
+/// What a frame of the host's own would be if it did not echo IPv4 options; `None` if there would be more in it.
+fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
+    const LONGEST_ERROR: u16 = 576;
+    if !echoes_options(&frame) {
+        return Some(frame);
+    }
+    let ip = &frame[IP..];
+    let (header, total) = (ipv4::header_len(ip), be16(ip, 2));
+    let (plain, body) = (ip.get(..ipv4::HEADER_LEN)?, ip.get(header..)?);
+    let options = u16::try_from(header - ipv4::HEADER_LEN).ok()?;
+    let mut plain = [&frame[..IP], plain, body].concat();
+    plain[IP] = 0x45;
+    ipv4::set_total_len(&mut plain[IP..], total - options);
+    ipv4::finish_header(&mut plain[IP..]);
+    (total < LONGEST_ERROR).then_some(plain)
 }
 
 /// Records a case of packets: twice, to see what varies.
@@ -163,22 +180,25 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         .get_mut("steps")
         .and_then(Value::as_array_mut)
         .context("no steps")?;
-    for ((step, one), other) in steps.iter_mut().zip(&one.out).zip(&other.out) {
+    for (number, ((step, one), other)) in steps.iter_mut().zip(one.out).zip(other.out).enumerate() {
         if step.get("frame").is_none() {
             continue;
         }
+        let at = |what: &str| format!("step {number}: {what}");
         if one.len() != other.len() {
-            return Ok(Recorded::Unstable);
+            return Ok(Recorded::Unstable(at("how many frames leave")));
         }
         let mut list = Vec::new();
-        for (one, other) in one.iter().zip(other) {
-            let Some(mask) = mask(&one.frame, &other.frame, &tunnels) else {
-                return Ok(Recorded::Unstable);
+        for (one, other) in one.into_iter().zip(other) {
+            let plain = [one.frame, other.frame].map(without_echoed_options);
+            let [Some(frame), Some(other)] = plain else {
+                return Ok(Recorded::Deviation(at("options echoed in a long error")));
             };
-            if echoes_options(&one.frame) {
-                return Ok(Recorded::Deviation);
-            }
-            let mut out = json!({"dev": one.device, "frame": hex(&one.frame)});
+            let Some(mask) = mask(&frame, &other, &tunnels) else {
+                let what = format!("{} or {}", hex(&frame), hex(&other));
+                return Ok(Recorded::Unstable(at(&what)));
+            };
+            let mut out = json!({"dev": one.device, "frame": hex(&frame)});
             if !mask.is_empty() {
                 out["mask"] = json!(mask);
             }
@@ -187,7 +207,13 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         step["out"] = list.into();
     }
     if one.end[0] != other.end[0] {
-        return Ok(Recorded::Unstable);
+        let what = format!("counters {} or {}", one.end[0], other.end[0]);
+        return Ok(Recorded::Unstable(what));
+    }
+    let [conns, others] = [&one.end[1], &other.end[1]].map(ends);
+    if conns != others {
+        let what = format!("connections {conns:?} or {others:?}");
+        return Ok(Recorded::Unstable(what));
     }
     steps.extend(one.end);
     recorded["kernel"] = release().into();
@@ -195,6 +221,22 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         recorded["config"]["host"] = json!(["sctp"]);
     }
     Ok(Recorded::Case(recorded))
+}
+
+/// The connections of a recording without their time, in an order.
+fn ends(conns: &Value) -> Vec<String> {
+    let mut ends: Vec<String> = conns
+        .items("entries")
+        .iter()
+        .map(|entry| {
+            let part = |key| entry.maybe_text(key).unwrap_or_default();
+            ["proto", "client", "virtual", "dest", "state"]
+                .map(part)
+                .join(" ")
+        })
+        .collect();
+    ends.sort_unstable();
+    ends
 }
 
 /// Whether the host has SCTP itself.
@@ -223,6 +265,24 @@ pub(super) fn release() -> String {
 mod tests {
     use super::*;
     use crate::hostile::packet;
+
+    #[test]
+    fn echoed_options_are_not_compared() {
+        let (a, b) = ("10.0.9.1:80", "192.0.2.1:4000");
+        let plain = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        let mut echoed = plain.clone();
+        packet::with_options(&mut echoed, &[1; 4]);
+        packet::repair(&mut echoed);
+        let frame = |ip: &[u8]| packet::ethernet_ip([2; 6], [4; 6], ip);
+        assert!(echoes_options(&frame(&echoed)) && !echoes_options(&frame(&plain)));
+        for ip in [&echoed, &plain] {
+            assert_eq!(without_echoed_options(frame(ip)), Some(frame(&plain)));
+        }
+        let mut long = packet::udp(a.parse().unwrap(), b.parse().unwrap(), &[0; 544]);
+        packet::with_options(&mut long, &[1; 4]);
+        packet::repair(&mut long);
+        assert_eq!(without_echoed_options(frame(&long)), None);
+    }
 
     #[test]
     fn only_what_varies_is_masked() {

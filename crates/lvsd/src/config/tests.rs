@@ -837,7 +837,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         (
             "[sysctl]\nconn_reuse_mode = 99999999999999999999999",
             "test.toml:2:19",
-            "whole numbers",
+            "whole number",
         ),
         (
             "[dataplane]\necho_limit = 99999999999999999999999",
@@ -1080,6 +1080,11 @@ fn the_old_name_of_on_check_failure_is_reported() {
 
 #[test]
 fn sysctls_have_the_ranges_of_the_engine() {
+    let said = errors("[sysctl]\nest_nice = 20\n");
+    assert!(
+        said.contains("help: give a whole number from -20 to 19"),
+        "{said}"
+    );
     for (line, place, title) in [
         ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
         (

@@ -74,7 +74,7 @@ impl<'a> CarryOut<'a> {
             match failure.change.filter(|at| (1..limit).contains(at)) {
                 // What stands before it can be made without it.
                 Some(at) => limit = at,
-                // Nobody says which.
+                // The list as a whole, such as for one change that this engine cannot read.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
                 None => {
                     self.refused(first, &failure);
@@ -181,6 +181,10 @@ mod tests {
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();
+        run_in(&world, changes)
+    }
+
+    fn run_in(world: &World, changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let desired = Desired {
             file: "lvsd.toml".into(),
             services: vec![DesiredService {
@@ -256,6 +260,26 @@ mod tests {
             ),
             "{refusals:#?}"
         );
+    }
+
+    #[test]
+    fn a_list_that_is_refused_as_a_whole_is_made_one_by_one() {
+        let world = World::default();
+        world.start_foreign();
+        world.read_no_lists();
+        let changes = [
+            service(1, "rr"),
+            server(1, 1),
+            server(1, 1),
+            server(1, 2),
+            service(2, "no-such"),
+            server(2, 1),
+            service(3, "rr"),
+        ];
+        let (refusals, requests, held) = run_in(&world, &changes);
+        assert_eq!(held, [(1, vec![1, 2]), (3, vec![])]);
+        assert_eq!(refusals.len(), 2, "{refusals:#?}");
+        assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
     /// Whatever is refused, the number of requests follows the number of changes.

@@ -99,10 +99,12 @@ impl<'a> Names<'a> {
                     Call::ServerAdd(_) => (verb("add", "added"), "to"),
                     _ => (verb("change", "changed"), "of"),
                 };
+                // IPIP is what everybody expects of a tunnel.
                 let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
-                    (Forwarding::Tunnel, Tunnel::Gre { .. }) => ", GRE",
-                    (Forwarding::Tunnel, Tunnel::Gue { .. }) => ", GUE",
-                    _ => "",
+                    (Forwarding::Tunnel, tunnel) if tunnel != Tunnel::Ipip => {
+                        format!(", {}", tunnel.about().title)
+                    }
+                    _ => String::new(),
                 };
                 format!(
                     "{verb} server {} (weight {}{tunnel}) {of} {}{}",

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lvs_core::api::{
-    Call, Done, Info, LocalPool, Permissive, ServerInfo, ServiceId, ServiceInfo, Sysctl,
+    Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
+    ServiceInfo, Sysctl,
 };
 use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
 
@@ -131,9 +132,16 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
+    /// Lists are refused as a whole: it cannot read one of the changes.
+    reads_no_lists: bool,
 }
 
 impl World {
+    /// From now on the engine refuses lists without saying which of the changes it is about.
+    pub(crate) fn read_no_lists(&self) {
+        self.state().reads_no_lists = true;
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
@@ -343,6 +351,10 @@ impl EngineControl for FakeControl {
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
         self.with(|state| {
             state.requests += 1;
+            if state.reads_no_lists && changes.len() > 1 {
+                let failure = Failure::new(FailureCode::Malformed, "apply: not a list");
+                return Err(ControlError::Refused(failure));
+            }
             if let Some(engine) = &mut state.engine {
                 engine.apply(changes)?;
             }

@@ -77,11 +77,11 @@ impl Control {
             }
         }
         self.note_occupancy(shard);
-        shard.hand.last = None;
+        shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
         // The table may have changed since, if the caller has taken its time; or the connection has given way already,
         // and what is in its slot is the new one.
-        let made_room = shard.hand.last;
+        let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
             shard.end(replaced);

@@ -43,7 +43,7 @@ use lvs_core::Protocol;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
 
 use self::nft::{
-    Base, Batch, REG, Rule, SetSpec, TYPE_ICMP, TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL,
+    Base, Batch, REG, RuleBody, SetSpec, TYPE_ICMP, TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL,
 };
 use crate::netlink::message::messages;
 use crate::packet::intercept::{Intercept, LocalClient};
@@ -555,7 +555,7 @@ impl Family {
         let second = REG + len / 4;
         let third = second + 1;
         let fourth = third + 1;
-        let address = |rule: &mut Rule<'_>, offset| {
+        let address = |rule: &mut RuleBody<'_>, offset| {
             rule.load(Base::Network, offset, len, REG);
         };
         let short = self.name(SHORT);
@@ -595,10 +595,10 @@ impl Family {
             rule.in_set(&self.name(VIPS)).drop();
         });
         // Translated answers and others to whom they concern, and translated ones to what stands for a client.
-        let to_others = |rule: &mut Rule<'_>| {
+        let to_others = |rule: &mut RuleBody<'_>| {
             rule.not_for_host();
         };
-        let to_local = |rule: &mut Rule<'_>| {
+        let to_local = |rule: &mut RuleBody<'_>| {
             address(rule, self.destination);
             rule.in_set(&self.name(LOCAL_ADDRESSES));
         };
@@ -635,7 +635,7 @@ impl Family {
         self,
         batch: &mut Batch<'_>,
         [one_port, all_ports, addresses]: [&str; 3],
-        concerns: impl Fn(&mut Rule<'_>),
+        concerns: impl Fn(&mut RuleBody<'_>),
     ) {
         let hide = self.name(HIDE);
         let len = self.address_len;
@@ -695,7 +695,7 @@ impl Family {
         });
     }
 
-    fn fragment(self, rule: &mut Rule<'_>) {
+    fn fragment(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
             // More fragments, or an offset.
             '4' => rule
@@ -707,14 +707,14 @@ impl Family {
     }
 
     /// Loads what a fragment says that it is a part of.
-    fn load_fragmented_protocol(self, rule: &mut Rule<'_>) {
+    fn load_fragmented_protocol(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
             '4' => rule.load_protocol(REG),
             _ => rule.load_next_header_of_fragment(REG),
         };
     }
 
-    fn icmp_error(self, rule: &mut Rule<'_>) {
+    fn icmp_error(self, rule: &mut RuleBody<'_>) {
         rule.load_protocol(REG)
             .equal(REG, &[self.icmp])
             .load(Base::Transport, 0, 1, REG);

@@ -191,11 +191,11 @@ impl<'a> Batch<'a> {
     }
 
     /// Appends a rule to a chain.
-    pub(super) fn add_rule(&mut self, chain: &str, fill: impl FnOnce(&mut Rule<'_>)) {
+    pub(super) fn add_rule(&mut self, chain: &str, fill: impl FnOnce(&mut RuleBody<'_>)) {
         self.command(NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |b, table| {
             b.attr_str(1, table);
             b.attr_str(2, chain);
-            b.nest(4, |b| fill(&mut Rule { b }));
+            b.nest(4, |b| fill(&mut RuleBody { b }));
         });
     }
 }
@@ -207,11 +207,11 @@ fn batch_header() -> [u8; 4] {
 }
 
 /// The expressions of a rule, in the order of their evaluation.
-pub(super) struct Rule<'a> {
+pub(super) struct RuleBody<'a> {
     b: &'a mut Builder,
 }
 
-impl Rule<'_> {
+impl RuleBody<'_> {
     fn expression(&mut self, name: &str, fill: impl FnOnce(&mut Builder)) -> &mut Self {
         self.b.nest(1, |b| {
             b.attr_str(1, name);

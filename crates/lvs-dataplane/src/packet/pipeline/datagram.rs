@@ -12,7 +12,7 @@ use crate::packet::net::{Net, NextHop, PortId};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel;
 use crate::packet::wire::icmp::ErrorKind;
-use crate::packet::wire::ip_options::Wanted;
+use crate::packet::wire::ip_options::WantedOptions;
 use crate::packet::wire::{Mac, decrement_ttl, ipv4};
 
 /// How a packet came in.
@@ -39,7 +39,7 @@ pub(super) struct Job<'a> {
     /// How it had been cut, if it came in fragments.
     pub(super) history: Option<&'a History>,
     /// What its IPv4 options ask a router to write.
-    pub(super) options: Wanted,
+    pub(super) options: WantedOptions,
     /// Where it goes if it passes through as it is, once that has been looked up.
     pub(super) hop: Option<NextHop>,
 }
@@ -55,7 +55,7 @@ impl Job<'_> {
             inner: None,
             arrival: None,
             history: None,
-            options: Wanted::default(),
+            options: WantedOptions::default(),
             hop: None,
         }
     }

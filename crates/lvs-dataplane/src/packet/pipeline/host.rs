@@ -12,7 +12,7 @@ use crate::packet::net::{Net, PortId};
 use crate::packet::rewrite::mac;
 use crate::packet::segment::finish_checksum;
 use crate::packet::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::packet::wire::{Mac, be16, ipv6, tcp, udp};
+use crate::packet::wire::{Mac, ipv6, tcp, udp};
 
 /// The way of a packet back to the host.
 #[derive(Clone, Copy)]
@@ -187,7 +187,11 @@ impl Pipeline {
                     .unwrap_or(Fate::Dropped(FrameDrop::OwnAddress))
             }
             Protocol::UDP => {
-                if is_right_udp(frame, job) {
+                if let Some(end) = udp::end(frame.bytes(), packet.l4) {
+                    frame.truncate(end);
+                    if !frame.offload.is_checked() && !udp::is_intact(frame.bytes(), packet.l4) {
+                        return Fate::Dropped(FrameDrop::OwnAddress);
+                    }
                     self.icmp_error(ErrorKind::PortUnreachable, frame, job, cx);
                 }
                 Fate::Dropped(FrameDrop::OwnAddress)
@@ -216,15 +220,4 @@ impl Pipeline {
         wire_icmp::echo_reply(frame, packet.l4, id);
         self.send_own(frame, cx)
     }
-}
-
-/// Whether a UDP datagram has come as it was sent, as far as it tells.
-fn is_right_udp(frame: &Frame, job: &Job<'_>) -> bool {
-    let (ip, packet) = (frame.bytes(), &job.packet);
-    let l4 = ip.get(packet.l4..).unwrap_or_default();
-    let unsummed = be16(l4, udp::field::CHECKSUM) == 0 && !packet.is_ipv6();
-    l4.len() >= udp::HEADER_LEN
-        && (frame.offload.is_checked()
-            || unsummed
-            || tcp::checksum_ok(ip, packet.l4, Protocol::UDP.0))
 }

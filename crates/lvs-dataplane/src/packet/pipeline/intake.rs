@@ -194,6 +194,10 @@ impl Pipeline {
         let mut whole = match pushed {
             Ok(Some(whole)) => whole,
             Ok(None) => return Fate::Fragment,
+            Err(FrameDrop::TinyFragment) => {
+                job.packet = job.packet.alone(frame.bytes());
+                return self.tiny_fragment(frame, job, decide, cx);
+            }
             Err(reason) => return Fate::Dropped(reason),
         };
         self.counters.reassembled += 1;
@@ -212,6 +216,25 @@ impl Pipeline {
         self.counters.count(fate);
         cx.out.keep(whole.frame);
         Fate::Fragment
+    }
+}
+
+impl Pipeline {
+    /// A first fragment of IPv6 that ends before its headers do waits for no others (`nf_ct_frag6_gather`): by itself it can
+    /// belong to a known connection, but opens none and is not translated.
+    fn tiny_fragment<N: Net, D: Decide>(
+        &mut self,
+        frame: &mut Frame,
+        job: Job<'_>,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        match self.datagram(frame, job, decide, cx) {
+            Fate::Dropped(FrameDrop::ShortHeader | FrameDrop::IcmpShort) => {
+                Fate::Dropped(FrameDrop::TinyFragment)
+            }
+            fate => fate,
+        }
     }
 }
 

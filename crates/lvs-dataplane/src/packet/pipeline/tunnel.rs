@@ -103,7 +103,7 @@ impl Pipeline {
         frame.offload.segments = None;
         let pieces = match job.history {
             Some(history) if job.packet.is_ipv6() => {
-                Pieces::Around(history, tunnel::header_len(outer.tunnel))
+                Pieces::Around(history, outer.tunnel.header_len())
             }
             Some(history) => Pieces::Even(history),
             None => Pieces::Relayed,

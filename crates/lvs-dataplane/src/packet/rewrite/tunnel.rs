@@ -73,22 +73,9 @@ pub const fn is_outer(protocol: Protocol) -> bool {
     matches!(protocol.0, IPV4 | IPV6 | GRE | UDP)
 }
 
-/// Bytes between the outer and the inner IP header.
-pub const fn header_len(tunnel: Tunnel) -> usize {
-    match tunnel {
-        Tunnel::Ipip => 0,
-        Tunnel::Gue { .. } => UDP_LEN + GUE_LEN,
-        Tunnel::Gre { checksum } => match checksum {
-            // Remote checksum offload is GUE's alone.
-            TunnelChecksum::None | TunnelChecksum::Remote => GRE_LEN,
-            TunnelChecksum::Full => GRE_LEN + GRE_CHECKSUM_LEN,
-        },
-    }
-}
-
 /// Bytes that the encapsulation adds, with an outer header of the version of `server`.
-pub const fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
-    header_len(tunnel)
+pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
+    tunnel.header_len()
         + match server {
             IpAddr::V4(_) => ipv4::HEADER_LEN,
             IpAddr::V6(_) => ipv6::HEADER_LEN,

@@ -34,7 +34,7 @@ pub enum Refused {
 
 /// What options ask a router to write, as places in the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedOptions {
     /// The record route option, and where the next address belongs.
     route: Option<(usize, usize)>,
     /// The time stamp option, and where the next address (if any) and time belong.
@@ -48,9 +48,9 @@ pub struct Wanted {
 ///
 /// # Errors
 /// See [`Refused`].
-pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<Wanted, Refused> {
+pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<WantedOptions, Refused> {
     let end = ipv4::header_len(ip).min(ip.len());
-    let mut wanted = Wanted::default();
+    let mut wanted = WantedOptions::default();
     let (mut routes, mut stamps, mut sources, mut labels) = (0, 0, 0, 0);
     let mut at = ipv4::HEADER_LEN;
     let bad = |at: usize| Refused::Malformed(u8::try_from(at).unwrap_or(u8::MAX));
@@ -156,7 +156,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
     None
 }
 
-impl Wanted {
+impl WantedOptions {
     /// Whether nothing is asked for.
     #[must_use]
     pub fn is_nothing(&self) -> bool {

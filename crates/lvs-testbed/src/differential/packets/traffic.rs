@@ -76,9 +76,7 @@ impl Traffic {
             self.embellish(&mut ip, note);
         }
         self.number(&mut ip);
-        // An error about what is not translated is not counted here if it comes in fragments.
-        let uncounted = note.starts_with("error of a server") && !self.scene.is_nat();
-        if self.entropy.one_in(6) && !uncounted {
+        if self.entropy.one_in(6) && !self.is_uncounted(note) {
             let note = format!("{note}, in fragments");
             return self
                 .fragments(&ip, note.starts_with("request"))
@@ -90,6 +88,11 @@ impl Traffic {
             self.cut(&mut ip, note);
         }
         vec![Self::step(note, side, &ip)]
+    }
+
+    /// An error about what is not translated is not counted here if it comes in fragments.
+    fn is_uncounted(&self, note: &str) -> bool {
+        note.starts_with("error of a server") && !self.scene.is_nat()
     }
 
     fn step(note: &str, side: Side, ip: &[u8]) -> Value {
@@ -536,7 +539,10 @@ impl Traffic {
                 ip[1] = class << 4;
             }
             1 => ip[1] = self.entropy.u8(),
-            2..=4 if six => self.extension(ip),
+            2..=4 if six => {
+                let whole = self.is_uncounted(note);
+                self.extension(ip, whole);
+            }
             2..=4 => {
                 // The kernel drops translated errors with options that it has filled in.
                 let filled = !note.starts_with("error");
@@ -572,7 +578,8 @@ impl Traffic {
         packet::with_options(ip, options);
     }
 
-    fn extension(&mut self, ip: &mut Vec<u8>) {
+    /// `whole`: it stays no fragment.
+    fn extension(&mut self, ip: &mut Vec<u8>, whole: bool) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),
             1 | 2 => (0, &[5, 2, 0, 0, 1, 0]),
@@ -580,7 +587,7 @@ impl Traffic {
             4 => (60, &[1, 0, 1, 0, 0, 0]),
             5 | 6 => (43, &[0, 0, 0, 0, 0, 0]),
             7 => (51, &[0; 22]),
-            8 => (44, &[0, 0, 0, 0, 0, 9]),
+            8 if !whole => (44, &[0, 0, 0, 0, 0, 9]),
             _ => (135, &[0, 0, 0, 0, 0, 0]),
         };
         packet::with_extension(ip, kind, body);
@@ -619,8 +626,8 @@ impl Traffic {
             .collect();
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
-        if six && (matches!(ip[6], 0 | 43 | 44) || !ipv6::has_upper_header(&pieces[0])) {
-            // These headers belong to every fragment; a first one without the next is dropped here (RFC 8200 section 4.5).
+        if six && (matches!(ip[6], 0 | 43 | 44) || ipv6::walk(&pieces[0]).is_none()) {
+            // These headers belong to every fragment; and one that ends within a header is dropped here.
             return vec![ip.to_vec()];
         }
         if !six {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS};
+use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS, OptionSpec};
 
 use crate::operator::{OPERATORS, Operator};
 use crate::own;
@@ -29,6 +29,15 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
+/// What an option can be given, with spaces, where that is known.
+fn values(option: &OptionSpec) -> Option<String> {
+    match option.argument {
+        Argument::Required("scheduler") => Some(schedulers()),
+        Argument::Required(argument) if argument.contains('|') => Some(argument.replace('|', " ")),
+        _ => None,
+    }
+}
+
 /// What can follow the name of a command: the words of its synopsis, its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
@@ -42,22 +51,17 @@ fn words_of(operator: &Operator) -> Vec<&'static str> {
 pub(super) fn bash() -> String {
     let commands: Vec<&str> = OPERATORS.iter().map(|operator| operator.name).collect();
     let mut text = "# bash completion for lvsadm\n_lvsadm() {\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    case $prev in\n".to_owned();
-    let _ = writeln!(
-        text,
-        "        -s|--scheduler) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;",
-        schedulers()
-    );
     for option in OPTIONS.iter().chain(OWN_OPTIONS) {
-        if let Argument::Required(argument) = option.argument
-            && argument.contains('|')
-        {
-            let _ = writeln!(
-                text,
-                "        --{}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;",
-                option.long,
-                argument.replace('|', " ")
-            );
-        }
+        let Some(values) = values(option) else {
+            continue;
+        };
+        let short = option.short.map(|short| format!("-{}|", char::from(short)));
+        let _ = writeln!(
+            text,
+            "        {}--{}) COMPREPLY=($(compgen -W '{values}' -- \"$cur\")); return ;;",
+            short.unwrap_or_default(),
+            option.long
+        );
     }
     text.push_str("        --socket|-w) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n    esac\n    case ${COMP_WORDS[1]} in\n");
     for operator in OPERATORS {
@@ -110,7 +114,20 @@ pub(super) fn zsh() -> String {
     for option in own::OPTIONS {
         let _ = writeln!(text, "        '{}:{}'", option.name, quoted(option.help));
     }
-    text.push_str("    )\n    case $words[2] in\n");
+    text.push_str("    )\n    case $words[CURRENT-1] in\n");
+    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
+        let Some(values) = values(option) else {
+            continue;
+        };
+        let short = option.short.map(|short| format!("-{}|", char::from(short)));
+        let _ = writeln!(
+            text,
+            "        {}--{}) compadd -- {values}; return ;;",
+            short.unwrap_or_default(),
+            option.long
+        );
+    }
+    text.push_str("        --socket|-w) _files; return ;;\n    esac\n    case $words[2] in\n");
     for operator in OPERATORS {
         let _ = writeln!(
             text,
@@ -131,15 +148,12 @@ pub(super) fn fish() -> String {
         if let Some(short) = option.short {
             let _ = write!(line, " -s {}", char::from(short));
         }
-        match option.argument {
-            Argument::Required(argument) if argument.contains('|') => {
-                let _ = write!(line, " -x -a '{}'", argument.replace('|', " "));
+        match (option.argument, values(option)) {
+            (Argument::Required(_), Some(values)) => {
+                let _ = write!(line, " -x -a '{values}'");
             }
-            Argument::Required("scheduler") => {
-                let _ = write!(line, " -x -a '{}'", schedulers());
-            }
-            Argument::Required(_) => line.push_str(" -x"),
-            Argument::No | Argument::Optional(_) => {}
+            (Argument::Required(_), None) => line.push_str(" -x"),
+            (Argument::No | Argument::Optional(_), _) => {}
         }
         let _ = write!(line, " -d '{}'", quoted(option.help));
         if !seen.contains(&line) {
@@ -181,6 +195,8 @@ pub(super) fn fish() -> String {
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::TunnelType;
+
     use super::*;
 
     #[test]
@@ -200,8 +216,9 @@ mod tests {
                 has(option.name.trim_start_matches('-'));
             }
         }
-        for text in [bash(), fish()] {
+        for text in [bash(), zsh(), fish()] {
             assert!(text.contains(&schedulers()));
+            assert!(text.contains(&TunnelType::NAMES.replace('|', " ")));
         }
     }
 

@@ -278,9 +278,10 @@ impl Checker<'_> {
             }
             let text = value.get_ref().0.trim();
             if Sysctls::default().set(key, text).is_err() {
+                let values = Sysctls::values(key).unwrap_or_default();
                 self.report(
                     Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
-                        .help(sysctl_values(key)),
+                        .help(format!("give {values}")),
                 );
                 continue;
             }
@@ -313,17 +314,6 @@ fn mark_words(rule: &RawMark) -> Vec<String> {
         }
     }
     words
-}
-
-/// What values a sysctl takes.
-fn sysctl_values(name: &str) -> &'static str {
-    match name {
-        "sync_threshold" => {
-            "give two whole numbers, the first below the second unless that is 0: \"3 50\""
-        }
-        "est_cpulist" => "give CPUs and ranges of CPUs: \"0-3,8\", or \"\" for none",
-        _ => "most sysctls of IPVS are whole numbers, each in the range that the kernel takes",
-    }
 }
 
 /// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.

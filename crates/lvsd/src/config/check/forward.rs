@@ -2,19 +2,42 @@
 
 use std::ops::Range;
 
-use lvs_core::{Forwarding, Tunnel, TunnelChecksum};
+use lvs_core::{Forwarding, Tunnel, TunnelChecksum, TunnelType};
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
 
-/// A type of tunnel.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Type {
-    Ipip,
-    Gre,
-    Gue,
+/// Types of tunnels for a remedy: `"gre" or "gue"`.
+fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
+    let names: Vec<String> = types.map(|kind| format!("\"{}\"", kind.name)).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => {
+            format!("{} or {last}", others.join(", "))
+        }
+        _ => names.concat(),
+    }
+}
+
+/// What a type is called, with its article.
+fn a(kind: &TunnelType) -> String {
+    let article = if kind.title.starts_with(['A', 'E', 'I', 'O', 'U']) {
+        "an"
+    } else {
+        "a"
+    };
+    format!("{article} {}", kind.title)
+}
+
+/// The types of which `what` is true, in prose: `a GUE`.
+fn only(what: impl Fn(&TunnelType) -> bool) -> String {
+    let types = TunnelType::ALL.iter().filter(|kind| what(kind));
+    types.map(|kind| a(kind)).collect::<Vec<_>>().join(" or ")
+}
+
+fn types() -> impl Iterator<Item = &'static TunnelType> {
+    TunnelType::ALL.iter().copied()
 }
 
 impl Checker<'_> {
@@ -99,25 +122,20 @@ impl Checker<'_> {
         if word.is_none() && self.complete {
             self.report(
                 Diagnostic::error(raw.span(), "`type` of the tunnel is missing")
-                    .help("add type = \"ipip\", \"gre\" or \"gue\""),
+                    .help(format!("add type = {}", names(types()))),
             );
         }
         let port = self.number(table.port.as_ref(), "port", 1..=i64::from(u16::MAX));
         let checksum = self.tunnel_checksum(table.checksum.as_ref());
-        let types = [("ipip", Type::Ipip), ("gre", Type::Gre), ("gue", Type::Gue)];
-        let kind = self.word(word.as_ref(), &types)?;
+        let known: Vec<_> = types().map(|kind| (kind.name, kind)).collect();
+        let kind = self.word(word.as_ref(), &known)?;
         self.tunnel_port(table, kind, raw.span())?;
         self.tunnel_checksum_fits(table, kind, checksum)?;
-        Some(match kind {
-            Type::Ipip => Tunnel::Ipip,
-            Type::Gre => Tunnel::Gre {
-                checksum: checksum?,
-            },
-            Type::Gue => Tunnel::Gue {
-                port: u16::try_from(port?).ok()?,
-                checksum: checksum?,
-            },
-        })
+        let port = match kind.has_port {
+            true => u16::try_from(port?).ok()?,
+            false => 0,
+        };
+        Some((kind.tunnel)(port, checksum?))
     }
 
     /// The checksum in the words of the file; `None` if they are wrong.
@@ -125,52 +143,48 @@ impl Checker<'_> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
         };
-        let known = match value.get_ref().trim_start_matches("--tun-") {
-            "nocsum" => Some("none"),
-            "csum" => Some("full"),
-            "remcsum" => Some("remote"),
-            _ => None,
-        };
-        if let Some(word) = known {
+        let option = value.get_ref().trim_start_matches("--tun-");
+        let all = TunnelChecksum::ALL;
+        if let Some(known) = all.iter().find(|checksum| checksum.option() == option) {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help(format!("here it is called \"{word}\"")),
+                    .help(format!("here it is called \"{}\"", known.name())),
             );
             return None;
         }
-        self.word(
-            raw,
-            &[
-                ("none", TunnelChecksum::None),
-                ("full", TunnelChecksum::Full),
-                ("remote", TunnelChecksum::Remote),
-            ],
-        )
+        let known: Vec<_> = all.iter().map(|&sum| (sum.name(), sum)).collect();
+        self.word(raw, &known)
     }
 
-    /// GUE needs a port, and no other type has one.
+    /// A type that has a port needs it, and no other type has one.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
-        kind: Type,
+        kind: &TunnelType,
         span: Range<usize>,
     ) -> Option<()> {
-        match (&table.port, kind) {
-            (None, Type::Gue) => {
+        match (&table.port, kind.has_port) {
+            (None, true) => {
                 if self.complete {
+                    let TunnelType { name, title, .. } = kind;
                     self.report(
-                        Diagnostic::error(span, "`port` of the GUE tunnel is missing").help(
-                            "write { type = \"gue\", port = 6080 } with the port of `ip fou add port 6080 gue` on the real server",
-                        ),
+                        Diagnostic::error(span, format!("`port` of the {title} tunnel is missing"))
+                            .help(format!(
+                                "write {{ type = \"{name}\", port = 6080 }} with the port of `ip fou add port 6080 {name}` on \
+                                 the real server"
+                            )),
                     );
                 }
                 None
             }
-            (Some(port), Type::Ipip | Type::Gre) => {
+            (Some(port), false) => {
+                let with_port = |kind: &TunnelType| kind.has_port;
+                let title = format!("only {} tunnel has a port", only(with_port));
+                let types = names(types().filter(|kind| with_port(kind)));
                 self.report(
-                    Diagnostic::error(port.span(), "only a GUE tunnel has a port")
-                        .help("remove `port`, or set type = \"gue\""),
+                    Diagnostic::error(port.span(), title)
+                        .help(format!("remove `port`, or set type = {types}")),
                 );
                 None
             }
@@ -178,26 +192,33 @@ impl Checker<'_> {
         }
     }
 
-    /// IPIP has no header of its own for a checksum, GRE none for a remote one.
+    /// Not every type has a checksum, and not every one has all of them.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,
-        kind: Type,
+        kind: &TunnelType,
         checksum: Option<TunnelChecksum>,
     ) -> Option<()> {
         let Some(at) = table.checksum.as_ref().map(Spanned::span) else {
             return Some(());
         };
-        let (title, help) = match (kind, checksum) {
-            (Type::Ipip, _) => (
-                "an IPIP tunnel has no checksum of its own",
-                "remove `checksum`, or set type = \"gre\" or \"gue\"",
-            ),
-            (Type::Gre, Some(TunnelChecksum::Remote)) => (
-                "only a GUE tunnel has remote checksum offload",
-                "write checksum = \"full\", or set type = \"gue\"",
-            ),
-            _ => return Some(()),
+        // What is no checksum at all was reported as that.
+        let fits = checksum.is_none_or(|checksum| kind.checksums.contains(&checksum));
+        let (title, help) = if kind.checksums.is_empty() {
+            let types = names(types().filter(|kind| !kind.checksums.is_empty()));
+            (
+                format!("{} tunnel has no checksum of its own", a(kind)),
+                format!("remove `checksum`, or set type = {types}"),
+            )
+        } else if !fits {
+            let has = |kind: &TunnelType| kind.checksums.contains(&TunnelChecksum::Remote);
+            let types = names(types().filter(|kind| has(kind)));
+            (
+                format!("only {} tunnel has remote checksum offload", only(has)),
+                format!("write checksum = \"full\", or set type = {types}"),
+            )
+        } else {
+            return Some(());
         };
         self.report(Diagnostic::error(at, title).help(help));
         None

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
+use lvs_core::sched::BUILT_IN;
 use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
@@ -258,16 +259,13 @@ impl Checker<'_> {
 /// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
 /// listing still shows the server. But it keeps *new* connections coming where the choice does not
 /// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
-/// the sysctl `expire_quiescent_template` is set), and `dh`, `sh` and `mh` without their fallback
-/// refuse a client whose slot is such a server. There the server must go.
+/// the sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse a client
+/// whose server it is. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
-    let hashed = match config.scheduler.as_str() {
-        "dh" => true,
-        "sh" | "mh" => !config.flags.has(ServiceFlags::SCHED1),
-        _ => false,
-    };
+    let about = BUILT_IN.iter().find(|about| about.name == config.scheduler);
+    let refuses = about.is_some_and(|about| about.refuses_at_zero(config.flags));
     if config.extras.on_server_down != OnServerDown::Kernel
-        || hashed
+        || refuses
         || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
     {
         OnCheckFailure::Remove

@@ -1,0 +1,157 @@
+//! Snapshots and rates of all counters every two seconds, in portions: the kernel spreads its estimators over the two
+//! seconds for the same reason (`IPVS_EST_NTICKS`), so that thousands of servers hold nobody up.
+
+use core::ops::Bound;
+use core::time::Duration;
+
+use super::Control;
+use crate::Instant;
+
+/// Time between two snapshots of the same counters.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Time between two portions (`IPVS_EST_TICK`).
+const STEP: Duration = Duration::from_millis(40);
+/// Portions that a round is cut into at most: all of them are done before the next round.
+const PORTIONS: usize = 40;
+/// Services and servers of a portion at least. As many have their snapshots at the same moment.
+const PORTION_MIN: usize = 512;
+
+/// When the estimator goes to work, and how far it has come.
+#[derive(Debug, Default)]
+pub(super) struct Estimator {
+    /// When the next round begins; none until the clock has been shown.
+    next: Option<Instant>,
+    round: Option<Round>,
+}
+
+#[derive(Debug)]
+struct Round {
+    /// When the next portion is due.
+    next: Instant,
+    /// The next service, by its number. Servers follow when all services are done.
+    service: Option<u32>,
+    /// The next server, by the place of its record.
+    place: usize,
+    /// Services and servers of a portion.
+    portion: usize,
+}
+
+impl Estimator {
+    /// Begins with the first moment of the clock.
+    pub(super) fn start(&mut self, now: Instant) {
+        self.next = Some(now + PERIOD);
+    }
+
+    /// When there is something to do next.
+    pub(super) fn wakeup(&self) -> Option<Instant> {
+        match &self.round {
+            Some(round) => Some(round.next),
+            None => self.next,
+        }
+    }
+
+    /// Whether portions of a round are yet to come.
+    pub(super) fn is_in_a_round(&self) -> bool {
+        self.round.is_some()
+    }
+}
+
+impl Control {
+    /// Takes the snapshots that are due at `at` (`ip_vs_estimation_kthread`).
+    pub(super) fn estimate(&mut self, at: Instant) {
+        if self.estimator.wakeup().is_none_or(|next| next > at) {
+            return;
+        }
+        let mut round = match self.estimator.round.take() {
+            Some(round) => round,
+            None => {
+                self.estimator.next = Some(at + PERIOD);
+                if !self.settings.sysctls.estimates() {
+                    return;
+                }
+                self.total.tick();
+                let all = self.services.len() + self.records.len();
+                Round {
+                    next: at,
+                    service: Some(0),
+                    place: 0,
+                    portion: all.div_ceil(PORTIONS).max(PORTION_MIN),
+                }
+            }
+        };
+        let mut left = round.portion;
+        if let Some(first) = round.service {
+            let from = (Bound::Included(first), Bound::Unbounded);
+            round.service = None;
+            for (&number, service) in self.services.range_mut(from) {
+                if left == 0 {
+                    round.service = Some(number);
+                    break;
+                }
+                left -= 1;
+                service.stats.tick();
+            }
+        }
+        let places = round.place..self.records.len().min(round.place + left);
+        round.place = places.end;
+        self.records.tick(places);
+        if round.service.is_some() || round.place < self.records.len() {
+            round.next = round.next + STEP;
+            self.estimator.round = Some(round);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::SocketAddr;
+
+    use super::*;
+    use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+
+    /// Control halves of a service with so many servers, each of which has had a connection.
+    fn control(servers: u16) -> Control {
+        let mut control = Control::new(Options::default());
+        let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).unwrap();
+        for port in 1..=servers {
+            let addr = SocketAddr::from(([10, 0, 0, 1], port));
+            let config = ServerConfig::new(1, Forwarding::Nat);
+            control
+                .add_server(&key, addr, &config, Instant::ZERO)
+                .unwrap();
+        }
+        for entry in control.records.iter() {
+            entry.stats.shard(0).count_connection();
+        }
+        control.advance(Instant::ZERO);
+        control
+    }
+
+    fn shown(control: &Control) -> usize {
+        let stats = control.records.iter().map(|entry| entry.stats.stats());
+        stats.filter(|stats| stats.shown.conns == 1).count()
+    }
+
+    #[test]
+    fn few_servers_have_their_snapshots_at_one_moment() {
+        let mut control = control(500);
+        control.advance(Instant::ZERO + PERIOD);
+        assert_eq!(shown(&control), 500);
+        assert_eq!(control.next_wakeup(), Some(Instant::ZERO + 2 * PERIOD));
+    }
+
+    #[test]
+    fn many_servers_have_them_in_portions_within_the_period() {
+        let mut control = control(2000);
+        let mut seen = std::vec::Vec::new();
+        while shown(&control) < 2000 {
+            // Late calls do one portion each, too.
+            control.advance(Instant::ZERO + PERIOD + Duration::from_millis(500));
+            seen.push(shown(&control));
+        }
+        assert_eq!(seen, [511, 1023, 1535, 2000]);
+        assert_eq!(control.next_wakeup(), Some(Instant::ZERO + 2 * PERIOD));
+    }
+}

@@ -1,0 +1,70 @@
+//! Services by their keys: as many steps with thousands of services as with ten.
+
+use core::hash::{BuildHasher, Hasher};
+
+use hashbrown::HashMap;
+
+use super::service::ServiceKeyOrd;
+
+/// The numbers of services, by their keys.
+pub(super) type Keys = HashMap<ServiceKeyOrd, u32, Fold>;
+
+/// A quick hash function. Keys come from the configuration, never from packets, so nobody outside chooses them; and a
+/// lookup of a key that is not there costs as little.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fold(u64);
+
+impl BuildHasher for Fold {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl Fold {
+    const fn fold(&mut self, word: u64) {
+        // As SplitMix64 does: each bit of the word reaches every bit of the state.
+        let mut z = (self.0 ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.0 = z ^ (z >> 31);
+    }
+}
+
+impl Hasher for Fold {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.fold(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, word: u8) {
+        self.fold(word.into());
+    }
+
+    fn write_u16(&mut self, word: u16) {
+        self.fold(word.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.fold(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.fold(word);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.fold(word.cast_unsigned() as u64);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.fold(word as u64);
+    }
+}

@@ -1,0 +1,232 @@
+//! Tunnels to real servers: which types there are, and everything that those who name, list and check them go by.
+
+/// How a tunnel computes checksums of its outer headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+pub enum TunnelChecksum {
+    /// None.
+    #[default]
+    None,
+    /// In the outer header.
+    Full,
+    /// Remote checksum offload (GUE).
+    Remote,
+}
+
+impl TunnelChecksum {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::None, Self::Full, Self::Remote];
+
+    /// The word of the control protocol and of `lvsd`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Full => "full",
+            Self::Remote => "remote",
+        }
+    }
+
+    /// What it is called in the names of ipvsadm's options, behind `tun-`.
+    pub const fn option(self) -> &'static str {
+        match self {
+            Self::None => "nocsum",
+            Self::Full => "csum",
+            Self::Remote => "remcsum",
+        }
+    }
+
+    /// What ipvsadm's listings show.
+    pub const fn sign(self) -> &'static str {
+        match self {
+            Self::None => "-c",
+            Self::Full => "+c",
+            Self::Remote => "r+c",
+        }
+    }
+}
+
+/// The encapsulation of a tunnelled server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase", tag = "type"))]
+pub enum Tunnel {
+    /// IP in IP (RFC 2003, RFC 4213, RFC 2473).
+    #[default]
+    Ipip,
+    /// Generic UDP encapsulation, variant 0.
+    Gue {
+        /// Destination port of the outer UDP header.
+        port: u16,
+        /// Outer checksum.
+        checksum: TunnelChecksum,
+    },
+    /// GRE (RFC 2784).
+    Gre {
+        /// Outer checksum.
+        checksum: TunnelChecksum,
+    },
+}
+
+/// What there is to know about a type of tunnel.
+#[derive(Debug)]
+pub struct TunnelType {
+    /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
+    pub name: &'static str,
+    /// What it is called in prose.
+    pub title: &'static str,
+    /// Whether it is told a port of UDP.
+    pub has_port: bool,
+    /// The checksums to choose from; none if there is no choice.
+    pub checksums: &'static [TunnelChecksum],
+    /// Bytes between the outer and the inner IP header, by the place of the checksum in [`TunnelChecksum::ALL`].
+    pub header_len: [usize; TunnelChecksum::ALL.len()],
+    /// One of it, with a port and a checksum.
+    pub tunnel: fn(u16, TunnelChecksum) -> Tunnel,
+}
+
+impl TunnelType {
+    /// The names of all types as ipvsadm's help has them.
+    pub const NAMES: &str = "ipip|gue|gre";
+
+    /// All types. A server's record has the place in this list.
+    pub const ALL: &[&Self] = &[&IPIP, &GRE, &GUE];
+
+    /// The type of this name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name == name)
+    }
+}
+
+static IPIP: TunnelType = TunnelType {
+    name: "ipip",
+    title: "IPIP",
+    has_port: false,
+    checksums: &[],
+    header_len: [0; 3],
+    tunnel: |_, _| Tunnel::Ipip,
+};
+
+static GRE: TunnelType = TunnelType {
+    name: "gre",
+    title: "GRE",
+    has_port: false,
+    checksums: &[TunnelChecksum::None, TunnelChecksum::Full],
+    header_len: [4, 8, 4],
+    tunnel: |_, checksum| Tunnel::Gre { checksum },
+};
+
+static GUE: TunnelType = TunnelType {
+    name: "gue",
+    title: "GUE",
+    has_port: true,
+    checksums: TunnelChecksum::ALL,
+    // UDP, and GUE's base header.
+    header_len: [8 + 4; 3],
+    tunnel: |port, checksum| Tunnel::Gue { port, checksum },
+};
+
+impl Tunnel {
+    /// Its type.
+    pub fn about(self) -> &'static TunnelType {
+        match self {
+            Self::Ipip => &IPIP,
+            Self::Gre { .. } => &GRE,
+            Self::Gue { .. } => &GUE,
+        }
+    }
+
+    /// The port of UDP, 0 if it has none.
+    pub const fn port(self) -> u16 {
+        match self {
+            Self::Gue { port, .. } => port,
+            Self::Ipip | Self::Gre { .. } => 0,
+        }
+    }
+
+    /// The outer checksum.
+    pub const fn checksum(self) -> TunnelChecksum {
+        match self {
+            Self::Ipip => TunnelChecksum::None,
+            Self::Gue { checksum, .. } | Self::Gre { checksum } => checksum,
+        }
+    }
+
+    /// Bytes between the outer and the inner IP header.
+    pub fn header_len(self) -> usize {
+        self.about().header_len[self.checksum() as usize]
+    }
+
+    /// All of it in a number.
+    pub(crate) fn pack(self) -> u64 {
+        let kind = TunnelType::ALL
+            .iter()
+            .position(|kind| kind.name == self.about().name);
+        let kind = kind.unwrap_or(0) as u64;
+        kind | (self.checksum() as u64) << 8 | u64::from(self.port()) << 16
+    }
+
+    /// What [`pack`](Self::pack) has made.
+    pub(crate) fn unpack(packed: u64) -> Self {
+        // Most servers are reached in other ways, and every packet asks.
+        if packed == 0 {
+            return Self::Ipip;
+        }
+        let [.., high, low, checksum, kind] = packed.to_be_bytes();
+        let checksum = TunnelChecksum::ALL.get(usize::from(checksum));
+        let kind = TunnelType::ALL
+            .get(usize::from(kind))
+            .map_or(&IPIP, |kind| kind);
+        (kind.tunnel)(
+            u16::from_be_bytes([high, low]),
+            checksum.copied().unwrap_or_default(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn the_registry_agrees_with_the_types() {
+        for (place, &checksum) in TunnelChecksum::ALL.iter().enumerate() {
+            assert_eq!(checksum as usize, place);
+        }
+        for kind in TunnelType::ALL {
+            assert_eq!(TunnelType::find(kind.name).unwrap().title, kind.title);
+            let checksums = match kind.checksums {
+                [] => &[TunnelChecksum::None],
+                some => some,
+            };
+            for &checksum in checksums {
+                let port = if kind.has_port { 6080 } else { 0 };
+                let tunnel = (kind.tunnel)(port, checksum);
+                assert_eq!(tunnel.about().name, kind.name);
+                assert_eq!((tunnel.port(), tunnel.checksum()), (port, checksum));
+                assert_eq!(Tunnel::unpack(tunnel.pack()), tunnel);
+            }
+        }
+        let mut names: Vec<&str> = TunnelType::NAMES.split('|').collect();
+        let mut all: Vec<&str> = TunnelType::ALL.iter().map(|kind| kind.name).collect();
+        names.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(names, all);
+        assert_eq!(Tunnel::default().pack(), 0, "what a new record has");
+    }
+
+    #[cfg(feature = "api")]
+    #[test]
+    fn types_and_checksums_have_one_name_everywhere() {
+        for kind in TunnelType::ALL {
+            let tunnel = (kind.tunnel)(1, TunnelChecksum::None);
+            let json = serde_json::to_value(tunnel).unwrap();
+            assert_eq!(json["type"], kind.name);
+        }
+        for checksum in TunnelChecksum::ALL {
+            assert_eq!(serde_json::to_value(checksum).unwrap(), checksum.name());
+        }
+    }
+}
