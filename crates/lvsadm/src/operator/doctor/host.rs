@@ -173,8 +173,9 @@ fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
 }
 
 /// Where packets of services can be filtered.
-const FILTER: &str = "filter with `lvsadm filter add SERVICE --deny PREFIX` (all services: `all`), on the servers, in front of the director, or in \
-                      an XDP program (see docs/security.md)";
+const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
+                      `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
+                      program (see docs/security.md)";
 
 /// Whether a rule names the address or the port of a service.
 fn names(line: &str, service: &ServiceInfo) -> bool {
@@ -256,7 +257,8 @@ mod tests {
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
         assert!(
-            findings.0[0].cure.contains("lvsadm filter add"),
+            findings.0[0].cure.contains("lvsadm mark add")
+                && findings.0[0].cure.contains("lvsadm filter add"),
             "{findings:?}"
         );
     }
