@@ -230,7 +230,8 @@ impl Bed {
                 }
             }
             Act::Train { shots, whole } => {
-                let came = came(&whole, &Offload::default());
+                let mut came = came(&whole, &Offload::default());
+                came.tiny = shots.iter().find_map(|shot| self.judge_shot(shot).tiny);
                 let before = self.pipeline.counters.sent;
                 let mut sent = Vec::new();
                 for shot in &shots {
