@@ -106,13 +106,44 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 }
 
 /// What is known of a packet that came in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Came {
     protocol: Option<u8>,
     health: Health,
     /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet of IPv4, or about a tunnel
     /// packet, whose content is passed on as it is.
     about_wrong: bool,
+    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes wait for no others, and
+    /// leave as they are or not at all.
+    tiny: Option<Vec<u8>>,
+}
+
+impl Came {
+    /// Whether what leaves is the tiny fragment that came, but for its hops.
+    fn is_tiny(&self, ip: &[u8]) -> bool {
+        const HOPS: usize = 7;
+        let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
+        self.tiny
+            .as_ref()
+            .is_some_and(|tiny| but_hops(tiny) == but_hops(ip))
+    }
+}
+
+/// A first fragment of IPv6 without the whole header of its protocol, or with more extension headers.
+fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
+    let ip = ip.get(..parts.len)?;
+    if parts.src.is_ipv4() || !parts.fragment {
+        return None;
+    }
+    let header = ip.get(parts.l4 - 8..parts.l4)?;
+    let offset = u16::from_be_bytes([header[2], header[3]]) & 0xfff8;
+    let enough = match header[0] {
+        6 => 20,
+        17 | 58 => 8,
+        0 | 43 | 44 | 51 | 60 => usize::MAX,
+        _ => 1,
+    };
+    (offset == 0 && ip.len() - parts.l4 < enough).then(|| ip.to_vec())
 }
 
 /// The packet path in memory. Every method panics if something that must hold does not.
@@ -200,7 +231,8 @@ impl Bed {
                 }
             }
             Act::Train { shots, whole } => {
-                let came = came(&whole, &Offload::default());
+                let mut came = came(&whole, &Offload::default());
+                came.tiny = shots.iter().find_map(|shot| self.judge_shot(shot).tiny);
                 let before = self.pipeline.counters.sent;
                 let mut sent = Vec::new();
                 for shot in &shots {
@@ -514,6 +546,9 @@ impl Bed {
             {
                 return Err("something unfinished for a port that takes nothing such".into());
             }
+            if came.is_tiny(ip) {
+                continue;
+            }
             if !parts.fragment {
                 self.check(came, port, ip, &parts, &frame.offload)?;
                 continue;
@@ -555,6 +590,9 @@ impl Bed {
             let inner = self.inside(&ip, parts, health)?;
             self.summary.tunnelled += 1;
             let inner_parts = oracle::parts(inner).ok_or("a bad header inside of a tunnel")?;
+            if came.is_tiny(inner) {
+                return Ok(());
+            }
             if inner_parts.fragment {
                 return Err("a fragment inside of a tunnel".into());
             }
@@ -609,6 +647,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
             protocol: None,
             health: Health::Unknown,
             about_wrong: true,
+            tiny: None,
         };
     };
     let finished = oracle::finish(&mut ip, &parts, offload);
@@ -620,6 +659,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
         },
         about_wrong: parts.protocol == 1
             && (!quotes_right(&ip, &parts) || quotes_tunnel(&ip, &parts)),
+        tiny: tiny(&ip, &parts),
     }
 }
 
