@@ -47,8 +47,13 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     );
     let file = site.testbed.dir().join("ldirectord.cf");
     fs::write(&file, text)?;
-    // Its pid file lies in /run, which belongs to the whole machine.
-    site.director.sh("mount -t tmpfs tmpfs /run")?;
+    // Its pid file lies in /run, which belongs to the whole machine, as does the engine's socket, which it is to find.
+    let sockets = site.testbed.dir().join("sockets");
+    fs::create_dir(&sockets)?;
+    site.director.sh(&format!(
+        "mount --bind /run/lvs {sockets} && mount -t tmpfs tmpfs /run && mkdir /run/lvs && mount --bind {sockets} /run/lvs",
+        sockets = sockets.display()
+    ))?;
     site.director
         .spawn("ldirectord", &[file.as_os_str(), "start".as_ref()])
         .context("starting ldirectord (package ldirectord)")

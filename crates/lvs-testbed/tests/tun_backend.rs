@@ -535,7 +535,7 @@ fn under_the_daemon() -> Result<()> {
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)
     })
     .with_context(|| daemon.log())?;
-    let status = daemon.stop(Signal::SIGTERM)?;
+    let status = daemon.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", daemon.log());
     wait_until("the host as before", Duration::from_secs(5), || {
         common::host_state(&site).is_ok_and(|now| now == before)
