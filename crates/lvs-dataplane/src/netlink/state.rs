@@ -667,27 +667,8 @@ impl NetState {
             parent: None,
         };
         Arc::make_mut(&mut state.links).insert(index, link);
-        let hit = RouteHit {
-            kind: RouteKind::Unicast,
-            oif: index,
-            gateway: None,
-            prefsrc: None,
-            mtu: None,
-        };
-        let route = Route {
-            hit,
-            tos: 0,
-            metric: 0,
-        };
-        let (net, len) = network;
-        let prefix = (len, Bits::new(net).prefix(len));
-        state.v4.main.insert(prefix, route, false);
-        let (addr, mac) = neighbour;
-        let known = Neighbour {
-            mac: Some(mac),
-            state: libc::NUD_REACHABLE,
-        };
-        state.neighbours.insert((index, addr), known);
+        state.add_route(index, network, None);
+        state.add_neighbour(index, neighbour);
         state
     }
 
@@ -699,11 +680,16 @@ impl NetState {
         network: (IpAddr, u8),
         gateway: (IpAddr, LinkAddress),
     ) -> Self {
-        let (addr, mac) = gateway;
+        self.add_route(index, network, Some(gateway.0));
+        self.add_neighbour(index, gateway);
+        self
+    }
+
+    fn add_route(&mut self, oif: u32, (net, len): (IpAddr, u8), gateway: Option<IpAddr>) {
         let hit = RouteHit {
             kind: RouteKind::Unicast,
-            oif: index,
-            gateway: Some(addr),
+            oif,
+            gateway,
             prefsrc: None,
             mtu: None,
         };
@@ -712,15 +698,16 @@ impl NetState {
             tos: 0,
             metric: 0,
         };
-        let (net, len) = network;
         let prefix = (len, Bits::new(net).prefix(len));
         self.v4.main.insert(prefix, route, false);
+    }
+
+    fn add_neighbour(&mut self, index: u32, (addr, mac): (IpAddr, LinkAddress)) {
         let known = Neighbour {
             mac: Some(mac),
             state: libc::NUD_REACHABLE,
         };
         self.neighbours.insert((index, addr), known);
-        self
     }
 }
 

@@ -48,19 +48,23 @@ fn words_of(operator: &Operator) -> Vec<&'static str> {
     words
 }
 
+/// Options whose values are known: what a shell's `case` knows them by, and the values.
+fn with_values() -> impl Iterator<Item = (String, String)> {
+    OPTIONS.iter().chain(OWN_OPTIONS).filter_map(|option| {
+        let values = values(option)?;
+        let short = option.short.map(|short| format!("-{}|", char::from(short)));
+        let pattern = format!("{}--{}", short.unwrap_or_default(), option.long);
+        Some((pattern, values))
+    })
+}
+
 pub(super) fn bash() -> String {
     let commands: Vec<&str> = OPERATORS.iter().map(|operator| operator.name).collect();
     let mut text = "# bash completion for lvsadm\n_lvsadm() {\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    case $prev in\n".to_owned();
-    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
-        let Some(values) = values(option) else {
-            continue;
-        };
-        let short = option.short.map(|short| format!("-{}|", char::from(short)));
+    for (pattern, values) in with_values() {
         let _ = writeln!(
             text,
-            "        {}--{}) COMPREPLY=($(compgen -W '{values}' -- \"$cur\")); return ;;",
-            short.unwrap_or_default(),
-            option.long
+            "        {pattern}) COMPREPLY=($(compgen -W '{values}' -- \"$cur\")); return ;;"
         );
     }
     text.push_str("        --socket|-w) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n    esac\n    case ${COMP_WORDS[1]} in\n");
@@ -115,17 +119,8 @@ pub(super) fn zsh() -> String {
         let _ = writeln!(text, "        '{}:{}'", option.name, quoted(option.help));
     }
     text.push_str("    )\n    case $words[CURRENT-1] in\n");
-    for option in OPTIONS.iter().chain(OWN_OPTIONS) {
-        let Some(values) = values(option) else {
-            continue;
-        };
-        let short = option.short.map(|short| format!("-{}|", char::from(short)));
-        let _ = writeln!(
-            text,
-            "        {}--{}) compadd -- {values}; return ;;",
-            short.unwrap_or_default(),
-            option.long
-        );
+    for (pattern, values) in with_values() {
+        let _ = writeln!(text, "        {pattern}) compadd -- {values}; return ;;");
     }
     text.push_str("        --socket|-w) _files; return ;;\n    esac\n    case $words[2] in\n");
     for operator in OPERATORS {
