@@ -23,7 +23,7 @@ use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
-use crate::in_kernel::{InKernel, RIPE, WayOut};
+use crate::in_kernel::{Held, InKernel, RIPE, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port};
 use crate::packet::common::Common;
@@ -74,6 +74,8 @@ pub(crate) struct Worker {
     in_kernel: Option<Arc<InKernel>>,
     /// When everything that had come in was on its way, as far as it was looked at.
     quiet: Instant,
+    /// As long as there are captures, nothing passes them by in the kernel.
+    shown: Option<Held>,
     /// Where withdrawing all connections goes on.
     withdrawn: Option<usize>,
 }
@@ -105,6 +107,7 @@ impl Worker {
             next_housekeeping: Instant::ZERO,
             in_kernel: None,
             quiet: Instant::ZERO,
+            shown: None,
             withdrawn: None,
         }
     }
@@ -320,6 +323,9 @@ impl Worker {
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
         self.decider.tells = !captures.is_empty();
+        if captures.is_empty() {
+            self.shown = None;
+        }
         self.captures = captures;
     }
 
@@ -528,6 +534,9 @@ impl Packets for Worker {
     }
 
     fn capture(&mut self, capture: Capture) {
+        // All packets are to be shown.
+        let hold = || self.in_kernel.as_ref().map(InKernel::hold);
+        self.shown = self.shown.take().or_else(hold);
         self.captures.push(capture);
     }
 }

@@ -216,10 +216,8 @@ impl Program {
         let mut context = [0_u32; 48];
         context[IFINDEX] = ifindex;
         context[GSO_SIZE] = segment;
-        if segment > 0 {
-            let segments = u32::try_from(frame.len()).unwrap_or(0) / segment + 1;
-            context[GSO_SEGMENTS] = segments;
-        }
+        let length = u32::try_from(frame.len()).unwrap_or(0);
+        context[GSO_SEGMENTS] = length.checked_div(segment).map_or(0, |whole| whole + 1);
         let mut out = vec![0_u8; frame.len() + 256];
         let mut request = TestRun {
             program: number(&self.fd),
