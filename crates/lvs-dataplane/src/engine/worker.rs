@@ -18,14 +18,13 @@ use super::decider::Decider;
 use super::door::{Door, Requests};
 use super::local_clients::LocalClients;
 use super::network::Network;
-use super::ports::Ports;
 use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
 use crate::in_kernel::{Held, InKernel, RIPE, WayOut};
 use crate::io::BATCH;
-use crate::io::port::{Batch, Port};
+use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
 #[cfg(feature = "testing")]
@@ -194,6 +193,7 @@ impl Worker {
         if let Some(marks) = &view.marks {
             self.decider.take_marks(marks);
         }
+        self.decider.take_intercept(&view.intercept);
         self.network.take(view);
         if config {
             self.decider.sweep();

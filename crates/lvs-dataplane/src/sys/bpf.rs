@@ -44,6 +44,7 @@ struct CreateMap {
 }
 
 /// What `BPF_PROG_LOAD` reads, as far as it is used.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
     kind: u32,
@@ -99,11 +100,45 @@ struct TestRun {
     unused: u32,
 }
 
+/// What `BPF_PROG_QUERY` reads and writes.
+#[repr(C)]
+struct QueryPrograms {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    ids: u64,
+    count: u32,
+    rest: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// What `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct GetInfo {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// The beginning of `bpf_prog_info`.
+#[derive(Default)]
+#[repr(C)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+}
+
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
@@ -169,7 +204,7 @@ impl Program {
                 ProgramKind::Egress => BPF_TCX_EGRESS,
             },
         };
-        let error = match descriptor(BPF_PROG_LOAD, &request) {
+        let error = match descriptor(BPF_PROG_LOAD, request) {
             Ok(fd) => return Ok(Self { fd, kind }),
             Err(error) => error,
         };
@@ -178,7 +213,7 @@ impl Program {
         request.log_size = u32::try_from(log.len()).unwrap_or(0);
         request.log = log.as_mut_ptr().expose_provenance() as u64;
         // For what the verifier says.
-        let again = descriptor(BPF_PROG_LOAD, &request);
+        let again = descriptor(BPF_PROG_LOAD, request);
         again
             .map(|fd| Self { fd, kind })
             .map_err(|_| with_log(error, &log))
@@ -192,15 +227,63 @@ impl Program {
         let request = CreateLink {
             program: number(&self.fd),
             ifindex,
-            attach_type: match self.kind {
-                ProgramKind::Egress => BPF_TCX_EGRESS,
-                ProgramKind::Ingress | ProgramKind::SocketFilter => BPF_TCX_INGRESS,
-            },
+            attach_type: self.place(),
             flags: 0,
             rest: [0; 6],
         };
-        let fd = descriptor(BPF_LINK_CREATE, &request)?;
+        let fd = descriptor(BPF_LINK_CREATE, request)?;
         Ok(TcLink { fd })
+    }
+
+    const fn place(&self) -> u32 {
+        match self.kind {
+            ProgramKind::Egress => BPF_TCX_EGRESS,
+            ProgramKind::Ingress | ProgramKind::SocketFilter => BPF_TCX_INGRESS,
+        }
+    }
+
+    /// The kernel's number of the program.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn id(&self) -> io::Result<u32> {
+        let mut info = ProgramInfo::default();
+        let request = GetInfo {
+            fd: number(&self.fd),
+            length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
+            info: ptr::from_mut(&mut info).expose_provenance() as u64,
+        };
+        call(BPF_OBJ_GET_INFO_BY_FD, request)?;
+        Ok(info.id)
+    }
+
+    /// Whether the program of number `id` is the first one at that place of an interface: others may keep frames from it.
+    ///
+    /// # Errors
+    /// If there is no such interface, or the kernel does not say.
+    pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
+        let mut ids = [0_u32; 64];
+        let request = QueryPrograms {
+            ifindex,
+            attach_type: self.place(),
+            query_flags: 0,
+            attach_flags: 0,
+            ids: ids.as_mut_ptr().expose_provenance() as u64,
+            count: u32::try_from(ids.len()).unwrap_or(0),
+            rest: 0,
+            program_flags: 0,
+            link_ids: 0,
+            link_flags: 0,
+            revision: 0,
+        };
+        match call(BPF_PROG_QUERY, request) {
+            // There are more than 64: these are the first.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+            // There are none.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
+            done => drop(done?),
+        }
+        Ok(ids[0] == id)
     }
 
     /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An aggregate has segments of
@@ -299,7 +382,7 @@ impl SharedArray {
             name: short_name(name),
             ifindex: 0,
         };
-        let fd = descriptor(BPF_MAP_CREATE, &request)?;
+        let fd = descriptor(BPF_MAP_CREATE, request)?;
         Self::map(fd, words * entries.max(1) as usize)
     }
 
@@ -314,7 +397,7 @@ impl SharedArray {
             fd: 0,
             flags: 0,
         };
-        let fd = descriptor(BPF_OBJ_GET, &request)?;
+        let fd = descriptor(BPF_OBJ_GET, request)?;
         Self::map(fd, words)
     }
 
@@ -388,7 +471,7 @@ impl PerCpuArray {
             name: short_name(name),
             ifindex: 0,
         };
-        let fd = descriptor(BPF_MAP_CREATE, &request)?;
+        let fd = descriptor(BPF_MAP_CREATE, request)?;
         Ok(Self { fd })
     }
 
@@ -432,65 +515,6 @@ pub fn monotonic() -> u64 {
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// The program that turns frames with a certain mark round: they leave an interface and come in on it instead.
-#[derive(Debug)]
-pub struct TurnBack {
-    program: Program,
-    mark: u32,
-}
-
-/// The program at the egress of one interface. It goes with this value, with the interface, or with the process.
-#[derive(Debug)]
-pub struct TurnedBack {
-    _link: TcLink,
-}
-
-impl TurnBack {
-    /// Loads the program for this mark, which is not 0.
-    ///
-    /// # Errors
-    /// As [`Program::load`].
-    pub fn load(mark: u32) -> io::Result<Self> {
-        let op = |code, registers, offset, immediate| Instruction {
-            code,
-            registers,
-            offset,
-            immediate,
-        };
-        // Offsets in `__sk_buff`.
-        const MARK: i16 = 8;
-        const IFINDEX: i16 = 40;
-        const TCX_NEXT: i32 = -1;
-        const BPF_F_INGRESS: i32 = 1;
-        const BPF_FUNC_REDIRECT: i32 = 23;
-        let program = [
-            op(0x61, 0x12, MARK, 0),               // w2 = skb->mark
-            op(0xb4, 0x00, 0, TCX_NEXT),           // w0 = what others say
-            op(0x56, 0x02, 3, mark.cast_signed()), // if w2 != mark goto end
-            op(0x61, 0x11, IFINDEX, 0),            // w1 = skb->ifindex
-            op(0xb7, 0x02, 0, BPF_F_INGRESS),      // r2 = in, not out
-            op(0x85, 0x00, 0, BPF_FUNC_REDIRECT),  // r0 = bpf_redirect(r1, r2)
-            op(0x95, 0x00, 0, 0),                  // end: return r0
-        ];
-        let program = Program::load(ProgramKind::Egress, "lvs_back", &program)?;
-        Ok(Self { program, mark })
-    }
-
-    /// The mark.
-    pub const fn mark(&self) -> u32 {
-        self.mark
-    }
-
-    /// Puts the program at the egress of an interface, before `tc` filters that are there.
-    ///
-    /// # Errors
-    /// As [`Program::attach`].
-    pub fn attach(&self, ifindex: u32) -> io::Result<TurnedBack> {
-        let link = self.program.attach(ifindex)?;
-        Ok(TurnedBack { _link: link })
-    }
-}
-
 /// A name as tools show it.
 fn short_name(name: &str) -> [u8; 16] {
     let mut short = [0; 16];
@@ -532,26 +556,21 @@ fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
         fd: number(fd),
         flags: 0,
     };
-    call(BPF_OBJ_PIN, &request).map(drop)
+    call(BPF_OBJ_PIN, request).map(drop)
 }
 
 /// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
-fn descriptor<T>(command: libc::c_long, request: &T) -> io::Result<OwnedFd> {
+fn descriptor<T>(command: libc::c_long, request: T) -> io::Result<OwnedFd> {
     let fd = call(command, request)?;
     // SAFETY: the descriptor is new, open and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn call<T>(command: libc::c_long, request: &T) -> io::Result<libc::c_int> {
-    // SAFETY: pointer and length describe `request`, a `repr(C)` struct without padding that the kernel only reads; what it
-    // points to lives in the caller until after the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            ptr::from_ref(request),
-            size_of::<T>(),
-        )
-    };
-    super::check(libc::c_int::try_from(result).unwrap_or(-1))
+/// `bpf(2)`. What the kernel writes into the request is lost.
+fn call<T>(command: libc::c_long, mut request: T) -> io::Result<libc::c_int> {
+    let request = ptr::from_mut(&mut request);
+    // SAFETY: pointer and length describe the request, a `repr(C)` struct without padding; what it points to was exposed by the
+    // caller, lives until after the call, and is as long as the request says.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
+    super::check(libc::c_int::try_from(done).unwrap_or(-1))
 }
