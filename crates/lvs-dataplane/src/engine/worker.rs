@@ -160,6 +160,7 @@ impl Worker {
         if let Some(marks) = &view.marks {
             self.decider.take_marks(marks);
         }
+        self.decider.take_intercept(&view.intercept);
         self.network.take(view);
         if config {
             self.decider.sweep();

@@ -405,6 +405,7 @@ impl Keeper {
         let next = now + HOUSEKEEPING;
         self.next_housekeeping = self.advance_control(now).map_or(next, |at| at.min(next));
         self.show_local_clients();
+        self.check_way_back();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {

@@ -300,8 +300,7 @@ impl Keeper {
                 continue;
             }
             spec.add_marked(rule);
-            let addresses: Vec<IpAddr> =
-                rule.destination.addresses().into_iter().flatten().collect();
+            let addresses: Vec<IpAddr> = rule.addresses().collect();
             if let [single] = addresses[..] {
                 vips.insert(single);
             }

@@ -422,7 +422,10 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
             whole,
             format!("invalid rule for marks: {}", reason.replace("--", "")),
         )
-        .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
+        .help(
+            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; the latter two can do with \
+             `source` instead",
+        ),
     }
 }
 
