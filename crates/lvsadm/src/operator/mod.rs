@@ -80,7 +80,7 @@ impl Trouble {
     /// What it says by itself.
     fn text(&self) -> String {
         match self {
-            Self::Usage(text) | Self::Engine(text) => text.clone(),
+            Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
             Self::Io(error) => error.to_string(),
         }
     }
