@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Needs root, `chrt`, and `lvsadm` beside it. An engine in a network namespace of its own forwards a flood of datagrams while 2,277
-//! services with 37,205 servers are filled over its control socket: by one `apply`, and by `lvsadm -R` line by line. For
-//! comparison, the same time passes without that. What the scheduler of this host adds is in both; the rounds in which the
+//! services with 37,205 servers are filled over its control socket, by one `apply` and by `lvsadm -R` line by line, and flushed. For
+//! comparison, some time passes without that, and the table is filled without the flood. What the scheduler of this host adds is in both; the rounds in which the
 //! packet worker has a real-time priority show what is left without it.
 
 use std::fs;
@@ -73,9 +73,20 @@ fn main() -> Result<()> {
             let all = (0..ROUNDS)
                 .map(|_| bench.apply())
                 .collect::<Result<Vec<_>>>()?;
-            report("apply", &all);
-            report("lvsadm -R", &[bench.restore()?]);
+            report("apply", &["alone", "while filling", "at a flush"], &all);
+            report(
+                "lvsadm -R",
+                &["alone", "while filling"],
+                &[bench.restore()?],
+            );
         }
+        flood.rests.store(true, Ordering::Relaxed);
+        let all = (0..ROUNDS)
+            .map(|_| bench.apply())
+            .collect::<Result<Vec<_>>>()?;
+        println!("{name}, no load");
+        report("apply", &["alone", "while filling", "at a flush"], &all);
+        flood.rests.store(false, Ordering::Relaxed);
     }
     flood.stop.store(true, Ordering::Relaxed);
     Ok(())
@@ -115,16 +126,14 @@ impl Stretch {
     }
 }
 
-/// Prints, of rounds of nothing and of filling, those with the median of the longest pauses.
-fn report(what: &str, rounds: &[(Stretch, Stretch)]) {
-    let median = |part: fn(&(Stretch, Stretch)) -> &Stretch| {
-        let mut all: Vec<&Stretch> = rounds.iter().map(part).collect();
-        all.sort_by_key(|stretch| stretch.pauses.batch.max(stretch.pauses.gap));
-        all[all.len() / 2]
-    };
+/// Prints, for each part of the rounds, the one with the median of the longest pauses.
+fn report<const PARTS: usize>(what: &str, parts: &[&str; PARTS], rounds: &[[Stretch; PARTS]]) {
     println!("  {what}");
-    median(|(alone, _)| alone).print("alone");
-    median(|(_, filling)| filling).print("while filling");
+    for (number, part) in parts.iter().enumerate() {
+        let mut all: Vec<&Stretch> = rounds.iter().map(|round| &round[number]).collect();
+        all.sort_by_key(|stretch| stretch.pauses.batch.max(stretch.pauses.gap));
+        all[all.len() / 2].print(part);
+    }
 }
 
 struct Bench<'a> {
@@ -134,8 +143,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The table by one call.
-    fn apply(&self) -> Result<(Stretch, Stretch)> {
+    /// The table by one call, and gone by another.
+    fn apply(&self) -> Result<[Stretch; 3]> {
         let mut client = self.begin()?;
         let alone = self.measure(|| {
             thread::sleep(Duration::from_millis(600));
@@ -143,11 +152,12 @@ impl Bench<'_> {
         })?;
         let changes = fill(false);
         let filling = self.measure(|| apply(&mut client, changes))?;
-        Ok((alone, filling))
+        let emptying = self.measure(|| apply(&mut client, vec![Call::ServiceFlush {}]))?;
+        Ok([alone, filling, emptying])
     }
 
     /// The table line by line.
-    fn restore(&self) -> Result<(Stretch, Stretch)> {
+    fn restore(&self) -> Result<[Stretch; 2]> {
         drop(self.begin()?);
         let alone = self.measure(|| {
             thread::sleep(Duration::from_secs(5));
@@ -168,7 +178,7 @@ impl Bench<'_> {
             ensure!(child.wait()?.success(), "lvsadm -R");
             Ok(())
         })?;
-        Ok((alone, filling))
+        Ok([alone, filling])
     }
 
     /// Nothing is there but the service of the flood.
@@ -269,6 +279,7 @@ fn byte(n: u32) -> u8 {
 /// Datagrams to the first service, as fast as they go.
 struct Flood {
     new: Arc<AtomicBool>,
+    rests: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
 }
@@ -279,14 +290,20 @@ impl Flood {
         let mut io = AfPacket::open(ifindex, "v1")?;
         let this = Self {
             new: Arc::default(),
+            rests: Arc::default(),
             stop: Arc::default(),
             sent: Arc::default(),
         };
         let (new, stop, sent) = (this.new.clone(), this.stop.clone(), this.sent.clone());
+        let rests = this.rests.clone();
         thread::spawn(move || {
             let mut number = 0_u64;
             let mut room: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
             while !stop.load(Ordering::Relaxed) {
+                if rests.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
                 let new = new.load(Ordering::Relaxed);
                 let mut batch: Vec<Frame> = (0..BATCH)
                     .map(|_| {

@@ -6,11 +6,13 @@
 //! --destination 192.0.2.10 --protocol tcp --ports 80,443 --mark 1
 //! --interface eth0 --source 203.0.113.0/24 --destination 192.0.2.10 --drop
 //! --destination 192.0.2.10 --protocol tcp --ports 22 --host
+//! --source 203.0.113.0/24 --drop
 //! ```
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
+use core::net::IpAddr;
 use core::str::FromStr;
 
 pub use crate::Prefix;
@@ -65,8 +67,10 @@ pub struct MarkRule {
     pub interface: Option<String>,
     /// Where they come from.
     pub source: Option<Prefix>,
-    /// Where they go. Always named: the host's own stack has to be kept from these packets.
-    pub destination: Prefix,
+    /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a mark names it. `None`, for
+    /// a rule with a source that drops packets or leaves them to the host, are all packets to services: the host is kept from
+    /// these already.
+    pub destination: Option<Prefix>,
     /// Their protocol: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
     /// Their destination ports; none for all.
@@ -145,9 +149,7 @@ impl MarkRule {
         let rule = Self {
             interface,
             source,
-            destination: destination.ok_or(
-                "--destination is missing: the host is kept from the packets of a rule by where they go",
-            )?,
+            destination,
             protocol,
             ports,
             action: action.ok_or("what is to become of the packets? --mark N, --drop or --host")?,
@@ -161,28 +163,53 @@ impl MarkRule {
     /// # Errors
     /// What is wrong, for people.
     pub fn check(&self) -> Result<(), String> {
+        let Some(destination) = self.destination else {
+            return match (self.action, self.source) {
+                (MarkAction::Mark(_), _) => Err(
+                    "--destination is missing: the host is kept from packets with a mark by where they go"
+                        .into(),
+                ),
+                (_, None) => Err(
+                    "--destination or --source is missing: whose packets are dropped, or left to the host?"
+                        .into(),
+                ),
+                (_, Some(_)) => Ok(()),
+            };
+        };
         if self
             .source
-            .is_some_and(|source| source.family() != self.destination.family())
+            .is_some_and(|source| source.family() != destination.family())
         {
             return Err("source and destination are of different address families".into());
         }
-        let few = self.destination.addresses().map(Iterator::count);
+        let few = destination.addresses().map(Iterator::count);
         if few.is_none_or(|count| count > Self::ADDRESSES_MAX) {
             return Err(alloc::format!(
-                "{}: a destination has at most {} addresses (a /{} or longer); use several rules",
-                self.destination,
+                "{destination}: a destination has at most {} addresses (a /{} or longer); use several rules",
                 Self::ADDRESSES_MAX,
-                self.destination.family().bits() - 12,
+                destination.family().bits() - 12,
             ));
         }
         Ok(())
     }
 
-    /// Whether a packet that came in on `interface` has everything that the rule names.
-    pub fn matches(&self, interface: &str, tuple: &Tuple) -> bool {
+    /// The addresses that the host has to be kept from for this rule: at most [`ADDRESSES_MAX`](Self::ADDRESSES_MAX).
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let addresses = self.destination.and_then(|network| network.addresses());
+        addresses.into_iter().flatten()
+    }
+
+    /// Whether a packet that came in on `interface` has everything that the rule names. `to_service` says whether some service
+    /// takes packets to where it goes, and is asked only by a rule without a destination.
+    pub fn matches(
+        &self,
+        interface: &str,
+        tuple: &Tuple,
+        to_service: impl FnOnce() -> bool,
+    ) -> bool {
         let port = tuple.dst.port();
-        self.destination.contains(tuple.dst.ip())
+        self.destination
+            .is_none_or(|network| network.contains(tuple.dst.ip()))
             && match self.protocol {
                 Some(protocol) => protocol == tuple.protocol,
                 None => matches!(
@@ -199,6 +226,7 @@ impl MarkRule {
                 .source
                 .is_none_or(|source| source.contains(tuple.src.ip()))
             && self.interface.as_ref().is_none_or(|name| name == interface)
+            && (self.destination.is_some() || to_service())
     }
 }
 
@@ -211,7 +239,9 @@ impl fmt::Display for MarkRule {
         if let Some(source) = self.source {
             write!(f, "--source {source} ")?;
         }
-        write!(f, "--destination {} ", self.destination)?;
+        if let Some(destination) = self.destination {
+            write!(f, "--destination {destination} ")?;
+        }
         match self.protocol {
             Some(Protocol::TCP) => f.write_str("--protocol tcp ")?,
             Some(Protocol::UDP) => f.write_str("--protocol udp ")?,
@@ -271,6 +301,8 @@ mod tests {
             "--destination 192.0.2.10 --protocol tcp --ports 80,443,8000-8010 --mark 7",
             "--interface eth0 --source 203.0.113.0/24 --destination 192.0.2.0/28 --drop",
             "--destination 2001:db8::/116 --protocol udp --host",
+            "--source 203.0.113.0/24 --drop",
+            "--interface eth0 --source 2001:db8:bad::/48 --protocol tcp --ports 80 --host",
         ] {
             assert_eq!(rule(text).unwrap().to_string(), text);
         }
@@ -286,6 +318,9 @@ mod tests {
     fn bad_rules_are_refused_with_a_reason() {
         for (text, reason) in [
             ("--mark 1", "--destination is missing"),
+            ("-s 192.0.2.1 --mark 1", "--destination is missing"),
+            ("--drop", "--destination or --source is missing"),
+            ("-i eth0 --host", "--destination or --source is missing"),
             ("-d 192.0.2.1", "what is to become"),
             ("-d 192.0.2.1 --mark 0", "expected a mark"),
             ("-d 192.0.2.1 --mark 1 --drop", "only one of"),
@@ -309,19 +344,33 @@ mod tests {
 
     #[test]
     fn a_rule_takes_what_has_everything_it_names() {
+        let never = || unreachable!("it has a destination");
         let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
             .unwrap();
         let good = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");
-        assert!(web.matches("eth0", &good));
-        assert!(!web.matches("eth1", &good));
+        assert!(web.matches("eth0", &good, never));
+        assert!(!web.matches("eth1", &good, never));
         for other in [
             tuple(Protocol::UDP, "203.0.113.9:4000", "192.0.2.3:443"),
             tuple(Protocol::TCP, "203.0.112.9:4000", "192.0.2.3:443"),
             tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.4:443"),
             tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:81"),
         ] {
-            assert!(!web.matches("eth0", &other), "{other:?}");
+            assert!(!web.matches("eth0", &other, never), "{other:?}");
         }
-        assert_eq!(web.destination.addresses().unwrap().count(), 4);
+        assert_eq!(web.addresses().count(), 4);
+    }
+
+    #[test]
+    fn a_rule_by_source_alone_is_about_packets_to_services() {
+        let bad = rule("-s 203.0.113.0/24 --drop").unwrap();
+        let from_it = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");
+        assert!(bad.matches("eth0", &from_it, || true));
+        assert!(!bad.matches("eth0", &from_it, || false));
+        let other = tuple(Protocol::TCP, "203.0.112.9:4000", "192.0.2.3:443");
+        assert!(!bad.matches("eth0", &other, || true));
+        let other = tuple(Protocol::ICMP, "203.0.113.9:0", "192.0.2.3:0");
+        assert!(!bad.matches("eth0", &other, || true));
+        assert_eq!(bad.addresses().count(), 0);
     }
 }

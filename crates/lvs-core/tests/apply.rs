@@ -259,6 +259,33 @@ proptest! {
     }
 }
 
+#[test]
+fn a_flush_goes_service_by_service() {
+    let mut control = control();
+    let now = Instant::ZERO;
+    let add = |n| {
+        Call::ServiceAdd(ServiceSpec {
+            service: service(n),
+            config: ServiceConfig::new(Family::V4, "rr"),
+            owner: None,
+        })
+    };
+    control
+        .apply(&[add(0), add(1), add(3)], &Permissive, now)
+        .unwrap();
+    let calls = [Call::ServiceFlush {}, add(1)];
+    let mut changes = Changes::new(&calls).unwrap();
+    while changes.check(&control, &Permissive, 1).unwrap() {}
+    for left in [2, 1, 0] {
+        assert!(changes.make(&mut control, now, 1).is_none());
+        assert_eq!(control.services().count(), left);
+    }
+    assert!(changes.make(&mut control, now, 1).is_none());
+    let applied = changes.make(&mut control, now, 1).unwrap();
+    assert!(applied.flushed);
+    assert_eq!(control.services().count(), 1);
+}
+
 fn web() -> Call {
     Call::ServiceAdd(ServiceSpec {
         service: service(0),

@@ -22,7 +22,8 @@ fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The packets that wait, each as its source port and its TTL.
+/// The IPv4 packets that wait, each as its source port and its TTL. The host has IPv6 packets of its own to send as well
+/// (router solicitations, listener reports), when it has had the time.
 fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
     let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = Poller::new();
@@ -34,10 +35,12 @@ fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
         if count == 0 {
             return all;
         }
-        all.extend(batch[..count].iter().map(|frame| {
-            let ip = frame.bytes();
-            (u16::from_be_bytes([ip[20], ip[21]]), ip[8])
-        }));
+        let packets = batch[..count].iter().map(Frame::bytes);
+        all.extend(
+            packets
+                .filter(|ip| ip[0] >> 4 == 4)
+                .map(|ip| (u16::from_be_bytes([ip[20], ip[21]]), ip[8])),
+        );
     }
 }
 

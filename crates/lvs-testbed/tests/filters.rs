@@ -4,8 +4,10 @@ mod common;
 
 use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
-use lvs_testbed::{Forward, Host, Site, SiteOptions};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
 /// Datagrams to a port that nobody has, which the host counts if they reach it.
 const PORT: u16 = 9999;
@@ -105,5 +107,92 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
         arrives(&site, four, 2000)?,
         "rp_filter drops what is given back"
     );
+    Ok(())
+}
+
+/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine says so.
+#[test]
+fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
+    let mut site = site("nobpf")?;
+    let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
+    site.start_engine_by(&launcher, &[])?;
+    site.add_service(80, "rr")?;
+    let engine = site.engine.as_ref().context("started above")?;
+    ensure!(
+        engine.log().contains("come in by lvs-host0"),
+        "{}",
+        engine.log()
+    );
+    let vip: IpAddr = site.vip.into();
+    firewall(&site, "")?;
+    ensure!(arrives(&site, vip, 3000)?);
+    firewall(&site, "iifname eth0 meta l4proto udp counter drop")?;
+    ensure!(arrives(&site, vip, 3000)?, "it comes in by eth0");
+    firewall(
+        &site,
+        "iifname { eth0, lvs-host0 } meta l4proto udp counter drop",
+    )?;
+    ensure!(!arrives(&site, vip, 3000)?);
+    Ok(())
+}
+
+/// Ends all links of BPF programs at the egress of an interface, as `bpftool link detach` does.
+const DETACH: &str = r#"
+my ($interface) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my ($ids, $links) = (pack('L64'), pack('L64'));
+# BPF_PROG_QUERY of BPF_TCX_EGRESS
+my $query = pack('LLLLQLLQQQQ', $ifindex, 47, 0, 0, unpack('Q', pack('P', $ids)), 64, 0, 0, unpack('Q', pack('P', $links)), 0, 0);
+syscall($bpf, 16, $query, length $query) == 0 or die "query: $!";
+my $ended = 0;
+for my $id (grep { $_ } unpack('L64', $links)) {
+    my $by_id = pack('L3', $id, 0, 0);
+    my $fd = syscall($bpf, 30, $by_id, length $by_id);   # BPF_LINK_GET_FD_BY_ID
+    $fd >= 0 or die "link $id: $!";
+    my $detach = pack('L', $fd);
+    syscall($bpf, 34, $detach, length $detach) == 0 or die "detach: $!";   # BPF_LINK_DETACH
+    $ended++;
+}
+print $ended;
+"#;
+
+/// Somebody ends the program that gives frames back: none of them leaves as if its sender were here, and soon the host gets them
+/// another way.
+#[test]
+fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
+    let mut site = site("detached")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let vip: IpAddr = site.vip.into();
+    firewall(&site, "iifname lvs-host0 counter drop")?;
+    ensure!(arrives(&site, vip, 3000)?, "there is no way back at first");
+    firewall(&site, "")?;
+    let sender = site.client.sh("cat /sys/class/net/eth0/address")?;
+    let sender = sender.trim();
+    let there = site.testbed.port_of(sender)?;
+    let ended = site.director.run("perl", &["-e", DETACH, "eth0"])?;
+    ensure!(ended == "1", "{ended:?} programs");
+    // Nothing is there to turn this. The switch has heard nothing of the sender from here.
+    let leaked = seen(&site.director)?;
+    site.client.sh(&format!(
+        "bash -c 'head -c 3000 /dev/zero > /dev/udp/{vip}/{PORT}'; sleep 0.1"
+    ))?;
+    ensure!(seen(&site.director)? == leaked, "it was turned round");
+    ensure!(site.testbed.port_of(sender)? == there);
+    let engine = site.engine.as_ref().context("started above")?;
+    wait_until("the engine to notice", Duration::from_secs(10), || {
+        engine
+            .log()
+            .contains("lvs_back is gone from the egress of eth0")
+    })
+    .with_context(|| engine.log())?;
+    wait_until("the other way", Duration::from_secs(10), || {
+        arrives(&site, vip, 3000).unwrap_or(false)
+    })?;
+    // It is taken up as if nothing had happened, by the device.
+    firewall(&site, "iifname lvs-host0 counter drop")?;
+    ensure!(!arrives(&site, vip, 3000)?);
     Ok(())
 }

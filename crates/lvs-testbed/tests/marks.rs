@@ -68,3 +68,54 @@ fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
     assert_eq!(curl(83)?.trim(), "28", "curl's status for a timeout");
     Ok(())
 }
+
+/// A rule by source alone drops what goes to services, of open connections too, and leaves the host's own ports alone.
+#[test]
+fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()> {
+    let mut options = SiteOptions::new("source", Forward::Nat);
+    options.servers = 1;
+    let mut site = Site::new(options)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    site.add_service(443, "rr")?;
+    let vip = site.vip;
+    let client = common::client_address(&site)?;
+    // A port of the host's that nobody has: what reaches the host is counted there.
+    let reaches_the_host = || {
+        let before = site.director.counter("Udp", "NoPorts")?;
+        let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");
+        site.client.sh(&send)?;
+        anyhow::Ok(site.director.counter("Udp", "NoPorts")? > before)
+    };
+    let served = || {
+        let fetched = site.client.sh(&format!(
+            "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
+        ))?;
+        anyhow::Ok(fetched.trim() == "0")
+    };
+    assert!(served()?);
+    site.lvsadm(&format!("mark add --source {client} --drop"))?;
+    assert!(!served()?, "it is served");
+    assert!(reaches_the_host()?);
+    let listing = site.lvsadm("mark list")?;
+    assert!(
+        listing.contains(&format!("--source {client} --drop")) && !listing.contains(" 0 packets"),
+        "{listing}"
+    );
+    assert!(site.lvsadm("drops")?.contains("mark_rule"));
+    let told = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
+    assert!(told.contains("rule 1"), "{told}");
+    // The host serves those that it is left to.
+    site.lvsadm("mark del 1")?;
+    assert!(served()?);
+    site.lvsadm(&format!("mark add --source {client} --host"))?;
+    let fetched = site.client.sh(&format!(
+        "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
+    ))?;
+    assert_eq!(
+        fetched.trim(),
+        "7",
+        "curl's status for a refused connection"
+    );
+    Ok(())
+}

@@ -2,13 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::env;
-use std::io;
+use std::io::{self, StderrLock, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 
 use lvs_dataplane::control::Address;
 use lvs_dataplane::names::Names;
 use lvsadm::{Streams, run, start};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 fn main() -> ExitCode {
     let argv: Vec<Vec<u8>> = env::args_os().map(OsStringExt::into_vec).collect();
@@ -20,8 +23,58 @@ fn main() -> ExitCode {
         &mut Streams {
             input: &mut io::stdin().lock(),
             output: &mut io::stdout().lock(),
-            errors: &mut io::stderr().lock(),
+            errors: &mut Errors::new(),
         },
     );
     ExitCode::from(status)
+}
+
+/// How long a reader of errors may leave its pipe full.
+const PATIENCE: u16 = 1000;
+
+/// Standard error, to which a command says what it can: what nobody takes is lost, and changes
+/// neither what the command does nor its exit status.
+struct Errors {
+    stream: StderrLock<'static>,
+    /// Nobody takes what is written.
+    lost: bool,
+}
+
+impl Errors {
+    /// What a pipe that polls as writable takes at least (`pipe(7)`).
+    const PIECE: usize = 4096;
+
+    fn new() -> Self {
+        Self {
+            stream: io::stderr().lock(),
+            lost: false,
+        }
+    }
+
+    /// Whether somebody makes room in time.
+    fn room(&self) -> bool {
+        let mut place = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
+        loop {
+            match poll(&mut place, PollTimeout::from(PATIENCE)) {
+                Ok(n) => return n > 0,
+                Err(Errno::EINTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+impl Write for Errors {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(Self::PIECE)];
+        self.lost = self.lost || !self.room();
+        if !self.lost && self.stream.write_all(piece).is_err() {
+            self.lost = true;
+        }
+        Ok(if self.lost { bytes.len() } else { piece.len() })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

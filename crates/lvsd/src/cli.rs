@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
-use crate::config::{Config, LoadError, Report, check_filter};
+use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
 use crate::health::{self, Network};
@@ -220,7 +220,7 @@ fn stop_engine(address: &Address) -> Result<(), String> {
 }
 
 fn check(file: &std::path::Path) -> ExitCode {
-    match Config::load(file) {
+    match Config::load_on(file, Some(&Facts::read())) {
         Ok((config, warnings)) => {
             warnings.print();
             let servers = config.services.iter().map(|s| s.servers.len()).sum();

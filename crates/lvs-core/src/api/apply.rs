@@ -335,6 +335,11 @@ impl<'a> Changes<'a> {
             let Some(step) = self.steps.pop_front() else {
                 break;
             };
+            // A flush counts as one change for each service.
+            if matches!(step, Step::Flush) && control.flush_one(now) {
+                self.steps.push_front(step);
+                continue;
+            }
             let made = control.make(step, marks, &mut self.applied, now);
             debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
         }

@@ -11,9 +11,9 @@ use super::{
     Sysctl, Timeouts,
 };
 
-/// A request with the number that its answers carry.
+/// A call with the number that its answers carry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct NumberedCall {
     /// Chosen by the client.
     pub id: u64,
     /// What is wanted.

@@ -15,7 +15,7 @@ mod call;
 mod plan;
 
 pub use self::apply::{Applied, CHANGES_MAX, Changes, Done, Host, Need, Permissive, Refused};
-pub use self::call::{Access, Call, Request};
+pub use self::call::{Access, Call, NumberedCall};
 pub use crate::stats::{Counts, Stats};
 pub use crate::sync::{SyncDaemon, SyncRole};
 pub use crate::{Candidate, Explanation};

@@ -1,6 +1,7 @@
 //! What would become of a packet, and why, without any of it happening.
 
-use alloc::string::String;
+use alloc::format;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -12,9 +13,7 @@ use super::service::ServiceKeyOrd;
 use crate::HashSlot;
 use crate::sched::Request;
 use crate::shard::Shard;
-use crate::{Instant, Server, ServiceFlags, ServiceKey, Tuple};
-use alloc::format;
-use alloc::string::ToString;
+use crate::{Instant, Protocol, Server, Service, ServiceFlags, ServiceKey, Tuple};
 
 /// Why a packet that may open a connection would go where it would go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,144 +89,163 @@ impl Control {
             .find_service(mark, protocol, dst)
             .and_then(|number| self.services.get(&number))
         else {
-            told.service_why = format!(
-                "no service takes {protocol} {dst}{}",
-                if mark == 0 {
-                    String::new()
-                } else {
-                    format!(" or the mark {mark}")
-                }
-            );
+            told.service_why = no_service(protocol, dst, mark);
             told.verdict = match told.server {
                 Some(_) if lost.is_some() => lost.unwrap_or_default().to_string(),
-                Some(server) => format!("goes to {server}: it belongs to a connection"),
+                Some(server) => belongs_to_a_connection(server),
                 None => "left to this host: it is no business of the director's".to_string(),
             };
             return told;
         };
         told.service = Some(service.key.to_string());
-        told.service_why = match service.key {
-            ServiceKey::Mark { mark, .. } => format!("it has the mark {mark}"),
-            ServiceKey::Address { addr, .. } if addr.port() == dst.port() => {
-                "its address, port and protocol".to_string()
-            }
-            ServiceKey::Address { addr, .. } if addr.port() == 0 => {
-                "no service has the port, and this one takes every port of the address".to_string()
-            }
-            ServiceKey::Address { .. } => {
-                "no service has the port, and a data connection of FTP may use it".to_string()
-            }
-        };
-        let config = service.config();
-        told.scheduler.clone_from(&config.scheduler);
+        told.service_why = why_service(service.key, dst);
+        told.scheduler.clone_from(&service.config().scheduler);
         told.candidates = service.servers().iter().map(candidate).collect();
         if let Some(lost) = lost {
             told.server = None;
             told.verdict = lost.to_string();
-            return told;
+        } else if let Some(server) = told.server {
+            told.verdict = belongs_to_a_connection(server);
+        } else {
+            told.verdict = self.explain_new(&mut told, service, tuple, now);
         }
-        if let Some(server) = told.server {
-            told.verdict = format!("goes to {server}: it belongs to a connection");
-            return told;
-        }
+        told
+    }
+
+    /// What becomes of a packet of no connection: filter, template, scheduler, in the order in which they are asked.
+    fn explain_new(
+        &self,
+        told: &mut Explanation,
+        service: &Service,
+        tuple: Tuple,
+        now: Instant,
+    ) -> String {
+        let Tuple { src, dst, .. } = tuple;
         let number = self.index.get(&ServiceKeyOrd::from(&service.key));
         let decided = number.and_then(|&number| self.filters.decide(number, src.ip()));
         if let Some(decided) = decided.filter(|decided| !decided.taken()) {
-            told.verdict = format!("dropped: {}", decided.describe(src.ip()));
-            return told;
+            return format!("dropped: {}", decided.describe(src.ip()));
         }
-        let quiescent = self.settings.sysctls.expire_quiescent_template;
-        let persistent = config.flags.has(ServiceFlags::PERSISTENT);
         if src.port() == crate::control::FTP_DATA {
-            told.verdict =
-                "left to this host: new connections from port 20 are not balanced".to_string();
-            return told;
+            return "left to this host: new connections from port 20 are not balanced".to_string();
         }
-        if !persistent {
+        let config = service.config();
+        if config.flags.has(ServiceFlags::PERSISTENT) {
+            if let Some(verdict) = self.explain_template(told, service, tuple, now) {
+                return verdict;
+            }
+        } else {
             told.template_why = "the service is not persistent".to_string();
-        } else if config.engine.is_some() {
+            let by_mark = matches!(service.key, ServiceKey::Mark { .. });
+            if !by_mark && dst.port() != service.key.port() {
+                return "refused: only a persistent service takes other ports than its own"
+                    .to_string();
+            }
+        }
+        explain_choice(told, service, tuple, now)
+    }
+
+    /// Where a client's template leads, or why it leads nowhere.
+    fn explain_template(
+        &self,
+        told: &mut Explanation,
+        service: &Service,
+        tuple: Tuple,
+        now: Instant,
+    ) -> Option<String> {
+        let config = service.config();
+        if config.engine.is_some() {
             told.template_why =
                 "the persistence engine goes by the packet's payload, which is not known here"
                     .to_string();
-            told.verdict = "depends on the payload".to_string();
-            return told;
-        } else {
-            let (key, _) = template_key(service.key, config.netmask, protocol, src, dst);
-            match self.templates.find(&key, None) {
-                None => told.template_why = format!("{} has none yet", key.client.ip()),
-                Some(index) => {
-                    let template = self.templates.get(index);
-                    let place = template.server.load(Relaxed) as usize;
-                    let entry = self.records.get(place);
-                    let usable = entry.filter(|entry| {
-                        entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
-                    });
-                    let left = self
-                        .templates
-                        .table
-                        .get(index)
-                        .expires()
-                        .saturating_since(now);
-                    match usable {
-                        Some(entry) => {
-                            let server = entry.server.addr();
-                            told.template = Some(format!(
-                                "{} to {server}, {} s left, controls {}",
-                                key.client.ip(),
-                                left.as_secs(),
-                                template.controlled.load(Relaxed)
-                            ));
-                            told.server = Some(server);
-                            told.verdict = format!("goes to {server}: its template says so");
-                            return told;
-                        }
-                        None => {
-                            told.template_why = format!(
-                                "that of {} leads to a server that is gone{}",
-                                key.client.ip(),
-                                if quiescent { " or has weight 0" } else { "" }
-                            );
-                        }
-                    }
-                }
-            }
+            return Some("depends on the payload".to_string());
         }
-        let by_mark = matches!(service.key, ServiceKey::Mark { .. });
-        if !persistent && !by_mark && dst.port() != service.key.port() {
-            told.verdict =
-                "refused: only a persistent service takes other ports than its own".to_string();
-            return told;
-        }
-        let request = Request {
-            client: src,
-            virt: dst,
-            protocol,
-            flags: config.flags,
-            now,
+        let Tuple { protocol, src, dst } = tuple;
+        let (key, _) = template_key(service.key, config.netmask, protocol, src, dst);
+        let Some(index) = self.templates.find(&key, None) else {
+            told.template_why = format!("{} has none yet", key.client.ip());
+            return None;
         };
-        told.slot = service.pool.slot(&request);
-        match service.pool.preview(&request) {
-            None => {
-                told.verdict = format!("{} chooses; it cannot tell beforehand", config.scheduler);
-            }
-            Some(None) => {
-                told.verdict = "refused (port unreachable): no server can take it".to_string();
-            }
-            Some(Some(server)) => {
-                told.server = Some(server.addr());
-                let lots = if config.scheduler == "twos" {
-                    ", drawing lots"
-                } else {
-                    ""
-                };
-                told.verdict = format!(
-                    "goes to {}: {} chooses it{lots}",
-                    server.addr(),
-                    config.scheduler
-                );
-            }
+        let quiescent = self.settings.sysctls.expire_quiescent_template;
+        let template = self.templates.get(index);
+        let entry = self
+            .records
+            .get(template.server.load(Relaxed) as usize)
+            .filter(|entry| {
+                entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
+            });
+        let Some(entry) = entry else {
+            told.template_why = format!(
+                "that of {} leads to a server that is gone{}",
+                key.client.ip(),
+                if quiescent { " or has weight 0" } else { "" }
+            );
+            return None;
+        };
+        let server = entry.server.addr();
+        let expires = self.templates.table.get(index).expires();
+        told.template = Some(format!(
+            "{} to {server}, {} s left, controls {}",
+            key.client.ip(),
+            expires.saturating_since(now).as_secs(),
+            template.controlled.load(Relaxed)
+        ));
+        told.server = Some(server);
+        Some(format!("goes to {server}: its template says so"))
+    }
+}
+
+/// What the scheduler would choose.
+fn explain_choice(told: &mut Explanation, service: &Service, tuple: Tuple, now: Instant) -> String {
+    let config = service.config();
+    let request = Request {
+        client: tuple.src,
+        virt: tuple.dst,
+        protocol: tuple.protocol,
+        flags: config.flags,
+        now,
+    };
+    told.slot = service.pool.slot(&request);
+    let scheduler = &config.scheduler;
+    match service.pool.preview(&request) {
+        None => format!("{scheduler} chooses; it cannot tell beforehand"),
+        Some(None) => "refused (port unreachable): no server can take it".to_string(),
+        Some(Some(server)) => {
+            told.server = Some(server.addr());
+            let lots = if scheduler == "twos" {
+                ", drawing lots"
+            } else {
+                ""
+            };
+            format!("goes to {}: {scheduler} chooses it{lots}", server.addr())
         }
-        told
+    }
+}
+
+fn belongs_to_a_connection(server: SocketAddr) -> String {
+    format!("goes to {server}: it belongs to a connection")
+}
+
+fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
+    match mark {
+        0 => format!("no service takes {protocol} {dst}"),
+        mark => format!("no service takes {protocol} {dst} or the mark {mark}"),
+    }
+}
+
+/// Why a service takes a packet to `dst`.
+fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
+    match key {
+        ServiceKey::Mark { mark, .. } => format!("it has the mark {mark}"),
+        ServiceKey::Address { addr, .. } if addr.port() == dst.port() => {
+            "its address, port and protocol".to_string()
+        }
+        ServiceKey::Address { addr, .. } if addr.port() == 0 => {
+            "no service has the port, and this one takes every port of the address".to_string()
+        }
+        ServiceKey::Address { .. } => {
+            "no service has the port, and a data connection of FTP may use it".to_string()
+        }
     }
 }
 

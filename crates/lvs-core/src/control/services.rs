@@ -2,7 +2,6 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
-use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use super::check::{self, Census};
@@ -170,11 +169,17 @@ impl Control {
 
     /// Deletes every service (`ip_vs_flush`).
     pub fn flush(&mut self, now: Instant) {
-        let keys: Vec<ServiceKey> = self.services.values().map(|service| service.key).collect();
-        for key in keys {
-            let deleted = self.delete_service(&key, now);
-            debug_assert!(deleted.is_ok(), "a service that is listed can be deleted");
-        }
+        while self.flush_one(now) {}
+    }
+
+    /// Deletes one service of those that there are; `false`: there is none.
+    pub(crate) fn flush_one(&mut self, now: Instant) -> bool {
+        let Some(key) = self.services.values().next().map(|service| service.key) else {
+            return false;
+        };
+        let deleted = self.delete_service(&key, now);
+        debug_assert!(deleted.is_ok(), "a service that is listed can be deleted");
+        deleted.is_ok()
     }
 
     /// The service with this key, and its number.

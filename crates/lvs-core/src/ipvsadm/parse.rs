@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::popt::{Problem, Words};
-use super::table::{self, Flag, Flags, Meaning, Rule};
+use super::table::{self, CommandName, Flag, Flags, Meaning, Rule};
 use super::{Command, Format, ListOptions, Resolve, What, value};
 use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
 use crate::{
@@ -172,13 +172,13 @@ fn parse_words<W: AsRef<[u8]>>(
     };
     let mut line = Line::new(command, names);
     match command {
-        table::Command::Help => return Ok(Command::Help),
-        table::Command::Version => return Ok(Command::Version),
-        table::Command::StartDaemon => {
+        CommandName::Help => return Ok(Command::Help),
+        CommandName::Version => return Ok(Command::Version),
+        CommandName::StartDaemon => {
             line.role =
                 role(argument).ok_or_else(|| fail("illegal start-daemon parameter specified"))?;
         }
-        table::Command::StopDaemon => {
+        CommandName::StopDaemon => {
             line.role = role(argument).ok_or_else(|| fail("illegal start_daemon specified"))?;
         }
         _ => {}
@@ -209,7 +209,7 @@ fn role(word: Option<&[u8]>) -> Option<SyncRole> {
 /// What has been read of a command line.
 struct Line<'a> {
     names: &'a dyn Resolve,
-    command: table::Command,
+    command: CommandName,
     flags: Flags,
     role: SyncRole,
     /// `None` before any of `-t`, `-u`, `-f`.
@@ -259,7 +259,7 @@ const fn checksum_of(flag: Flag) -> Option<TunnelChecksum> {
 }
 
 impl<'a> Line<'a> {
-    fn new(command: table::Command, names: &'a dyn Resolve) -> Self {
+    fn new(command: CommandName, names: &'a dyn Resolve) -> Self {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         Self {
             names,
@@ -420,7 +420,7 @@ impl<'a> Line<'a> {
             tcp_fin: 0,
             udp: 0,
         };
-        if self.command == table::Command::Set {
+        if self.command == CommandName::Set {
             let [tcp, tcp_fin, udp, rest @ ..] = leftovers else {
                 return Err(fail("--set option requires 3 timeout values"));
             };
@@ -438,22 +438,22 @@ impl<'a> Line<'a> {
         self.check_matrix()?;
 
         Ok(match self.command {
-            table::Command::AddService => Command::AddService(self.service_spec()?),
-            table::Command::EditService => Command::EditService(self.service_spec()?),
-            table::Command::DeleteService => Command::DeleteService(self.service_id()),
-            table::Command::Clear => Command::Clear,
-            table::Command::AddServer => Command::AddServer(self.server_spec()?),
-            table::Command::EditServer => Command::EditServer(self.server_spec()?),
-            table::Command::DeleteServer => Command::DeleteServer {
+            CommandName::AddService => Command::AddService(self.service_spec()?),
+            CommandName::EditService => Command::EditService(self.service_spec()?),
+            CommandName::DeleteService => Command::DeleteService(self.service_id()),
+            CommandName::Clear => Command::Clear,
+            CommandName::AddServer => Command::AddServer(self.server_spec()?),
+            CommandName::EditServer => Command::EditServer(self.server_spec()?),
+            CommandName::DeleteServer => Command::DeleteServer {
                 service: self.service_id(),
                 server: SocketAddr::new(self.server.0, self.server.1),
             },
-            table::Command::List => Command::List(self.list_options()?),
-            table::Command::Zero => {
+            CommandName::List => Command::List(self.list_options()?),
+            CommandName::Zero => {
                 Command::Zero(self.flags.has(Flag::Service).then(|| self.service_id()))
             }
-            table::Command::Set => Command::Set(timeouts),
-            table::Command::StartDaemon => Command::StartDaemon(SyncDaemon {
+            CommandName::Set => Command::Set(timeouts),
+            CommandName::StartDaemon => Command::StartDaemon(SyncDaemon {
                 role: self.role,
                 interface: if self.interface.is_empty() {
                     DEFAULT_INTERFACE.into()
@@ -466,16 +466,16 @@ impl<'a> Line<'a> {
                 port: self.group_port,
                 ttl: self.ttl,
             }),
-            table::Command::StopDaemon => Command::StopDaemon {
+            CommandName::StopDaemon => Command::StopDaemon {
                 role: self.role,
                 syncid: self.syncid,
             },
-            table::Command::Restore => Command::Restore,
-            table::Command::Save => Command::Save {
+            CommandName::Restore => Command::Restore,
+            CommandName::Save => Command::Save {
                 numeric: self.flags.has(Flag::Numeric),
             },
-            table::Command::Help => Command::Help,
-            table::Command::Version => Command::Version,
+            CommandName::Help => Command::Help,
+            CommandName::Version => Command::Version,
         })
     }
 

@@ -2,14 +2,14 @@
 //!
 //! The parser is driven by it; completions and manual pages are built from it.
 
-use Command as C;
+use CommandName as C;
 use Flag as F;
 
 use crate::TunnelType;
 
 /// The commands of ipvsadm, in the order in which it numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum CommandName {
     /// `-A`
     AddService,
     /// `-E`
@@ -44,7 +44,7 @@ pub enum Command {
     Version,
 }
 
-impl Command {
+impl CommandName {
     /// The name that messages give it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -309,7 +309,7 @@ pub enum Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named like its option")]
 pub enum Meaning {
-    Command(Command),
+    Command(CommandName),
     Tcp,
     Udp,
     Sctp,
@@ -364,7 +364,7 @@ const fn set(flag: Flag) -> Meaning {
     Meaning::Set(flag)
 }
 
-const fn cmd(command: Command) -> Meaning {
+const fn cmd(command: CommandName) -> Meaning {
     Meaning::Command(command)
 }
 

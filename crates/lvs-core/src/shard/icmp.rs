@@ -1,6 +1,6 @@
 //! ICMP errors about packets of connections.
 
-use super::lookup::{connection_tuple, is_balanced};
+use super::decide::{connection_tuple, is_balanced};
 use super::{NeedsControl, Shard};
 use crate::conn::{Key, NO_SLOT};
 use crate::packet::is_ipsec;

@@ -1,17 +1,15 @@
 //! The half of a director that belongs to one worker: its connections, their timers, its counters.
 
+mod decide;
 mod down;
 mod expiry;
-mod forward;
 mod ftp;
 mod full_nat;
 mod icmp;
 mod links;
 mod listing;
 mod local_ports;
-mod lookup;
 mod publish;
-mod reply;
 mod room;
 mod settings;
 mod sync;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::{Call, Failure, Hello, ListEnd, Request, VERSION};
+use lvs_core::api::{Call, Failure, Hello, ListEnd, NumberedCall, VERSION};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -316,7 +316,7 @@ impl Client {
         each: impl FnMut(I) -> bool,
     ) -> Result<R, Error> {
         let id = self.next_id;
-        self.send(&Request {
+        self.send(&NumberedCall {
             id,
             call: call.clone(),
         })?;

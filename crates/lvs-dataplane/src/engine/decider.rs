@@ -11,6 +11,7 @@ use lvs_core::{
 use super::calls::Question;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
+use crate::packet::intercept::Intercept;
 use crate::packet::pipeline::Decide;
 
 /// Connections that the caches do not hold.
@@ -24,6 +25,8 @@ pub(super) struct Decider {
     marks: Arc<[MarkRule]>,
     /// Packets that each of them has taken.
     pub(super) marked: Vec<u64>,
+    /// What services take: rules by source alone ask.
+    intercept: Arc<Intercept>,
     /// Name of the interface that the present batch came in on.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
@@ -46,6 +49,7 @@ impl Decider {
         Self {
             marks: Arc::from([]),
             marked: Vec::new(),
+            intercept: Arc::default(),
             interface: Arc::from(""),
             ignores: false,
             shared,
@@ -71,6 +75,13 @@ impl Decider {
         }
     }
 
+    /// Takes over what services take.
+    pub(super) fn take_intercept(&mut self, intercept: &Arc<Intercept>) {
+        if !Arc::ptr_eq(&self.intercept, intercept) {
+            self.intercept = intercept.clone();
+        }
+    }
+
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
         self.shared.control_for_packet().sweep(&mut self.shard);
@@ -78,10 +89,11 @@ impl Decider {
 
     /// What the first rule for marks says that takes a packet.
     fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
+        let to_service = || self.intercept.is_to_service(tuple);
         let taken = self
             .marks
             .iter()
-            .position(|rule| rule.matches(&self.interface, tuple))?;
+            .position(|rule| rule.matches(&self.interface, tuple, to_service))?;
         if let Some(count) = self.marked.get_mut(taken) {
             *count += 1;
         }
@@ -113,7 +125,10 @@ impl Decider {
         let (action, why) = match mark {
             Some(0) => (None, String::new()),
             Some(mark) => (Some(MarkAction::Mark(*mark)), "as given".to_owned()),
-            None => marked_by(&self.marks, tuple, interface.as_deref()),
+            None => {
+                let to_service = self.intercept.is_to_service(tuple);
+                marked_by(&self.marks, tuple, interface.as_deref(), to_service)
+            }
         };
         let refused = |verdict: String| Explanation {
             verdict,
@@ -224,15 +239,16 @@ fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,
     interface: Option<&str>,
+    to_service: bool,
 ) -> (Option<MarkAction>, String) {
     let mut passed = String::new();
     for (number, rule) in (1..).zip(rules) {
-        if rule.matches(interface.unwrap_or_default(), tuple) {
+        if rule.matches(interface.unwrap_or_default(), tuple, || to_service) {
             return (Some(rule.action), format!("rule {number} ({rule}){passed}"));
         }
         if interface.is_none()
             && let Some(name) = &rule.interface
-            && rule.matches(name, tuple)
+            && rule.matches(name, tuple, || to_service)
         {
             passed.push_str(&format!("; rule {number} if it comes in on {name}"));
         }

@@ -6,7 +6,6 @@ mod decider;
 mod door;
 mod local_clients;
 mod network;
-mod ports;
 mod remedies;
 mod report;
 #[cfg(feature = "testing")]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::host::view::{HOST_PORT, View};
+use crate::host::view::View;
 use crate::packet::net::{Net, NextHop, PortId, PortInfo};
 use crate::packet::wire::Mac;
 
@@ -127,7 +127,7 @@ impl Net for Network {
     }
 
     fn host_port(&self) -> Option<PortId> {
-        Some(HOST_PORT)
+        Some(PortId::HOST)
     }
 
     fn is_forged(&self, src: IpAddr) -> bool {

@@ -13,12 +13,11 @@ use lvs_core::{Control, Instant};
 use super::Packets;
 use super::capture::Readers;
 use super::door::{Door, Longest, Pauses};
-use super::ports::Ports;
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
 use crate::host::{EngineSide, Neighbour};
-use crate::io::port::Port;
+use crate::io::port::{Port, Ports};
 use crate::mailbox::{Closing, Mailbox};
 use crate::packet::net::PortId;
 

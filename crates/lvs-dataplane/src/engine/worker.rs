@@ -18,13 +18,12 @@ use super::decider::Decider;
 use super::door::{Door, Requests};
 use super::local_clients::LocalClients;
 use super::network::Network;
-use super::ports::Ports;
 use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
 use crate::io::BATCH;
-use crate::io::port::{Batch, Port};
+use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
 #[cfg(feature = "testing")]
@@ -161,6 +160,7 @@ impl Worker {
         if let Some(marks) = &view.marks {
             self.decider.take_marks(marks);
         }
+        self.decider.take_intercept(&view.intercept);
         self.network.take(view);
         if config {
             self.decider.sweep();

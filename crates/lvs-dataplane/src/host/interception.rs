@@ -84,9 +84,12 @@ impl Interception {
         }
     }
 
-    /// Whether there is such a thing.
-    pub(super) const fn gives_back(&self) -> bool {
-        self.turn_back().is_some()
+    /// Whether frames are given back on an interface that they came in by: somebody may have taken the program away that
+    /// does it, or put another one before it.
+    pub(super) fn gives_back(&self, ifindex: u32) -> bool {
+        // Where the kernel does not say, nothing speaks against it.
+        self.turn_back()
+            .is_some_and(|turn| turn.is_first_at(ifindex).unwrap_or(true))
     }
 
     /// Takes what `spec` says from the host.

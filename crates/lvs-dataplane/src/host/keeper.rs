@@ -23,7 +23,7 @@ use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
 use super::trunks::Trunks;
-use super::view::{HOP_PORT, HOST_PORT, Port as KnownPort, Tables, View};
+use super::view::{Port as KnownPort, Tables, View};
 use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
 use crate::io::BATCH;
@@ -198,21 +198,21 @@ impl Keeper {
             running: true,
             decapsulates: false,
         };
-        self.tables.set_port(HOST_PORT, known.clone());
+        self.tables.set_port(PortId::HOST, known.clone());
         let port = if self.interception.is_routed() {
-            self.tables.set_port(HOP_PORT, known);
-            self.tables.route_over(HOP_PORT);
+            self.tables.set_port(PortId::HOP, known);
+            self.tables.route_over(PortId::HOP);
             Arc::make_mut(&mut self.intercept).everything = true;
-            HOP_PORT
+            PortId::HOP
         } else {
-            HOST_PORT
+            PortId::HOST
         };
         self.next.attach.push((port, device));
     }
 
     /// The index of the device that leads to the host.
     pub(super) fn device(&self) -> u32 {
-        self.tables.ifindex(HOST_PORT).unwrap_or(0)
+        self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
     /// Keeps the host until the engine has ended, and leaves it as it was before. `mailbox` is what others post to.
@@ -405,6 +405,7 @@ impl Keeper {
         let next = now + HOUSEKEEPING;
         self.next_housekeeping = self.advance_control(now).map_or(next, |at| at.min(next));
         self.show_local_clients();
+        self.check_way_back();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {

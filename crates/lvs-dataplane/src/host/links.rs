@@ -12,6 +12,7 @@ use super::{HostError, Neighbour};
 use crate::io::PacketIo;
 use crate::io::af_packet::AfPacket;
 use crate::io::port::Port;
+use crate::io::tun::HostDevice;
 use crate::netlink::{Changes, Link};
 use crate::packet::net::{PortId, PortInfo};
 use crate::packet::wire::Mac;
@@ -117,7 +118,7 @@ impl Keeper {
             .collect();
         for link in links {
             let Some(mac) = link.mac else { continue };
-            let known = KnownPort {
+            let mut known = KnownPort {
                 ifindex: link.index,
                 name: Arc::from(link.name.as_str()),
                 info: PortInfo {
@@ -125,7 +126,7 @@ impl Keeper {
                     mtu: link.mtu,
                     ethernet: true,
                     offload: true,
-                    gives_back: self.interception.gives_back(),
+                    gives_back: self.interception.gives_back(link.index),
                 },
                 running: link.running,
                 decapsulates: decapsulates(link.kind.as_deref()),
@@ -141,6 +142,7 @@ impl Keeper {
             }
             match self.open_link(&link) {
                 Ok(io) => {
+                    known.info.gives_back = self.interception.gives_back(link.index);
                     let backend = io.capabilities().name;
                     info!("using {} ({backend}, MTU {})", link.name, link.mtu);
                     self.vips.interface_added(&known);
@@ -156,6 +158,31 @@ impl Keeper {
             warn!("no Ethernet interface is up: waiting for one");
         }
         Ok(())
+    }
+
+    /// Looks whether frames are still given back where they came in.
+    pub(super) fn check_way_back(&mut self) {
+        let changed = |(port, known): (PortId, &KnownPort)| {
+            let there = self.interception.gives_back(known.ifindex);
+            (there != known.info.gives_back).then(|| (port, known.clone(), there))
+        };
+        let changed: Vec<_> = self.tables.interfaces().filter_map(changed).collect();
+        for (port, mut known, there) in changed {
+            known.info.gives_back = there;
+            let name = &known.name;
+            if there {
+                info!("what is given back to the host comes in by {name} again");
+            } else {
+                warn!(
+                    "the BPF program lvs_back is gone from the egress of {name}, or another one is before it (`bpftool net show dev \
+                     {name}`): what is given back to the host comes in by {} instead, and rules of the host that name an \
+                     interface should name that one too. Restart the engine where the program shall be back",
+                    HostDevice::NAME
+                );
+            }
+            self.tables.set_port(port, known);
+            self.next.tables_differ = true;
+        }
     }
 
     fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {

@@ -16,6 +16,7 @@ use tracing::warn;
 use super::keeper::Keeper;
 use super::view::View;
 use crate::packet::intercept::Intercept;
+use crate::packet::net::PortId;
 
 /// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
 const FEW: usize = 100;
@@ -182,7 +183,7 @@ impl Keeper {
         self.set_reached(reached, &vips, &own);
         self.set_own(&own);
         if let Some(nodes) = &mut self.local_nodes {
-            let device = self.tables.ifindex(super::view::HOST_PORT).unwrap_or(0);
+            let device = self.tables.ifindex(PortId::HOST).unwrap_or(0);
             nodes.follow(&self.intercept.local_nodes, device);
         }
         self.vips.set_services(&vips);
@@ -299,8 +300,7 @@ impl Keeper {
                 continue;
             }
             spec.add_marked(rule);
-            let addresses: Vec<IpAddr> =
-                rule.destination.addresses().into_iter().flatten().collect();
+            let addresses: Vec<IpAddr> = rule.addresses().collect();
             if let [single] = addresses[..] {
                 vips.insert(single);
             }

@@ -20,12 +20,6 @@ use crate::packet::net::{NextHop, PortId, PortInfo};
 use crate::packet::shared_map::SharedSet;
 use crate::packet::wire::Mac;
 
-/// The port that leads to the host.
-pub(crate) const HOST_PORT: PortId = PortId(0);
-/// The port of the device that everything is routed through. It is the same device as the host's, but what is sent here is
-/// forwarded, and what is sent there given back.
-pub(crate) const HOP_PORT: PortId = PortId(1);
-
 /// The host as the packet path sees it.
 #[derive(Debug, Default)]
 pub(crate) struct View {
@@ -166,7 +160,7 @@ impl Tables {
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &Port)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
-        ports.filter(|(port, _)| *port != HOST_PORT && self.hop != Some(*port))
+        ports.filter(|(port, _)| *port != PortId::HOST && self.hop != Some(*port))
     }
 
     /// The lowest number that no port has.

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::tun::HostDevice;
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::packet::frame::Frame;
 use crate::packet::wire::{Mac, vlan};
@@ -78,6 +79,8 @@ pub struct SocketCounters {
 ///                                                            the shield takes the mark off and lets it pass
 ///                                                            the host sees it as it came
 /// ```
+///
+/// What leaves in spite of that is nobody's on the wire ([`sys::turned`]).
 #[derive(Debug)]
 struct Back {
     socket: PacketSocket,
@@ -130,7 +133,7 @@ impl AfPacket {
         Self::open_for(ifindex, name, true, None)
     }
 
-    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]).
+    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]), where that is possible.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -189,8 +192,17 @@ impl AfPacket {
             let filtered = socket.without_mark(turn.mark());
             filtered.map_err(fail("filter for marks"))?;
         }
-        let back = turn.map(|turn| Back::open(ifindex, turn)).transpose();
-        let back = back.map_err(fail("open the way back"))?;
+        let back = turn.and_then(|turn| match Back::open(ifindex, turn) {
+            Ok(back) => Some(back),
+            Err(error) => {
+                tracing::warn!(
+                    "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
+                     interface should name that one too",
+                    HostDevice::NAME
+                );
+                None
+            }
+        });
         socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
         Ok(Self {
             socket,
@@ -227,7 +239,12 @@ impl AfPacket {
     /// ([`Self::open_with_way_back`]) all are.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
-            Some(back) => send(&back.socket, &mut self.transmit, &mut self.counters, frames),
+            Some(back) => {
+                for frame in &mut *frames {
+                    sys::turned(frame.bytes_mut());
+                }
+                send(&back.socket, &mut self.transmit, &mut self.counters, frames)
+            }
             None => frames.len(),
         }
     }

@@ -1,4 +1,4 @@
-//! A port of whatever backend, and the frames that come out of it.
+//! A port of whatever backend, the frames that come out of it, and the ports of one packet worker.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,6 +9,7 @@ use super::memory::MemoryIo;
 use super::tun::HostDevice;
 use super::{BATCH, Capabilities, PacketIo};
 use crate::packet::frame::Frame;
+use crate::packet::net::PortId;
 
 /// What one call of [`Port::recv`] has received, and room for what the next one will.
 ///
@@ -165,5 +166,69 @@ impl Port {
             Self::Hop(io) => io.name(),
             Self::Memory(_) => "memory",
         }
+    }
+}
+
+/// The ports of one packet worker by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    all: Vec<Option<Port>>,
+    /// Frames that could not be sent.
+    pub(crate) refused: u64,
+}
+
+impl Ports {
+    pub(crate) fn attach(&mut self, port: PortId, io: Port) {
+        if self.all.len() <= port.index() {
+            self.all.resize_with(port.index() + 1, || None);
+        }
+        self.all[port.index()] = Some(io);
+    }
+
+    pub(crate) fn detach(&mut self, port: PortId) -> Option<Port> {
+        self.all.get_mut(port.index())?.take()
+    }
+
+    /// The ports and their numbers.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (PortId, &mut Port)> {
+        let all = (0..).map(PortId).zip(&mut self.all);
+        all.filter_map(|(port, io)| Some((port, io.as_mut()?)))
+    }
+
+    /// The ports and their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &Port)> {
+        let all = (0..).map(PortId).zip(&self.all);
+        all.filter_map(|(port, io)| Some((port, io.as_ref()?)))
+    }
+
+    fn get(&mut self, port: PortId) -> Option<&mut Port> {
+        self.all.get_mut(port.index())?.as_mut()
+    }
+
+    /// Receives on a port; 0 on one that is gone.
+    pub(crate) fn recv(&mut self, port: PortId, batch: &mut Batch) -> io::Result<usize> {
+        self.get(port).map_or(Ok(0), |io| io.recv(batch))
+    }
+
+    /// Gives frames back to the host on the port that they came in by.
+    pub(crate) fn give_back(&mut self, port: PortId, frames: &mut [Frame]) {
+        let all = frames.len();
+        let refused = self.get(port).map_or(all, |io| io.give_back(frames));
+        self.refused += refused as u64;
+    }
+
+    /// Sends on a port. What goes to the host where it routes everything is given back through the device that it comes
+    /// from.
+    pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
+        let refused = if let Some(io) = self.get(port) {
+            io.send(frames)
+        } else if port == PortId::HOST
+            && let Some(io) = self.get(PortId::HOP)
+        {
+            io.give_back(frames)
+        } else {
+            frames.len()
+        };
+        self.refused += refused as u64;
     }
 }

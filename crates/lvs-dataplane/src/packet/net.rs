@@ -10,6 +10,12 @@ use crate::packet::wire::Mac;
 pub struct PortId(pub u16);
 
 impl PortId {
+    /// The port that leads to the host.
+    pub(crate) const HOST: Self = Self(0);
+    /// The port of the device that everything is routed through. It is the same device as the host's, but what is sent
+    /// here is forwarded, and what is sent there given back.
+    pub(crate) const HOP: Self = Self(1);
+
     /// The index, for tables.
     #[inline]
     pub const fn index(self) -> usize {

@@ -1,4 +1,8 @@
 //! One BPF program: frames that leave an interface with a certain mark come in on it instead.
+//!
+//! The program can be taken away, or another one can decide before it. So that such a frame does no harm on the wire, it has
+//! our own link-layer address as its source, which teaches switches nothing, and its true source, with one bit changed, as its
+//! destination, which is nobody's. The program exchanges them and changes the bit back.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,6 +18,7 @@ struct Instruction {
 }
 
 /// What `BPF_PROG_LOAD` reads, as far as it is used (the first fields of `bpf_attr`).
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
     kind: u32,
@@ -31,6 +36,7 @@ struct LoadProgram {
 }
 
 /// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to see.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -40,7 +46,43 @@ struct CreateLink {
     rest: [u64; 6],
 }
 
+/// What `BPF_PROG_QUERY` reads and writes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct QueryPrograms {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    ids: u64,
+    count: u32,
+    rest: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// What `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GetInfo {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// The beginning of `bpf_prog_info`.
+#[derive(Default)]
+#[repr(C)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+}
+
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// `BPF_TCX_EGRESS` (Linux 6.6).
@@ -50,7 +92,20 @@ const BPF_TCX_EGRESS: u32 = 47;
 #[derive(Debug)]
 pub struct TurnBack {
     program: OwnedFd,
+    /// The kernel's number of the program.
+    id: u32,
     mark: u32,
+}
+
+/// The bit of a link-layer address that says that it is locally administered, in its first byte.
+const LOCAL: u8 = 0x02;
+
+/// Makes a frame that the program turns back out of one as it came.
+pub fn turned(frame: &mut [u8]) {
+    if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
+        addresses.rotate_left(6);
+        addresses[0] ^= LOCAL;
+    }
 }
 
 /// The program at the egress of one interface. It goes with this value, with the interface, or with the process.
@@ -72,27 +127,63 @@ impl TurnBack {
             offset,
             immediate,
         };
-        // Offsets in `__sk_buff`.
+        // Offsets in `__sk_buff`, and on the stack: both addresses as they are, and as they shall be.
         const MARK: i16 = 8;
         const IFINDEX: i16 = 40;
+        const BEFORE: i16 = -16;
+        const AFTER: i16 = -32;
         const TCX_NEXT: i32 = -1;
+        const TCX_DROP: i32 = 2;
         const BPF_F_INGRESS: i32 = 1;
+        const BPF_FUNC_STORE_BYTES: i32 = 9;
         const BPF_FUNC_REDIRECT: i32 = 23;
-        let program = [
-            op(0x61, 0x12, MARK, 0),               // w2 = skb->mark
-            op(0xb4, 0x00, 0, TCX_NEXT),           // w0 = what others say
-            op(0x56, 0x02, 3, mark.cast_signed()), // if w2 != mark goto end
-            op(0x61, 0x11, IFINDEX, 0),            // w1 = skb->ifindex
-            op(0xb7, 0x02, 0, BPF_F_INGRESS),      // r2 = in, not out
-            op(0x85, 0x00, 0, BPF_FUNC_REDIRECT),  // r0 = bpf_redirect(r1, r2)
-            op(0x95, 0x00, 0, 0),                  // end: return r0
+        const BPF_FUNC_LOAD_BYTES: i32 = 26;
+        let local = i32::from(u16::from_ne_bytes([LOCAL, 0]));
+        let halfword = |from: i16, to: i16| {
+            [
+                op(0x69, 0xa1, BEFORE + from, 0), // r1 = a halfword of the stack
+                op(0x6b, 0x1a, AFTER + to, 0),    // another one = r1
+            ]
+        };
+        let mut program = vec![
+            op(0xbf, 0x16, 0, 0),                   // r6 = skb
+            op(0x61, 0x12, MARK, 0),                // w2 = skb->mark
+            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = what others say
+            op(0x56, 0x02, 34, mark.cast_signed()), // if w2 != mark goto end
+            op(0xb7, 0x02, 0, 0),                   // r2 = 0
+            op(0xbf, 0xa3, 0, 0),                   // r3 = stack
+            op(0x07, 0x03, 0, BEFORE.into()),       // r3 += BEFORE
+            op(0xb7, 0x04, 0, 12),                  // r4 = two addresses
+            op(0x85, 0x00, 0, BPF_FUNC_LOAD_BYTES),
+            op(0x55, 0x00, 27, 0), // if r0 != 0 goto drop
         ];
+        program.extend((0..3).flat_map(|n| halfword(6 + 2 * n, 2 * n)));
+        program.extend((0..3).flat_map(|n| halfword(2 * n, 6 + 2 * n)));
+        program.extend([
+            op(0x69, 0xa1, AFTER + 6, 0), // r1 = the first two bytes of the source
+            op(0xa7, 0x01, 0, local),     // r1 ^= LOCAL
+            op(0x6b, 0x1a, AFTER + 6, 0), // they are r1
+            op(0xbf, 0x61, 0, 0),         // r1 = skb
+            op(0xb7, 0x02, 0, 0),         // r2 = 0
+            op(0xbf, 0xa3, 0, 0),         // r3 = stack
+            op(0x07, 0x03, 0, AFTER.into()), // r3 += AFTER
+            op(0xb7, 0x04, 0, 12),        // r4 = two addresses
+            op(0xb7, 0x05, 0, 0),         // r5 = no flags
+            op(0x85, 0x00, 0, BPF_FUNC_STORE_BYTES),
+            op(0x55, 0x00, 4, 0),                 // if r0 != 0 goto drop
+            op(0x61, 0x61, IFINDEX, 0),           // w1 = skb->ifindex
+            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = in, not out
+            op(0x85, 0x00, 0, BPF_FUNC_REDIRECT), // r0 = bpf_redirect(r1, r2)
+            op(0x95, 0x00, 0, 0),                 // return r0
+            op(0xb4, 0x00, 0, TCX_DROP),          // drop: w0 = drop
+            op(0x95, 0x00, 0, 0),                 // end: return r0
+        ]);
         let license = c"Dual MIT/GPL";
         let mut name = [0; 16];
         name[..8].copy_from_slice(b"lvs_back");
         let request = LoadProgram {
             kind: BPF_PROG_TYPE_SCHED_CLS,
-            length: u32::try_from(program.len()).expect("seven"),
+            length: u32::try_from(program.len()).expect("a few"),
             instructions: program.as_ptr().expose_provenance() as u64,
             license: license.as_ptr().expose_provenance() as u64,
             log_level: 0,
@@ -104,8 +195,16 @@ impl TurnBack {
             ifindex: 0,
             attach_type: BPF_TCX_EGRESS,
         };
-        let program = bpf(BPF_PROG_LOAD, &request)?;
-        Ok(Self { program, mark })
+        let program = bpf_fd(BPF_PROG_LOAD, request)?;
+        let mut info = ProgramInfo::default();
+        let request = GetInfo {
+            fd: u32::try_from(program.as_raw_fd()).expect("descriptors are not negative"),
+            length: u32::try_from(size_of::<ProgramInfo>()).expect("8"),
+            info: std::ptr::from_mut(&mut info).expose_provenance() as u64,
+        };
+        bpf(BPF_OBJ_GET_INFO_BY_FD, request)?;
+        let id = info.id;
+        Ok(Self { program, id, mark })
     }
 
     /// The mark.
@@ -126,24 +225,68 @@ impl TurnBack {
             flags: 0,
             rest: [0; 6],
         };
-        let link = bpf(BPF_LINK_CREATE, &request)?;
+        let link = bpf_fd(BPF_LINK_CREATE, request)?;
         Ok(TurnedBack { _link: link })
+    }
+
+    /// Whether the program is at the egress of an interface and the first one there: others may keep frames from it.
+    ///
+    /// # Errors
+    /// If there is no such interface, or the kernel does not say.
+    pub fn is_first_at(&self, ifindex: u32) -> io::Result<bool> {
+        let mut ids = [0_u32; 64];
+        let request = QueryPrograms {
+            ifindex,
+            attach_type: BPF_TCX_EGRESS,
+            query_flags: 0,
+            attach_flags: 0,
+            ids: ids.as_mut_ptr().expose_provenance() as u64,
+            count: u32::try_from(ids.len()).expect("64"),
+            rest: 0,
+            program_flags: 0,
+            link_ids: 0,
+            link_flags: 0,
+            revision: 0,
+        };
+        match bpf(BPF_PROG_QUERY, request) {
+            // There are more than 64: these are the first.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+            // There are none.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
+            done => drop(done?),
+        }
+        Ok(ids[0] == self.id)
     }
 }
 
 /// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
-fn bpf<T>(command: libc::c_long, request: &T) -> io::Result<OwnedFd> {
-    // SAFETY: pointer and length describe `request`, a `repr(C)` struct without padding that the kernel only reads; what it
-    // points to lives in the caller until after the call.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_ref(request),
-            size_of::<T>(),
-        )
-    };
-    let fd = super::check(libc::c_int::try_from(fd).unwrap_or(-1))?;
+fn bpf_fd<T: Copy>(command: libc::c_long, request: T) -> io::Result<OwnedFd> {
+    let fd = bpf(command, request)?;
     // SAFETY: the descriptor is new, open and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `bpf(2)`. What the kernel writes into the request is lost.
+fn bpf<T: Copy>(command: libc::c_long, mut request: T) -> io::Result<libc::c_int> {
+    let request = std::ptr::from_mut(&mut request);
+    // SAFETY: pointer and length describe the request, a `repr(C)` struct without padding; what it points to was exposed by the
+    // caller, lives until after the call, and is as long as the request says.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
+    super::check(libc::c_int::try_from(done).unwrap_or(-1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the program is not, nobody takes such a frame for his, and no switch learns from it.
+    #[test]
+    fn a_frame_on_its_way_back_is_nobodys_on_the_wire() {
+        let mut frame = *b"\x02own..\x52theirs";
+        turned(&mut frame);
+        assert_eq!(&frame, b"\x50their\x02own..s");
+        let mut short = [1; 11];
+        turned(&mut short);
+        assert_eq!(short, [1; 11]);
+    }
 }

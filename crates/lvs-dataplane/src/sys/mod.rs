@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent};
-pub use bpf::{TurnBack, TurnedBack};
+pub use bpf::{TurnBack, TurnedBack, turned};
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;

@@ -62,7 +62,18 @@ impl Host {
         ));
         self.ip(&format!("link set {name} up"));
         other.ip(&format!("link set {other_name} up"));
+        // The kernel notices the carrier by and by, on a busy machine after a while.
+        self.sh(&running(name));
+        other.sh(&running(other_name));
     }
+}
+
+/// A command that waits up to ten seconds for a link to run.
+fn running(link: &str) -> String {
+    format!(
+        "for n in $(seq 100); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \
+         echo {link} does not come up; exit 1"
+    )
 }
 
 impl AsFd for Host {

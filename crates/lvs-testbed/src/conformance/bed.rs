@@ -111,7 +111,7 @@ fn table() -> Table {
 
 /// The mark that the recorder's rules gave a packet.
 fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
-    let rule = marks.iter().find(|rule| rule.matches("", tuple));
+    let rule = marks.iter().find(|rule| rule.matches("", tuple, || false));
     match rule.map(|rule| rule.action) {
         Some(MarkAction::Mark(mark)) => mark,
         _ => 0,
@@ -428,7 +428,11 @@ impl Bed {
         };
         // What has a mark is intercepted by the rules that mark it.
         let tuple = packet.meta(ip, Hook::Local, 0).tuple;
-        if self.marks.iter().any(|rule| rule.matches("", &tuple)) {
+        if self
+            .marks
+            .iter()
+            .any(|rule| rule.matches("", &tuple, || false))
+        {
             return true;
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));

@@ -267,7 +267,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     Ok(MarkRule {
         interface: None,
         source: None,
-        destination: Prefix::new(net, length).context("a prefix that is too long")?,
+        destination: Some(Prefix::new(net, length).context("a prefix that is too long")?),
         protocol: value.maybe_text("proto").map(protocol).transpose()?,
         ports,
         action: MarkAction::Mark(u32::try_from(value.number("mark")?)?),

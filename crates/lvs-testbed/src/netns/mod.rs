@@ -314,6 +314,20 @@ impl Testbed {
             .sh("bridge mdb show")
     }
 
+    /// Behind which of its ports the switch believes a link-layer address to be.
+    ///
+    /// # Errors
+    ///
+    /// When there is no LAN, or the switch has not heard of it.
+    pub fn port_of(&self, mac: &str) -> Result<String> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let learned = switch.sh("bridge fdb show dynamic")?;
+        let entry = learned.lines().find(|line| line.starts_with(mac));
+        entry
+            .map(str::to_owned)
+            .with_context(|| format!("{mac} is not in {learned}"))
+    }
+
     /// Runs a shell script on each host, all at the same time.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--destination",
                 "NETWORK",
-                "destination address or network (required)",
+                "destination address or network (by default all services, with --source and --drop or --host)",
             ),
             flag("--source", "NETWORK", "source address or network"),
             flag("--interface", "NAME", "incoming interface"),

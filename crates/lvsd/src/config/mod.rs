@@ -11,6 +11,7 @@
 
 mod check;
 mod diagnostic;
+mod facts;
 mod keys;
 mod ports;
 mod raw;
@@ -30,6 +31,7 @@ use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
 
 pub(crate) use check::{check_filter, label};
 pub use diagnostic::{Diagnostic, Report, Severity};
+pub use facts::Facts;
 pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
 pub(crate) use ports::is_generated;
@@ -315,15 +317,23 @@ impl Config {
     /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or
     /// something in it is wrong ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
+        Self::load_on(path, None)
+    }
+
+    /// The same, for a host of which `facts` tell what it has: where the engine would not start
+    /// with what the file names, that is wrong too.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_on(path: &Path, facts: Option<&Facts>) -> Result<(Self, Report), LoadError> {
         let name = path.display().to_string();
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
             Err(source) => return Err(LoadError::Read { path: name, source }),
         };
         match str::from_utf8(&bytes) {
-            Ok(text) => {
-                Self::from_toml(&name, text).map_err(|report| LoadError::Refused(Box::new(report)))
-            }
+            Ok(text) => Self::read(&name, text, facts)
+                .map_err(|report| LoadError::Refused(Box::new(report))),
             Err(error) => {
                 let (offset, before) = (error.valid_up_to(), &bytes[..error.valid_up_to()]);
                 Err(LoadError::NotText {
@@ -341,13 +351,17 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
+        Self::read(path, text, None)
+    }
+
+    fn read(path: &str, text: &str, facts: Option<&Facts>) -> Result<(Self, Report), Report> {
         let (raw, mut findings) = shape(text);
         let mut config = None;
         if let Some(raw) = raw {
             let complete = findings.is_empty();
             config = Some(Self {
                 path: path.to_owned(),
-                ..check::check(&raw, text, complete, &mut findings)
+                ..check::check(&raw, text, facts, complete, &mut findings)
             });
             if complete && raw.service.is_empty() {
                 findings.push(

@@ -109,7 +109,7 @@ impl ManyPorts {
         Some(MarkRule {
             interface: None,
             source: None,
-            destination: Prefix::new(self.ip, self.family().bits())?,
+            destination: Some(Prefix::new(self.ip, self.family().bits())?),
             protocol: Some(self.protocol),
             ports,
             action: MarkAction::Mark(self.mark()),

@@ -275,7 +275,7 @@ pub(super) struct RawMark {
     pub(super) interface: Option<Spanned<String>>,
     /// Address or network that they come from. Default: any.
     pub(super) source: Option<Spanned<String>>,
-    /// Address or network that they go to; required.
+    /// Address or network that they go to; required with `mark`. Default with `source` and `drop` or `host`: any service.
     pub(super) destination: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: all three.
     pub(super) protocol: Option<Spanned<String>>,

@@ -1469,3 +1469,30 @@ fn filters_are_networks_and_files_of_them() {
         assert!(error.contains(reason), "{filter}: {error}");
     }
 }
+
+#[test]
+fn what_only_the_host_can_have_is_looked_for() {
+    let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0"]);
+    let read = |text: &str| Config::read("test.toml", text, Some(&facts));
+    for good in [
+        "[dataplane]\ninterface = [\"eth0\", \"eth0.100\"]\ngroup = \"lvs\"\n",
+        "[dataplane]\nreaders = \"12345\"\n",
+    ] {
+        read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
+    }
+    for (bad, words) in [
+        ("interface = \"eth1\"", "there is no interface `eth1` here"),
+        (
+            "interface = \"eth1.7\"",
+            "there is no interface `eth1.7` here",
+        ),
+        ("group = \"lvz\"", "did you mean \"lvs\"?"),
+        ("readers = \"operators\"", "`groupadd --system operators`"),
+    ] {
+        let text = format!("[dataplane]\n{bad}\n");
+        let report = read(&text).expect_err(bad).to_string();
+        assert!(report.contains(words), "{bad}: {report}");
+        // Another host may have it.
+        Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    }
+}

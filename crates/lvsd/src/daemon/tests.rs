@@ -631,7 +631,7 @@ async fn a_slow_first_check_holds_back_its_own_address_only() {
 #[tokio::test(start_paused = true)]
 async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
     let more = format!(
-        "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n",
+        "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n[filter]\ndeny = \"198.51.100.0/24\"\n",
         FILE.replace(
             "conn_reuse_mode = 0",
             "conn_reuse_mode = 0\nsync_version = 0"
@@ -640,12 +640,13 @@ async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
     let set = |world: &World| {
         let engine = world.engine();
         let sysctl = engine.sysctl("sync_version").map(ToOwned::to_owned);
-        (sysctl.unwrap(), engine.0.marks.len())
+        let rules = engine.0.marks.len() + engine.0.filters.len();
+        (sysctl.unwrap(), rules)
     };
     for restart in [false, true] {
         let daemon = Running::start(World::default(), Dead::default(), &more);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(set(&daemon.world), ("0".into(), 1));
+        assert_eq!(set(&daemon.world), ("0".into(), 2));
         let daemon = if restart {
             let world = daemon.end(Signal::Stop).await;
             Running::start(world, Dead::default(), FILE)

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 
+use lvs_core::SourceFilter;
 use lvs_core::api::ServiceId;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ pub struct Given {
     sysctls: BTreeMap<String, String>,
     /// Rules for marks were set.
     marks: bool,
+    /// A filter for all services was set.
+    filter: bool,
     /// Servers to which others than lvsd have given weight 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
 }
@@ -118,6 +121,15 @@ impl Given {
                 // Until they are gone.
                 self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
                 desired.marks = self.marks.then(Vec::new);
+            }
+            None => {}
+        }
+        match &desired.filter {
+            Some(filter) => self.filter = !filter.is_off(),
+            None if self.filter => {
+                // Until it is off.
+                self.filter = actual.filters.contains_key(&None);
+                desired.filter = self.filter.then(SourceFilter::default);
             }
             None => {}
         }

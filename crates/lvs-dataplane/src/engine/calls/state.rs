@@ -11,7 +11,7 @@ use super::end;
 use crate::control::server::Sink;
 use crate::engine::report::Report;
 use crate::engine::shared::{Shared, Side};
-use crate::host::view::{HOP_PORT, View};
+use crate::host::view::View;
 use crate::packet::net::PortId;
 
 impl Shared {
@@ -122,7 +122,7 @@ fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);
     if tables.is_routed() {
-        let device = tables.port(HOP_PORT);
+        let device = tables.port(PortId::HOP);
         let device = device.map(|device| InterfaceInfo {
             name: device.name.to_string(),
             backend: "tun".to_owned(),
@@ -131,7 +131,7 @@ fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
                 .state
                 .link(device.ifindex)
                 .is_some_and(|link| link.up),
-            lost: served(HOP_PORT).map_or(0, |(_, _, lost)| *lost),
+            lost: served(PortId::HOP).map_or(0, |(_, _, lost)| *lost),
         });
         return device.into_iter().collect();
     }

@@ -84,7 +84,7 @@ pub(crate) struct Offline {
     options: Options,
     net: BenchNet,
     pipeline: Pipeline,
-    intercept: Intercept,
+    intercept: Arc<Intercept>,
     output: Output,
 }
 
@@ -96,7 +96,7 @@ impl Offline {
             options,
             net: BenchNet::default(),
             pipeline: Pipeline::alone(Settings::UNLIMITED),
-            intercept: Intercept::default(),
+            intercept: Arc::default(),
             output: Output::new(),
         };
         worker.advance();
@@ -172,7 +172,8 @@ impl Offline {
         let mut control = self.shared.control();
         control.sweep(&mut self.decider.shard);
         self.decider.take_marks(control.marks());
-        self.intercept = Intercept::of(&control, &self.intercept);
+        self.intercept = Arc::new(Intercept::of(&control, &self.intercept));
+        self.decider.take_intercept(&self.intercept);
         self.net.vips = self.intercept.vips();
     }
 

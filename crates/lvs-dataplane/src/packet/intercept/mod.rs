@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey};
+use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey, Tuple};
 
 use crate::packet::parse::Packet;
 use crate::packet::shared_map::SharedSet;
@@ -244,7 +244,7 @@ impl Intercept {
             Some(protocol) => std::slice::from_ref(protocol),
             None => &MARKED_PROTOCOLS[..],
         };
-        for address in rule.destination.addresses().into_iter().flatten() {
+        for address in rule.addresses() {
             for &protocol in protocols {
                 let endpoint = |&port: &u16| Endpoint {
                     address,
@@ -255,6 +255,18 @@ impl Intercept {
                 self.services.extend(endpoints.flat_map(with_followers));
             }
         }
+    }
+
+    /// Whether some service takes packets with this destination.
+    pub fn is_to_service(&self, tuple: &Tuple) -> bool {
+        let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
+        [tuple.dst.port(), 0].iter().any(|&port| {
+            self.services.contains(&Endpoint {
+                address,
+                protocol,
+                port,
+            })
+        })
     }
 
     /// Whether a packet of this host's own comes from a server on it.
@@ -363,7 +375,7 @@ impl Intercept {
 mod tests {
     use lvs_core::{
         Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
-        ServiceConfig, TcpFlags, Transport, Tuple, Verdict,
+        ServiceConfig, TcpFlags, Transport, Verdict,
     };
 
     use super::*;

@@ -81,7 +81,9 @@ impl Pipeline {
         job: &Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        let back = job.arrival.and_then(|arrival| {
+        // On its way back the sender is the receiver, which must not be a group.
+        let arrival = job.arrival.filter(|arrival| !arrival.sender.is_multicast());
+        let back = arrival.and_then(|arrival| {
             let info = cx.env.net.port(arrival.port)?;
             info.gives_back
                 .then_some(Back::Interface(arrival, info.mac))

@@ -57,6 +57,7 @@ impl Checker<'_> {
         {
             self.printable(word, "the value");
         }
+        self.groups(raw);
         self.socket(raw);
         self.hang_limit(raw);
         let local = self.local_pool(raw);
@@ -140,6 +141,15 @@ impl Checker<'_> {
                     )
                     .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
                 );
+            } else if self.facts.is_some_and(|facts| !facts.has_interface(name)) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        format!("there is no interface `{name}` here"),
+                    )
+                    .label("the engine does not start without it")
+                    .help("`ip -br link` lists the interfaces of this host and network namespace"),
+                );
             }
         }
         if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
@@ -150,6 +160,27 @@ impl Checker<'_> {
                 )
                 .help("remove one of them"),
             );
+        }
+    }
+
+    /// The engine does not start with a group that there is not.
+    fn groups(&mut self, raw: &RawDataplane) {
+        let Some(facts) = self.facts else {
+            return;
+        };
+        for group in [&raw.group, &raw.readers].into_iter().flatten() {
+            let name = group.get_ref();
+            if facts.has_group(name) {
+                continue;
+            }
+            let finding =
+                Diagnostic::error(group.span(), format!("there is no group `{name}` here"));
+            self.report(match did_you_mean(name, facts.group_names()) {
+                Some(word) => finding.help(format!("did you mean \"{word}\"?")),
+                None => finding.help(format!(
+                    "`getent group` lists them; `groupadd --system {name}` makes this one"
+                )),
+            });
         }
     }
 
@@ -391,7 +422,10 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
             whole,
             format!("invalid rule for marks: {}", reason.replace("--", "")),
         )
-        .help("a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`"),
+        .help(
+            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; the latter two can do with \
+             `source` instead",
+        ),
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) use self::daemon::check_filter;
 use self::sense::ServerPlace;
 
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::{Config, Line, Service};
 
@@ -37,11 +38,13 @@ const WEIGHT_MAX: i64 = i32::MAX as i64;
 pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
+    facts: Option<&Facts>,
     complete: bool,
     findings: &mut Vec<Diagnostic>,
 ) -> Config {
     let mut checker = Checker {
         text,
+        facts,
         line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
@@ -105,6 +108,8 @@ const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
 
 struct Checker<'a> {
     text: &'a str,
+    /// What there is on this host, where that matters.
+    facts: Option<&'a Facts>,
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,

@@ -1,0 +1,364 @@
+//! A packet that the shard alone can decide on: which connection it belongs to, and how it goes on.
+
+use core::net::SocketAddr;
+
+use super::{NeedsControl, Shard};
+use crate::conn::{Draft, Key, NO_SLOT, State, flag};
+use crate::packet::{SCTP_ABORT, is_ipsec, opens};
+use crate::stats::Counters;
+use crate::{
+    AcceptReason, ConnId, DropReason, Forward, Forwarding, Hook, Instant, PacketMeta, Protocol,
+    Reply, ServerId, TcpFlags, Transport, Tunnel, Tuple, Verdict,
+};
+
+impl Shard {
+    /// The packet's way through the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
+    pub(crate) fn decide(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
+        if !self.dying.is_empty() && meta.hook != Hook::Output {
+            self.reap();
+        }
+        let Tuple { protocol, src, dst } = meta.tuple;
+        if !self.settings.serves(dst.ip()) {
+            return Ok(Verdict::Accept(AcceptReason::NoService));
+        }
+        if !is_balanced(protocol) {
+            return Ok(Verdict::Accept(AcceptReason::Protocol));
+        }
+        if matches!(
+            meta.transport,
+            Transport::Short { ports: false, .. } | Transport::Other
+        ) && !is_ipsec(protocol)
+        {
+            return Ok(if meta.hook == Hook::Transit {
+                Verdict::Accept(AcceptReason::NoConnection)
+            } else {
+                Verdict::Drop(DropReason::ShortHeader)
+            });
+        }
+        let Tuple { protocol, src, dst } = connection_tuple(Tuple { protocol, src, dst });
+        if let Some(index) = self.find_reply(protocol, src, dst) {
+            return Ok(self.reply(index, meta, now));
+        }
+        if self.settings.heeds_servers() && self.links.is_masqueraded(protocol, src) {
+            if self.settings.outbound && protocol == Protocol::UDP && meta.hook != Hook::Local {
+                return Err(NeedsControl {
+                    outbound: true,
+                    ..NeedsControl::NEW
+                });
+            }
+            if self.tells_server(meta) {
+                return Ok(Verdict::Unreachable(DropReason::StrayReply));
+            }
+        }
+        self.decide_in(meta, now)
+    }
+
+    /// What is left when the packet is no reply (`ip_vs_in_hook`).
+    pub(crate) fn decide_in(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
+        if meta.hook == Hook::Transit {
+            return Ok(Verdict::Accept(AcceptReason::NoConnection));
+        }
+        if self.settings.backup_only {
+            return Ok(Verdict::Accept(AcceptReason::BackupOnly));
+        }
+        let Tuple { protocol, src, dst } = connection_tuple(meta.tuple);
+        let Some(index) = self.table.find_in(&Key {
+            protocol,
+            client: src,
+            virt: dst,
+        }) else {
+            if is_ipsec(meta.tuple.protocol) {
+                return Ok(Verdict::Accept(AcceptReason::NoConnection));
+            }
+            return Err(NeedsControl::NEW);
+        };
+        if self.table.get(index).has(flag::GONE) {
+            return self.decide_gone(index, meta, now);
+        }
+        let replaced = NeedsControl::replacing(index);
+        if self.is_replaced_by(index, meta) {
+            return Err(replaced);
+        }
+        match self.link(index) {
+            Some(link) if !link.server.is_available() => {
+                if link.server.has_gone() {
+                    self.end_orphan(index, now);
+                    if !self.table.is_used(index) {
+                        return Err(NeedsControl::NEW);
+                    }
+                    return self.decide_gone(index, meta, now);
+                }
+                if !self.settings.sysctls.expire_nodest_conn {
+                    return Ok(Verdict::Drop(DropReason::ServerRemoved));
+                }
+                if is_ipsec(meta.tuple.protocol) {
+                    self.end(index);
+                    return Ok(Verdict::Accept(AcceptReason::NoConnection));
+                }
+                Err(replaced)
+            }
+            _ => Ok(self.forward(index, meta, now, false)),
+        }
+    }
+
+    /// Whether a server that speaks without a connection is told so.
+    fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
+        self.settings.sysctls.nat_icmp_send
+            && match meta.transport {
+                Transport::Tcp(flags) => !flags.has(TcpFlags::RST),
+                Transport::Sctp(chunk) => chunk.first != SCTP_ABORT,
+                Transport::Udp(_) | Transport::Short { .. } => true,
+                Transport::Other => false,
+            }
+    }
+
+    /// Whether a packet that opens a connection takes the place of the one that has its addresses and ports
+    /// (`is_new_conn`, `is_new_conn_expected`).
+    fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
+        if !opens(meta) {
+            return false;
+        }
+        let sysctls = &self.settings.sysctls;
+        let slot = self.table.get(index);
+        if sysctls.expire_nodest_conn
+            && self
+                .link(index)
+                .is_some_and(|link| link.server.weight() == 0)
+        {
+            return true;
+        }
+        if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
+            return false;
+        }
+        if slot.protocol() == Protocol::SCTP {
+            return slot.state() == State::SCTP_CLOSED;
+        }
+        matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE)
+            || (sysctls.conn_reuse_mode & 2 != 0
+                && slot.state() == State::TCP_FIN_WAIT
+                && slot.has(flag::NO_OUTPUT))
+    }
+
+    /// The connection of a packet from a server, or from a virtual address, to `dst`.
+    #[inline]
+    pub(super) fn find_reply(
+        &self,
+        protocol: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Option<u32> {
+        if self.local_ports.is_used(dst.ip()) {
+            let found = self.local_ports.find(protocol, src, dst, &self.table);
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.table.find_out(protocol, src, dst)
+    }
+}
+
+/// Packets from clients to servers.
+impl Shard {
+    /// A packet from the client of connection `index`.
+    pub(crate) fn forward(
+        &mut self,
+        index: u32,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+        new: bool,
+    ) -> Verdict {
+        if self.table.get(index).has(flag::WATCHED) {
+            self.watch_request(index, meta, now);
+        }
+        self.count(index, |counters| counters.count_in(meta.len));
+        self.transition(index, meta, true);
+        let verdict = self.transmit(index, meta, new, now);
+        let slot = self.table.get(index);
+        slot.count_packet();
+        if self.settings.master.is_some() {
+            let packets = slot.in_packets();
+            self.sync_connection(index, packets, now);
+        }
+        self.table.restart(index, now);
+        verdict
+    }
+
+    /// How a client's packet leaves.
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
+        let slot = self.table.get(index);
+        let helped = slot.has(flag::HELPED);
+        match slot.method() {
+            Forwarding::FullNat if self.local_ports.of(index).is_none() => {
+                return Verdict::Drop(DropReason::NoLocalPort);
+            }
+            // Whoever translates finds out that a header is too short, but not before its packet has hops left.
+            Forwarding::Nat | Forwarding::FullNat => {
+                if slot.has(flag::NO_CPORT) {
+                    self.table.set_client_port(index, meta.tuple.src.port());
+                }
+                if helped {
+                    return match self.help_request(index, meta, now) {
+                        Ok(shift) => Verdict::Forward(Forward {
+                            shift,
+                            ..self.forward_of(index, new)
+                        }),
+                        Err(reason) => Verdict::Drop(reason),
+                    };
+                }
+            }
+            Forwarding::Tunnel if slot.server() == NO_SLOT => {
+                return Verdict::Drop(DropReason::Unbound);
+            }
+            _ => {}
+        }
+        Verdict::Forward(self.forward_of(index, new))
+    }
+
+    /// The one packet of a connection that is never in the table: counted, sent, forgotten.
+    pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
+        if let Some(link) = self.link_of(slot.server) {
+            self.count_for(link, Counters::count_connection);
+            self.count_for(link, |counters| counters.count_in(meta.len));
+        }
+        Verdict::Forward(Forward {
+            conn: None,
+            ..self.forward_to(
+                0,
+                slot.method(),
+                slot.server,
+                slot.key.virt,
+                slot.server_addr,
+                true,
+            )
+        })
+    }
+
+    pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
+        let entry = self.table.get(index);
+        let (virt, server) = (entry.virt(), entry.server_addr());
+        Forward {
+            source: self.local_of(index),
+            ..self.forward_to(index, entry.method(), entry.server(), virt, server, new)
+        }
+    }
+
+    /// What stands for the client of connection `index` towards its server, where both ends are translated.
+    #[inline]
+    fn local_of(&self, index: u32) -> Option<SocketAddr> {
+        match self.table.get(index).method() {
+            Forwarding::FullNat => self.local_ports.of(index),
+            _ => None,
+        }
+    }
+
+    /// How packets to a virtual address leave for a server of this record and address.
+    #[inline]
+    fn forward_to(
+        &self,
+        index: u32,
+        method: Forwarding,
+        record: u32,
+        virt: SocketAddr,
+        server: SocketAddr,
+        new: bool,
+    ) -> Forward {
+        Forward {
+            conn: Some(ConnId(index)),
+            server: (record != NO_SLOT).then_some(ServerId(record)),
+            method,
+            target: if method == Forwarding::Bypass {
+                virt
+            } else {
+                server
+            },
+            source: None,
+            virt,
+            tunnel: self
+                .link_of(record)
+                .map_or(Tunnel::Ipip, |link| link.server.tunnel()),
+            new,
+            shift: None,
+        }
+    }
+}
+
+/// Packets from servers to clients.
+impl Shard {
+    /// A packet from the server of connection `index` (`handle_response`).
+    pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        let nat = self.table.get(index).method().translates();
+        if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
+            return Verdict::Drop(DropReason::ShortHeader);
+        }
+        if self.table.get(index).has(flag::WATCHED)
+            && let Some(verdict) = self.watch_reply(index, meta, now)
+        {
+            return verdict;
+        }
+        let mut edit = None;
+        if self.table.get(index).has(flag::HELPED) {
+            match self.help_reply(index, meta, now) {
+                Ok(changes) => edit = changes,
+                Err(reason) => {
+                    self.table.restart(index, now);
+                    return Verdict::Drop(reason);
+                }
+            }
+        }
+        self.count(index, |counters| counters.count_out(meta.len));
+        self.transition(index, meta, false);
+        if self.table.get(index).has(flag::DYING) {
+            // A packet of a connection that is about to end gives it time again.
+            self.table.get(index).clear(flag::DYING);
+            self.dying.retain(|&dying| dying != index);
+        }
+        self.table.restart(index, now);
+        Verdict::Reply(Reply {
+            edit,
+            ..self.reply_of(index)
+        })
+    }
+
+    pub(super) fn reply_of(&self, index: u32) -> Reply {
+        let slot = self.table.get(index);
+        Reply {
+            conn: ConnId(index),
+            server: (slot.server() != NO_SLOT).then_some(ServerId(slot.server())),
+            source: slot.method().translates().then(|| slot.virt()),
+            destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
+            edit: None,
+        }
+    }
+}
+
+/// ISAKMP, which IPsec packets follow (RFC 2408).
+const ISAKMP: u16 = 500;
+
+/// Protocols that connections are kept of.
+pub(crate) fn is_balanced(protocol: Protocol) -> bool {
+    matches!(
+        protocol,
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP | Protocol::AH | Protocol::ESP
+    )
+}
+
+/// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two hosts.
+#[inline]
+pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
+    if is_ipsec(tuple.protocol) {
+        return Tuple {
+            protocol: Protocol::UDP,
+            src: SocketAddr::new(tuple.src.ip(), ISAKMP),
+            dst: SocketAddr::new(tuple.dst.ip(), ISAKMP),
+        };
+    }
+    tuple
+}

@@ -1,0 +1,87 @@
+//! What a file names and only the host can have: interfaces and groups.
+
+use std::collections::BTreeSet;
+
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType, socket};
+
+/// What there is on this host. A file that is good for another one is told by it.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The names and numbers of groups; `None` if they cannot be read.
+    groups: Option<BTreeSet<String>>,
+    /// The names of interfaces; `None` to ask the kernel.
+    #[cfg(test)]
+    interfaces: Option<BTreeSet<String>>,
+}
+
+impl Facts {
+    /// As it is now.
+    pub fn read() -> Self {
+        let file = std::fs::read_to_string("/etc/group").ok();
+        Self {
+            groups: file.map(|text| groups(&text)),
+            #[cfg(test)]
+            interfaces: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with(groups_file: &str, interfaces: &[&str]) -> Self {
+        Self {
+            groups: Some(groups(groups_file)),
+            interfaces: Some(interfaces.iter().map(ToString::to_string).collect()),
+        }
+    }
+
+    /// Whether there is a group of this name. A number is one in any case, as for chown(1).
+    pub(super) fn has_group(&self, name: &str) -> bool {
+        let known = |groups: &BTreeSet<String>| groups.contains(name);
+        name.parse::<u32>().is_ok() || self.groups.as_ref().is_none_or(known)
+    }
+
+    /// Names of groups, for a suggestion.
+    pub(super) fn group_names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().flatten().map(String::as_str)
+    }
+
+    /// Whether there is an interface of this name, or one that it is a VLAN of: the engine makes
+    /// that.
+    pub(super) fn has_interface(&self, name: &str) -> bool {
+        let trunk = name.rsplit_once('.').map(|(trunk, _)| trunk);
+        self.has(name) || trunk.is_some_and(|trunk| self.has(trunk))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        #[cfg(test)]
+        if let Some(all) = &self.interfaces {
+            return all.contains(name);
+        }
+        // Where the kernel cannot be asked, nothing is said.
+        socket(AddressFamily::UNIX, SocketType::DGRAM, None)
+            .is_ok_and(|socket| name_to_index(&socket, name) != Err(rustix::io::Errno::NODEV))
+    }
+}
+
+/// The names in the text of `/etc/group`.
+fn groups(text: &str) -> BTreeSet<String> {
+    let names = text.lines().filter_map(|line| line.split(':').next());
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_has_a_loopback_and_roots_group() {
+        let facts = Facts::read();
+        assert!(facts.has_interface("lo") && facts.has_interface("lo.100"));
+        assert!(!facts.has_interface("no-such"));
+        assert!(facts.has_group("root") && facts.has_group("12345"));
+        assert!(!facts.has_group("no-such-group"));
+    }
+}
