@@ -118,10 +118,11 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
         return fields;
     };
     let inner = match Protocol(protocol) {
-        Protocol::UDP if ip.len() >= l4 + 12 && tunnels.contains(&be16(ip, l4 + 2)) => {
+        Protocol::UDP if ip.len() >= l4 + 8 && tunnels.contains(&be16(ip, l4 + 2)) => {
             fields.push(((IP + l4, 2, "udp.sport"), true));
             fields.push(((IP + l4 + 6, 2, "udp.checksum"), true));
-            l4 + 12 + usize::from(ip[l4 + 8] & 0x1f) * 4
+            let options = ip.get(l4 + 8).map_or(0, |first| first & 0x1f);
+            l4 + 12 + usize::from(options) * 4
         }
         IPIP => l4,
         GRE if ip.get(l4).is_some_and(|flags| flags & 0x80 != 0) => {
@@ -332,6 +333,10 @@ mod tests {
         other[43] ^= 1;
         assert_eq!(mask(&frame, &other, &[], Some(7)), None);
         let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("it may vary");
+        assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
+        // A first fragment may have no more than the header.
+        let first = &frame[..42];
+        let tunnel = mask(first, first, &[6080], Some(7)).expect("it may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
     }
 
