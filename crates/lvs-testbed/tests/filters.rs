@@ -315,7 +315,7 @@ fn served(site: &Site) -> Result<bool> {
 /// The table in docs/security.md: which filters of the host see the traffic of services.
 #[test]
 fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
-    let mut site = site("table")?;
+    let site = site("table")?;
     site.add_service(80, "rr")?;
     ensure!(served(&site)?);
     let client = common::client_address(&site)?;
