@@ -112,6 +112,10 @@ pub(super) struct Next {
     /// Something differs from the last view; it is in the tables.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
+    /// Something differs in the tables that changes no packet's way.
+    pub(super) neighbours_differ: bool,
+    /// Grows with whatever may.
+    ways: u64,
     tables: Arc<Tables>,
     pub(super) marks: Option<Arc<[MarkRule]>>,
     pub(super) pmtu_disc: bool,
@@ -263,14 +267,17 @@ impl Keeper {
     /// Publishes a view if anything differs from the last one.
     fn publish(&mut self) {
         let next = &mut self.next;
-        if next.differs || next.tables_differ {
-            if std::mem::take(&mut next.tables_differ) {
+        if next.differs || next.tables_differ || next.neighbours_differ {
+            next.ways += u64::from(next.differs || next.tables_differ);
+            if next.tables_differ || next.neighbours_differ {
                 next.tables = Arc::new(self.tables.clone());
             }
-            next.differs = false;
+            (next.differs, next.tables_differ) = (false, false);
+            next.neighbours_differ = false;
             next.generation += 1;
             let view = Arc::new(View {
                 generation: next.generation,
+                ways: next.ways,
                 tables: next.tables.clone(),
                 intercept: self.intercept.clone(),
                 marks: next.marks.clone(),

@@ -25,6 +25,8 @@ use crate::packet::wire::Mac;
 pub(crate) struct View {
     /// Greater than that of every view before it.
     pub(crate) generation: u64,
+    /// Differs from the last view's where packets may go another way than before.
+    pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,
     /// What the host does not see.
