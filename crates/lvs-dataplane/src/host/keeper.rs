@@ -11,7 +11,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Conflict, LocalPool};
@@ -23,7 +23,7 @@ use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
 use super::trunks::Trunks;
-use super::view::{Port as KnownPort, Tables, View};
+use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
 use crate::in_kernel::InKernel;
@@ -284,6 +284,7 @@ impl Keeper {
                 pmtu_disc: next.pmtu_disc,
                 ignore_tunneled: next.ignore_tunneled,
                 config: next.config,
+                ephemeral: OnceLock::new(),
             });
             next.published.push_back(view.clone());
             self.engine.publish(view);

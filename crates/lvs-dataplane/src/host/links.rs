@@ -7,7 +7,7 @@ use lvs_core::api::Call;
 use tracing::{debug, info, warn};
 
 use super::keeper::Keeper;
-use super::view::Port as KnownPort;
+use super::view::KnownPort;
 use super::{HostError, Neighbour};
 use crate::io::PacketIo;
 use crate::io::af_packet::AfPacket;
