@@ -107,30 +107,27 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use lvs_core::{Control, Options};
 
     use super::*;
     use crate::engine::shared::{HostSide, Side};
     use crate::packet::net::PortId;
 
-    /// A keeper that does not come by costs requests, which are counted, and no memory and no time.
     #[test]
-    fn requests_that_nobody_serves_are_bounded_and_counted() {
+    fn what_does_not_fit_the_queue_is_counted_and_holds_nobody_up() {
         let side = Side::Host(HostSide::new(1).expect("descriptors"));
-        let control = Control::new(Options {
-            max_connections: 1,
-            ..Options::default()
-        });
+        let control = Control::new(Options::default());
         let shared = Arc::new(Shared::new(control, side, false));
         let (mut requests, queue) = Requests::new(shared);
-        let flood = |n: usize| {
-            let ask = |n| Request::Resolve(PortId(1), std::net::Ipv4Addr::from_bits(n).into());
-            (0..u32::try_from(n).expect("few")).map(ask)
-        };
-        requests.send(flood(3 * REQUESTS_MAX));
-        assert_eq!(requests.refused, 2 * REQUESTS_MAX as u64);
+        let request = Request::Resolve(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        let requested = std::iter::repeat_n(request, REQUESTS_MAX + 3);
+        requests.send(requested);
+        assert_eq!(requests.refused, 3);
         assert_eq!(queue.try_iter().count(), REQUESTS_MAX);
-        requests.send(flood(1));
-        assert_eq!(requests.refused, 2 * REQUESTS_MAX as u64);
+        let request = Request::Confirm(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        requests.send(std::iter::once(request));
+        assert_eq!((requests.refused, queue.try_iter().count()), (3, 1));
     }
 }
