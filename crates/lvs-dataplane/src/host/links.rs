@@ -37,6 +37,9 @@ impl Keeper {
         if !changes.is_empty() {
             self.next.tables_differ = true;
         }
+        if changes.links || changes.addresses || changes.routes || changes.resynchronised {
+            self.tables.follow_routes();
+        }
         if changes.links {
             self.follow_trunks();
             if let Err(error) = self.attach_links(false) {
