@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta, Shard,
-    Tuple, Verdict,
+    AcceptReason, Ahead, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta,
+    Shard, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -170,8 +170,12 @@ impl Decider {
 }
 
 impl Decide for Decider {
-    fn warm(&self, tuple: &Tuple) -> u64 {
-        self.shard.warm(tuple)
+    fn ahead(&self, tuple: &Tuple) -> Option<Ahead> {
+        Some(self.shard.ahead(tuple))
+    }
+
+    fn warm(&self, ahead: &Ahead) -> u64 {
+        self.shard.warm(ahead)
     }
 
     fn is_cold(&self) -> bool {

@@ -301,13 +301,14 @@ impl AfPacket {
         self.counters
     }
 
-    /// Frames that the kernel could not put into the ring or the receive buffer, since the interface was opened. Asks the kernel.
+    /// Frames that came in and were lost, since the interface was opened: for want of room in the ring or the receive buffer,
+    /// or because they were cut. Asks the kernel.
     pub fn drops(&mut self) -> u64 {
         // The kernel's counter starts again with each reading.
         if let Ok(stats) = self.socket.take_stats() {
             self.kernel_drops += u64::from(stats.drops);
         }
-        self.kernel_drops
+        self.kernel_drops + self.counters.receive_cut
     }
 
     /// The error for an interface that is down or gone.
