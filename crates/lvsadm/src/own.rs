@@ -74,7 +74,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
         "1",
-        "a listing or an additional command failed; of doctor: there are findings; of drain: the deadline has passed",
+        "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
     ("2", "wrong command line, or no engine to talk to"),
     ("141", "the reader of the output has gone"),

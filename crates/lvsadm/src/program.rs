@@ -132,6 +132,11 @@ impl Invocation<'_> {
         parse(&self.argv0, words, &self.names)
     }
 
+    /// Where the engine is.
+    pub(crate) const fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// A connection to the engine.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
@@ -227,6 +232,25 @@ impl Invocation<'_> {
             && let Some(operator) = operator::find(word)
         {
             return operator.run(self, rest);
+        }
+        match words {
+            [word] if word == b"help" => {
+                self.output.write_all(own::help().as_bytes())?;
+                return Ok(0);
+            }
+            [word, about, ..] if word == b"help" => {
+                return match operator::help_on(about) {
+                    Ok(text) => self.output.write_all(text.as_bytes()).map(|()| 0),
+                    Err(text) => self.errors.write_all(text.as_bytes()).map(|()| 2),
+                };
+            }
+            [word, ..] => {
+                if let Some(text) = operator::unknown(word) {
+                    self.errors.write_all(text.as_bytes())?;
+                    return Ok(2);
+                }
+            }
+            [] => {}
         }
         if let Some(rest) = atomic::restore_words(words) {
             return atomic::restore(self, &rest);

@@ -1,5 +1,9 @@
 //! The command line and the exit codes.
 
+mod ask;
+mod convert;
+mod shell;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,9 +17,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::Level;
 
+use crate::admin::{self, Admin};
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
+use crate::door;
 use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
+use crate::events::Events;
 use crate::health::{self, Network};
 use crate::last_good;
 use crate::notify::Notify;
@@ -28,6 +35,9 @@ const EXIT_FAILURE: u8 = 1;
 
 /// Where the configuration lies.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
+
+/// Where is kept what must outlive a reboot.
+const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
 /// How long `lvsd stop` waits for the daemon that runs.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -58,6 +68,10 @@ pub struct Arguments {
     #[arg(long)]
     attach: bool,
 
+    /// Directory for what must outlive a reboot: which servers people have taken out of service.
+    #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
+    state: PathBuf,
+
     /// Leave the engine forwarding when the daemon ends. It always does now.
     #[arg(long, hide = true)]
     leave: bool,
@@ -84,6 +98,36 @@ enum Command {
     },
     /// Say what a reload of the configuration would change, and change nothing.
     Plan,
+    /// Show services and servers: what the file, people and health checks say of each, and what the engine does with it.
+    Status {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what happens, a line each, until interrupted.
+    Events {
+        /// Print JSON, an object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print another program's configuration as lvsd's. What has no counterpart becomes a comment, and the exit code is 4.
+    Convert {
+        /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
+        file: PathBuf,
+        /// What kind of file it is; else its name and its text tell.
+        #[arg(long, value_enum)]
+        from: Option<convert::From>,
+        /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the end.
+        #[arg(long, value_name = "FILE")]
+        rest: Option<PathBuf>,
+    },
+    /// Print the manual page.
+    Man,
+    /// Print completions for a shell.
+    Completions {
+        /// bash, zsh, fish, elvish or powershell.
+        shell: clap_complete::Shell,
+    },
     /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
     Engine,
 }
@@ -93,8 +137,18 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
         return check(file.as_ref().unwrap_or(&arguments.config));
     }
-    if let Some(Command::Stop { all }) = arguments.command {
-        return stop(&arguments, all);
+    match arguments.command {
+        Some(Command::Stop { all }) => return stop(&arguments, all),
+        Some(Command::Status { json }) => return told(ask::status(&steered(&arguments), json)),
+        Some(Command::Events { json }) => return told(ask::events(&steered(&arguments), json)),
+        Some(Command::Convert {
+            ref file,
+            from,
+            ref rest,
+        }) => return convert::run(file, from, rest.as_deref()),
+        Some(Command::Man) => return print(&shell::man()),
+        Some(Command::Completions { shell }) => return print(&shell::completions(shell)),
+        _ => {}
     }
     let (config, warnings) = match load(&arguments) {
         Ok(loaded) => loaded,
@@ -109,8 +163,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
             warnings.print();
             return reload(&address(&arguments, &config), force);
         }
-        Some(Command::Plan) => return plan(&address(&arguments, &config), &config),
-        Some(Command::Stop { .. }) | None => warnings.print(),
+        Some(Command::Plan) => return plan(&arguments, &config),
+        Some(_) | None => warnings.print(),
     }
     let _log = match start_log(config.daemon.log.as_deref()) {
         Ok(guard) => guard,
@@ -126,6 +180,21 @@ pub fn main(arguments: Arguments) -> ExitCode {
             ExitCode::from(EXIT_FAILURE)
         }
     }
+}
+
+/// The engine's address where a broken file must not keep anybody from asking.
+fn steered(arguments: &Arguments) -> Address {
+    let config = Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c);
+    address(arguments, &config)
+}
+
+fn told(result: Result<(), String>) -> ExitCode {
+    result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
+}
+
+fn print(text: &[u8]) -> ExitCode {
+    let _ = std::io::stdout().write_all(text);
+    ExitCode::SUCCESS
 }
 
 fn fail(why: &str) -> ExitCode {
@@ -165,9 +234,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
 
 /// Ends the daemon that runs and, with `all`, the engine.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
-    // A file that is wrong by now must not keep anybody from stopping.
-    let config = Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c);
-    let address = address(arguments, &config);
+    let address = steered(arguments);
     let result = match steer(&address) {
         Err(LockError::Held(Some(pid))) => {
             let signal = if all { Kill::INT } else { Kill::TERM };
@@ -186,6 +253,12 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
 
 /// Has the daemon that runs read its file again.
 fn reload(address: &Address, force: bool) -> ExitCode {
+    match ask::reload(address, force) {
+        Ok(Some(message)) => return print(format!("{message}\n").as_bytes()),
+        Ok(None) => {}
+        Err(why) => return fail(&why),
+    }
+    // One without a socket.
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
         Err(LockError::Held(Some(pid))) => send(pid, signal),
@@ -197,8 +270,10 @@ fn reload(address: &Address, force: bool) -> ExitCode {
 }
 
 /// Says what a reload would change.
-fn plan(address: &Address, config: &Config) -> ExitCode {
-    match daemon::plan(Machine::new(address), config) {
+fn plan(arguments: &Arguments, config: &Config) -> ExitCode {
+    let address = address(arguments, config);
+    let admin = Admin::recall(Some(admin::path(&arguments.state, &arguments.config)));
+    match daemon::plan(Machine::new(&address), config, &admin) {
         Ok(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
@@ -285,11 +360,21 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         .map_err(|e| format!("cannot start the event loop: {e}"))?;
     let result = runtime.block_on(async {
         let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
+        let events = Events::default();
+        let asks = door::open(&address, &config.dataplane, events.source());
+        let asks = asks.map_err(|error| {
+            tracing::warn!(
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd"
+            );
+        });
         let options = Options {
-            path: arguments.config,
             attach: arguments.attach,
             last_good,
             notify: Notify::from_env(),
+            admin: Some(admin::path(&arguments.state, &arguments.config)),
+            asks: asks.ok(),
+            events,
+            ..Options::new(arguments.config)
         };
         daemon::run(options, config, Machine::new(&address), Network, signals).await
     });

@@ -2,11 +2,17 @@
 //!
 //! ```text
 //! config/         TOML ──▶ checked Config, or everything that is wrong with it
+//! convert/        other programs' files as lvsd's
 //! health/         one task per checked server: is it up?
 //! reconcile       Config and health against what the engine holds ──▶ ordered changes (pure)
 //! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
 //! daemon          the loop that joins them
 //! host_addresses  which addresses the host has
+//! admin           what people want of servers, whatever file and checks say
+//! decide          what becomes of a service when servers are missing (pure)
+//! door            the daemon's own control socket
+//! events          what has happened, for whoever wants to know
+//! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
 //! notify          what systemd is told
 //! ```
@@ -17,13 +23,19 @@
 // They wait for whoever reads, and panic where nobody can: `lvs_dataplane::log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
+pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod convert;
 pub mod daemon;
+pub mod decide;
+pub mod door;
 pub mod engine;
+pub mod events;
 pub mod health;
 pub mod host_addresses;
 pub mod last_good;
+pub mod notify_command;
 pub mod reconcile;
 mod words;
 

@@ -23,7 +23,7 @@ use lvs_core::api::{
 };
 use lvs_core::{FilterLists, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, SourceFilter};
 
-use crate::config::{Line, OnCheckFailure, is_generated};
+use crate::config::{Files, Line, OnCheckFailure, OnDrift, is_generated};
 use crate::engine::control::OWNER;
 
 /// What is known about a server's health.
@@ -40,8 +40,8 @@ pub enum Health {
 /// What an engine should hold for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// The file, for messages.
-    pub file: String,
+    /// The files, for messages.
+    pub file: Files,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
     /// VIPs that the engine owns.
@@ -58,6 +58,10 @@ pub struct Desired {
     pub local: Option<LocalPool>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
+    /// What is done about changes by hand.
+    pub on_drift: OnDrift,
+    /// Tells one file that was loaded from the next.
+    pub generation: u64,
 }
 
 /// A service as it should be.
@@ -92,6 +96,8 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// Whether it is.
     pub health: Health,
+    /// It is in maintenance: it goes as one that is no longer in the file does.
+    pub leaves: bool,
 }
 
 /// What an engine holds.
@@ -283,15 +289,18 @@ impl OneService<'_> {
         let servers = there.map_or(&[][..], |there| &there.servers);
         let now: HashMap<SocketAddr, &ServerInfo> = servers.iter().map(|s| (s.server, s)).collect();
         let (mut expected, mut arrived) = (false, false);
-        for server in &service.servers {
+        for server in service.servers.iter().filter(|server| !server.leaves) {
             let now = now.get(&server.address).map(|server| server.config);
             expected |= now.is_none() && server.health == Health::Unknown;
             arrived |= now.is_none() && server.health == Health::Up;
             self.wanted(server, now);
         }
-        let wanted: HashSet<SocketAddr> = service.servers.iter().map(|s| s.address).collect();
+        let stays = service.servers.iter().filter(|server| !server.leaves);
+        let wanted: HashSet<SocketAddr> = stays.map(|server| server.address).collect();
+        let told = service.servers.iter().filter(|server| server.leaves);
+        let told: HashSet<SocketAddr> = told.map(|server| server.address).collect();
         for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
-            if expected && !arrived {
+            if expected && !arrived && !told.contains(&server.server) {
                 self.plan.held.push((service.id, server.server));
             } else {
                 self.unwanted(server);
@@ -380,7 +389,7 @@ fn target_config(
     }
 }
 
-fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
+pub(crate) fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
     let flags = |c: &ServiceConfig| c.flags.0 & ServiceFlags::ALL;
     now.scheduler == wanted.scheduler
         && flags(now) == flags(wanted)
@@ -390,7 +399,7 @@ fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
         && now.extras == wanted.extras
 }
 
-fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
+pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
     // The engine turns the method of a server with one of its own addresses into `Local`, as the
     // kernel does.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
@@ -452,7 +461,7 @@ mod tests {
         ) -> Desired {
             Desired {
                 filter: None,
-                file: String::new(),
+                file: Files::default(),
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
                     filter: SourceFilter::default(),
                     id: id(n),
@@ -461,7 +470,7 @@ mod tests {
                     config,
                     drain: Duration::ZERO,
                     on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health }).collect(),
+                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health, leaves: false }).collect(),
                 }).collect(),
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
@@ -469,6 +478,8 @@ mod tests {
                 port_marks: vec!["--destination 192.0.2.1 --mark 1275068417".into()],
                 local: Some(LocalPool { addresses: vec![[10, 0, 0, 2].into()], hairpin: adopt }),
                 adopt,
+                on_drift: OnDrift::Repair,
+                generation: 0,
             }
         }
     }
@@ -671,6 +682,7 @@ mod tests {
                     line: Line(0),
                     config: old,
                     health: Health::Up,
+                    leaves: false,
                 }],
             }],
             vips: BTreeSet::from([IpAddr::from([192, 0, 2, 1])]),
@@ -736,6 +748,7 @@ mod tests {
                             line: Line(0),
                             config: tunnelled(wanted),
                             health: Health::Up,
+                            leaves: false,
                         }],
                     }],
                     ..Desired::default()
@@ -776,6 +789,7 @@ mod tests {
                         line: Line(0),
                         config: ServerConfig::new(1, Forwarding::Nat),
                         health,
+                        leaves: false,
                     })
                     .collect(),
             }],

@@ -1,6 +1,6 @@
 //! The control socket: [`Client`] for those who ask an engine, [`server`] for the engine that answers.
 //!
-//! The messages are the types of [`lvs_core::api`].
+//! The messages are the types of [`lvs_core::api`]. [`daemon`] is the same for `lvsd`.
 
 mod address;
 #[cfg(feature = "engine")]
@@ -8,6 +8,7 @@ mod admission;
 mod client;
 #[cfg(feature = "engine")]
 mod connection;
+pub mod daemon;
 #[cfg(feature = "engine")]
 mod listen;
 mod peer;

@@ -8,12 +8,18 @@ use std::time::{Duration, Instant};
 use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo};
 use lvs_dataplane::control::Client;
+use lvs_dataplane::control::daemon::{self, AdminSpec, AdminState, Client as Daemon, ServiceKey};
 
-use super::{Outcome, Trouble, Words, change, connect, duration, service_and_server, service_text};
+use super::{
+    Outcome, Trouble, Words, change, connect, duration, maintenance, service_and_server,
+    service_text,
+};
 use crate::program::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);
+/// How long lvsd may take to have the engine do what it was asked.
+const GRACE: Duration = Duration::from_secs(30);
 /// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);
 
@@ -26,7 +32,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         .map(|text| {
             duration(text).ok_or_else(|| {
                 Trouble::Usage(format!(
-                    "--deadline {text}: expected a time such as 90, 90s, 10m or 1h"
+                    "--deadline {text}: expected a time such as 90s, 10m or 1h30m"
                 ))
             })
         })
@@ -37,6 +43,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         service,
         server,
         name: service_text(service),
+        daemon: None,
+        settled: false,
     };
     let Some(first) = target.look()? else {
         return Err(Trouble::Engine(format!(
@@ -45,13 +53,15 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         )));
     };
     let before = first.config;
-    target.set(
-        run,
-        ServerConfig {
-            weight: 0,
-            ..before
-        },
-    )?;
+    target.begin(run, words, before)?;
+    if words.has("--no-wait") {
+        writeln!(
+            run.output,
+            "{server} of {} gets no new connections",
+            target.name
+        )?;
+        return Ok(0);
+    }
     if first.persistent > 0 {
         writeln!(
             run.output,
@@ -70,7 +80,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             return Ok(0);
         };
         progress.show(run, &target, &info)?;
-        if info.config.weight != 0 {
+        target.settled |= info.config.weight == 0;
+        // lvsd takes a moment to have the engine do what it was asked.
+        if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Engine(format!(
                 "somebody else has set the weight of {server} to {}",
                 info.config.weight
@@ -82,11 +94,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             info.inactive
         };
         let left = info.active + closing;
-        if left == 0 {
+        if left == 0 && target.settled {
             return drained(run, &mut target, before, words.has("--delete"));
         }
         if deadline.is_some_and(|deadline| progress.started.elapsed() >= deadline) {
-            return late(run, &mut target, before, left, words.has("--undo"));
+            return late(run, &mut target, before, left, words);
         }
         thread::sleep(POLL);
     }
@@ -118,10 +130,10 @@ fn late(
     target: &mut Target,
     before: ServerConfig,
     left: u32,
-    undo: bool,
+    words: &Words,
 ) -> Outcome {
-    let end = if undo {
-        target.set(run, before)?;
+    let end = if words.has("--undo") {
+        target.undo(run, words, before)?;
         format!("its weight is {} again", before.weight)
     } else {
         format!("the server keeps weight 0 (it was {})", before.weight)
@@ -140,9 +152,94 @@ struct Target {
     server: SocketAddr,
     /// The service as messages name it.
     name: String,
+    /// Who looks after the service, if that is lvsd.
+    daemon: Option<Daemon>,
+    /// The engine has given it weight 0.
+    settled: bool,
 }
 
 impl Target {
+    fn spec(&self, state: AdminState, words: &Words) -> Result<AdminSpec, Trouble> {
+        let target = daemon::Target {
+            service: Some(ServiceKey(self.service)),
+            host: self.server.ip(),
+            port: Some(self.server.port()),
+        };
+        maintenance::spec(target, state, words)
+    }
+
+    /// Takes it out of service: lvsd does where the service is its own, so that nothing is undone.
+    fn begin(
+        &mut self,
+        run: &mut Invocation<'_>,
+        words: &Words,
+        before: ServerConfig,
+    ) -> Result<(), Trouble> {
+        let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
+            service: Some(self.service),
+        })?;
+        let owned = services
+            .iter()
+            .any(|service| service.owner.as_deref() == Some(maintenance::OWNER));
+        if owned {
+            self.daemon = maintenance::daemon(run)?;
+        }
+        let spec = self.spec(AdminState::Drain, words)?;
+        if let Some(daemon) = &mut self.daemon {
+            if words.has("--delete") {
+                return Err(Trouble::Usage(
+                    "--delete: lvsd would add the server again; use `lvsadm maintenance', or remove it from lvsd's file".into(),
+                ));
+            }
+            let done = maintenance::ask(daemon, spec)?;
+            for warning in done.warnings {
+                writeln!(run.errors, "warning: {warning}")?;
+            }
+            return Ok(());
+        }
+        for option in ["--why", "--for"] {
+            if words.has(option) {
+                return Err(Trouble::Usage(format!(
+                    "{option} is for services of an lvsd that runs"
+                )));
+            }
+        }
+        if owned {
+            writeln!(
+                run.errors,
+                "warning: no lvsd answers, whose service this is; an lvsd that starts keeps the weight 0 that the server has now"
+            )?;
+        }
+        self.set(
+            run,
+            ServerConfig {
+                weight: 0,
+                ..before
+            },
+        )
+    }
+
+    /// Gives it its weight again.
+    fn undo(
+        &mut self,
+        run: &mut Invocation<'_>,
+        words: &Words,
+        before: ServerConfig,
+    ) -> Result<(), Trouble> {
+        let spec = self.spec(AdminState::Ready, words)?;
+        match &mut self.daemon {
+            Some(daemon) => maintenance::ask(
+                daemon,
+                AdminSpec {
+                    until: None,
+                    ..spec
+                },
+            )
+            .map(drop),
+            None => self.set(run, before),
+        }
+    }
+
     /// The server as it is now; none if it is gone.
     fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {

@@ -9,8 +9,10 @@ mod explain;
 mod filter;
 mod limit;
 mod local;
+mod maintenance;
 mod mark;
 mod pcapng;
+mod realserver;
 mod shell;
 mod simple;
 mod table;
@@ -20,9 +22,9 @@ mod words;
 use std::io;
 use std::time::Duration;
 
-use lvs_core::Protocol;
 use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
+use lvs_core::{Family, Protocol, ServiceKey};
 use lvs_dataplane::control::{Client, Error};
 
 pub(crate) use self::table::OPERATORS;
@@ -56,6 +58,8 @@ pub(crate) struct Operator {
     /// The rest, for its help and the manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
+    /// What stands behind its name in examples.
+    pub(crate) examples: &'static [&'static str],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
@@ -64,10 +68,22 @@ pub(crate) struct Operator {
 pub(crate) enum Trouble {
     /// A wrong command line.
     Usage(String),
-    /// No engine, or it refused.
+    /// No engine to talk to.
+    Absent(String),
+    /// The engine, or lvsd, refused.
     Engine(String),
     /// Input or output.
     Io(io::Error),
+}
+
+impl Trouble {
+    /// What it says by itself.
+    fn text(&self) -> String {
+        match self {
+            Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
+            Self::Io(error) => error.to_string(),
+        }
+    }
 }
 
 impl From<io::Error> for Trouble {
@@ -121,6 +137,7 @@ impl Operator {
                     self.name
                 ),
             ),
+            Err(Trouble::Absent(text)) => (2, format!("lvsadm {}: {text}\n", self.name)),
             Err(Trouble::Engine(text)) => (1, format!("lvsadm {}: {text}\n", self.name)),
         };
         run.output.flush()?;
@@ -138,16 +155,30 @@ impl Operator {
     }
 
     fn help(&self) -> String {
-        let mut text = format!(
-            "lvsadm {} {}\n\n{}. {}\n",
-            self.name,
-            self.synopsis(),
-            capital(self.summary),
-            self.text
-        );
+        let mut text = String::new();
+        for example in self.examples {
+            text.push_str(&format!("  lvsadm {} {example}\n", self.name));
+        }
+        if !text.is_empty() {
+            text.insert_str(0, "Examples:\n");
+            text.push('\n');
+        }
+        let usage = format!("lvsadm {} {}", self.name, self.synopsis());
+        for (n, line) in simple::wrap(&usage, HELP_WIDTH).iter().enumerate() {
+            let indent = if n == 0 { "" } else { "    " };
+            text.push_str(&format!("{indent}{line}\n"));
+        }
+        let prose = format!("{}. {}", capital(self.summary), self.text);
+        text.push('\n');
+        for line in simple::wrap(&prose, HELP_WIDTH) {
+            text.push_str(&format!("{line}\n"));
+        }
         for flag in self.flags {
             let left = format!("{} {}", flag.name, flag.argument);
-            text.push_str(&format!("  {left:<34}{}\n", flag.help));
+            for (n, line) in simple::wrap(flag.help, HELP_WIDTH - 36).iter().enumerate() {
+                let left = if n == 0 { left.as_str() } else { "" };
+                text.push_str(&format!("  {left:<34}{line}\n"));
+            }
         }
         text
     }
@@ -160,6 +191,9 @@ pub(crate) fn capital(text: &str) -> String {
         .map(|first| first.to_uppercase().collect::<String>() + letters.as_str())
         .unwrap_or_default()
 }
+
+/// The width of a help.
+const HELP_WIDTH: usize = 92;
 
 /// The column in which the summaries begin.
 const OVERVIEW_COLUMN: usize = 44;
@@ -183,7 +217,7 @@ pub(crate) fn overview() -> String {
 
 /// A connection to the engine.
 pub(crate) fn connect(run: &mut Invocation<'_>) -> Result<Client, Trouble> {
-    run.client().map_err(Trouble::Engine)
+    run.client().map_err(Trouble::Absent)
 }
 
 /// Has the engine change something, and prints its warnings.
@@ -196,20 +230,22 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` and the like, and a server, by the rules of ipvsadm's options.
+/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the rules of ipvsadm's options.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,
     server: &str,
 ) -> Result<(ServiceId, std::net::SocketAddr), Trouble> {
-    let (option, service) = match service.split_once(':') {
-        Some(("tcp", rest)) => ("-t", rest),
-        Some(("udp", rest)) => ("-u", rest),
-        Some(("sctp", rest)) => ("--sctp-service", rest),
-        Some(("fwmark", rest)) => ("-f", rest),
-        _ => ("-t", service),
+    let (option, service, six) = match service.split_once(':') {
+        Some(("tcp", rest)) => ("-t", rest, None),
+        Some(("udp", rest)) => ("-u", rest, None),
+        Some(("sctp", rest)) => ("--sctp-service", rest, None),
+        Some(("fwmark", rest)) => ("-f", rest, None),
+        Some(("fwmark6", rest)) => ("-f", rest, Some("-6")),
+        _ => ("-t", service, None),
     };
-    let words = ["-d", option, service, "-r", server];
+    let words = ["-d", option, service].into_iter().chain(six);
+    let words: Vec<&str> = words.chain(["-r", server]).collect();
     match ipvsadm::parse("lvsadm", &words, &run.names) {
         Ok(Command::DeleteServer { service, server }) => Ok((service, server)),
         Err(refusal) => Err(Trouble::Usage(
@@ -223,16 +259,29 @@ fn service_and_server(
 
 /// A service by itself, as [`service_and_server`] takes it.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
-    let server = if service.contains('[') {
-        "[::1]"
+    let server = if service.contains('[') || service.starts_with("fwmark6:") {
+        "[::1]:1"
     } else {
         "127.0.0.1"
     };
     service_and_server(run, service, server).map(|(service, _)| service)
 }
 
+/// A service as [`service_named`] reads it.
+fn service_words(service: ServiceId) -> String {
+    match ServiceKey::from(service) {
+        ServiceKey::Address { protocol, addr } => {
+            format!("{}:{addr}", protocol.to_string().to_ascii_lowercase())
+        }
+        ServiceKey::Mark { family, mark } => {
+            let six = if family == Family::V6 { "6" } else { "" };
+            format!("fwmark{six}:{mark}")
+        }
+    }
+}
+
 fn service_text(service: ServiceId) -> String {
-    lvs_core::ServiceKey::from(service).to_string()
+    ServiceKey::from(service).to_string()
 }
 
 fn protocol(name: &str) -> Option<Protocol> {
@@ -245,20 +294,104 @@ fn protocol(name: &str) -> Option<Protocol> {
     })
 }
 
-/// `90`, `90s`, `10m`, `1h`.
+/// `90` (seconds), or as in lvsd's file: `90s`, `10m`, `1h30m`, `2d`.
 fn duration(text: &str) -> Option<Duration> {
-    let (digits, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
-        Some(at) => text.split_at(at),
-        None => (text, "s"),
+    if let Ok(seconds) = text.parse() {
+        return text
+            .bytes()
+            .all(|b| b.is_ascii_digit())
+            .then_some(Duration::from_secs(seconds));
+    }
+    let mut rest = text;
+    let mut total = 0u64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let letters = rest.find(|c: char| !c.is_ascii_alphabetic());
+        let (unit, more) = rest.split_at(letters.unwrap_or(rest.len()));
+        let milliseconds = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        total = number.checked_mul(milliseconds)?.checked_add(total)?;
+        rest = more;
+    }
+    (!text.is_empty()).then_some(Duration::from_millis(total))
+}
+
+/// The one of `known` that `word` was probably meant to be.
+pub(crate) fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (word.chars().count() / 3).max(1);
+    let near = known.into_iter().map(|one| (distance(word, one), one));
+    near.filter(|(distance, _)| *distance <= limit)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, one)| one)
+}
+
+/// Edit distance, with a swap of neighbours as one edit.
+fn distance(a: &str, b: &str) -> usize {
+    // Nobody types more than that by mistake.
+    let [a, b]: [Vec<char>; 2] = [a, b].map(|word| word.chars().take(64).collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+/// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.
+pub(crate) fn unknown(word: &[u8]) -> Option<String> {
+    let word = String::from_utf8_lossy(word);
+    if word.is_empty() || word.starts_with('-') {
+        return None;
+    }
+    let names = OPERATORS
+        .iter()
+        .map(|operator| operator.name)
+        .chain(["help"]);
+    let hint = match meant(&word.to_lowercase(), names) {
+        Some(name) => format!("did you mean `lvsadm {name}'?"),
+        None => "`lvsadm help' lists the commands".to_owned(),
     };
-    let factor: u64 = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return None,
+    Some(format!("lvsadm: {word:?} is not a command; {hint}\n"))
+}
+
+/// What `lvsadm help WORD` says.
+pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
+    if let Some(operator) = find(word) {
+        return Ok(operator.help());
+    }
+    let word = String::from_utf8_lossy(word).into_owned();
+    let about = lvs_core::sched::BUILT_IN
+        .iter()
+        .find(|about| about.name == word);
+    if let Some(about) = about {
+        return Ok(format!(
+            "{}: a scheduler (-s {0}): {}\n",
+            about.name, about.summary
+        ));
+    }
+    let names = OPERATORS.iter().map(|operator| operator.name);
+    let names = names.chain(lvs_core::sched::BUILT_IN.iter().map(|about| about.name));
+    let hint = match meant(&word.to_lowercase(), names) {
+        Some(name) => format!("did you mean `lvsadm help {name}'?"),
+        None => "`lvsadm help' lists the commands".to_owned(),
     };
-    let number: u64 = digits.parse().ok()?;
-    Some(Duration::from_secs(number.checked_mul(factor)?))
+    Err(format!("lvsadm help: nothing is called {word:?}; {hint}\n"))
 }
 
 #[cfg(test)]
@@ -270,7 +403,19 @@ mod tests {
         assert_eq!(duration("90"), Some(Duration::from_secs(90)));
         assert_eq!(duration("10m"), Some(Duration::from_secs(600)));
         assert_eq!(duration("1h"), Some(Duration::from_secs(3600)));
-        for bad in ["", "m", "1d", "-1", "99999999999999999999h", "1 m"] {
+        assert_eq!(duration("1h30m"), Some(Duration::from_secs(5400)));
+        assert_eq!(duration("1d"), Some(Duration::from_secs(86_400)));
+        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
+        for bad in [
+            "",
+            "m",
+            "1w",
+            "1h30",
+            "-1",
+            "+1",
+            "99999999999999999999h",
+            "1 m",
+        ] {
             assert_eq!(duration(bad), None, "{bad}");
         }
     }
@@ -298,6 +443,30 @@ mod tests {
     }
 
     #[test]
+    fn unknown_words_get_a_suggestion() {
+        let said = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
+        assert!(said("wach").contains("did you mean `lvsadm watch'?"));
+        assert!(said("Drain").contains("`lvsadm drain'"));
+        assert!(said("xyzzy").contains("`lvsadm help' lists"));
+        assert!(said("-L").is_empty() && said("").is_empty());
+        assert!(
+            help_on(b"drain")
+                .expect("a command")
+                .contains("lvsadm drain SERVICE")
+        );
+        assert!(
+            help_on(b"wlc")
+                .expect("a scheduler")
+                .starts_with("wlc: a scheduler")
+        );
+        assert!(
+            help_on(b"drian")
+                .expect_err("none")
+                .contains("`lvsadm help drain'")
+        );
+    }
+
+    #[test]
     fn no_name_is_an_option_and_none_twice() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
@@ -308,7 +477,15 @@ mod tests {
             );
             assert!(overview().contains(operator.name));
             assert!(overview().contains(&format!(" {}\n", operator.summary)));
-            assert!(operator.help().contains(operator.summary.split_at(1).1));
+            let unwrapped = operator
+                .help()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ");
+            assert!(unwrapped.contains(operator.summary.split_at(1).1));
+            for line in operator.help().lines() {
+                assert!(line.len() <= 100, "{line}");
+            }
         }
     }
 }

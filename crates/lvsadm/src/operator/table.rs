@@ -1,8 +1,8 @@
 //! The one table of the additional commands.
 
 use super::{
-    Operator, capture, doctor, drain, explain, filter, flag, limit, local, mark, shell, simple,
-    watch,
+    Operator, capture, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
+    realserver, shell, simple, watch,
 };
 
 /// Dispatch, help, completions and manual page go by it.
@@ -22,6 +22,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             ),
             flag("--no-color", "", "no colours, as with NO_COLOR"),
         ],
+        examples: &["--interval 5", "--count 1 --sort active"],
         run: watch::run,
     },
     Operator {
@@ -41,13 +42,14 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "assume this incoming interface, for mark rules that match on one",
             ),
         ],
+        examples: &["tcp 198.51.100.7:4000 192.0.2.10:80"],
         run: explain::run,
     },
     Operator {
         name: "drain",
         arguments: "SERVICE SERVER",
         summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0.",
+        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. Where lvsd looks after the service, it is asked, and keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
         flags: &[
             flag(
                 "--deadline",
@@ -61,8 +63,82 @@ pub(crate) const OPERATORS: &[Operator] = &[
             ),
             flag("--delete", "", "delete the server when it is drained"),
             flag("--undo", "", "restore the weight when the deadline passes"),
+            flag(
+                "--why",
+                "TEXT",
+                "the reason, for lvsd status (services of lvsd)",
+            ),
+            flag(
+                "--for",
+                "TIME",
+                "end the drain by itself after this (services of lvsd)",
+            ),
+            flag(
+                "--no-wait",
+                "",
+                "do not wait until the last connection has ended",
+            ),
+        ],
+        examples: &[
+            "192.0.2.10:80 10.0.0.11:80 --deadline 10m",
+            "udp:192.0.2.10:53 10.0.0.11:53 --why \"new disk\"",
         ],
         run: drain::run,
+    },
+    Operator {
+        name: "undrain",
+        arguments: "SERVICE|all SERVER",
+        summary: "let a drained server, or one in maintenance, take connections again",
+        text: "For a service of lvsd, ends what lvsadm drain and lvsadm maintenance began. Of other services, the server gets the weight of --weight.",
+        flags: &[flag(
+            "--weight",
+            "N",
+            "the weight to give it, where lvsd does not know it (default: 1)",
+        )],
+        examples: &["192.0.2.10:80 10.0.0.11:80", "all 10.0.0.11"],
+        run: maintenance::undrain,
+    },
+    Operator {
+        name: "maintenance",
+        arguments: "SERVICE|all SERVER",
+        summary: "take a server out of services of lvsd, with a deadline for its connections",
+        text: "The server gets no new connections; when its last one has ended, at the latest after the service's drain time, it is taken out, and on_server_down says what becomes of what is left. lvsd keeps it so over reloads, restarts and reboots, until lvsadm undrain. all is every service; SERVER without a port is every port of that address, also of servers that a later reload brings.",
+        flags: &[
+            flag("--why", "TEXT", "the reason, for lvsd status"),
+            flag(
+                "--for",
+                "TIME",
+                "end by itself after this: 90s, 10m, 2h, 1d",
+            ),
+        ],
+        examples: &["all 10.0.0.11 --why \"kernel update\" --for 2h"],
+        run: maintenance::run,
+    },
+    Operator {
+        name: "realserver-setup",
+        arguments: "VIP...",
+        summary: "print the commands that make a host a real server for a forwarding method",
+        text: "Nothing is done: the commands are printed for a shell on the real server (Linux). With --undo, those that take it back.",
+        flags: &[
+            flag("--method", "dr|tun|nat", "forwarding method (required)"),
+            flag(
+                "--tunnel",
+                "ipip|gre|gue",
+                "encapsulation of tun (default: ipip)",
+            ),
+            flag("--port", "N", "destination port of gue (default: 6080)"),
+            flag(
+                "--gateway",
+                "ADDRESS",
+                "the director's address on the servers' network, for nat",
+            ),
+            flag("--undo", "", "print the commands that undo it"),
+        ],
+        examples: &[
+            "--method dr 192.0.2.10 2001:db8::10",
+            "--method nat --gateway 10.0.0.1 192.0.2.10",
+        ],
+        run: realserver::run,
     },
     Operator {
         name: "drops",
@@ -70,6 +146,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "show packets that were dropped or left to the host, by reason",
         text: "Each reason comes with its count and what to do about it.",
         flags: &[flag("--all", "", "include reasons that have not occurred")],
+        examples: &["--all"],
         run: simple::drops,
     },
     Operator {
@@ -78,6 +155,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "read or write the settings that the kernel has under net.ipv4.vs",
         text: "Without NAME, all of them are shown.",
         flags: &[],
+        examples: &["expire_nodest_conn=1"],
         run: simple::sysctl,
     },
     Operator {
@@ -112,6 +190,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "insert the rule here (default: at the end)",
             ),
         ],
+        examples: &["add --destination 192.0.2.10 --ports 80,443 --mark 7"],
         run: mark::run,
     },
     Operator {
@@ -120,13 +199,14 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "manage the local addresses of full NAT",
         text: "Servers added with --fullnat see one of these addresses instead of the client's and reply to it, whatever their gateway is. For addresses that the host does not have, the engine answers ARP and neighbour discovery. Each address carries 64,512 connections to each server. With hairpin on, NAT (-m) also translates the source of clients whose replies would bypass the director: those on a server's own network, and servers of the same service.",
         flags: &[],
+        examples: &["add 10.0.0.2"],
         run: local::run,
     },
     Operator {
         name: "limit",
         arguments: "SERVICE",
         summary: "show or set what a service accepts at most",
-        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
         flags: &[
             flag("--connections", "N", "connections at a time; 0: no limit"),
             flag(
@@ -151,13 +231,14 @@ pub(crate) const OPERATORS: &[Operator] = &[
             ),
             flag("--off", "", "remove the limits that are not given as well"),
         ],
+        examples: &["192.0.2.10:80 --source-rate 20"],
         run: limit::run,
     },
     Operator {
         name: "filter",
-        arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all]",
+        arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all | save | restore]",
         summary: "manage whose new connections are accepted, by source prefix",
-        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. A filter has up to 65,536 prefixes.",
+        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
         flags: &[
             flag("--allow", "LIST", "prefixes, separated by commas"),
             flag("--deny", "LIST", "prefixes, separated by commas"),
@@ -168,6 +249,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             ),
             flag("--deny-file", "FILE", "the same, denied"),
         ],
+        examples: &["add all --deny 198.51.100.0/24"],
         run: filter::run,
     },
     Operator {
@@ -179,6 +261,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag("-w", "FILE", "output file; - is standard output"),
             flag("-c", "N", "exit after N packets"),
         ],
+        examples: &["tcp port 80 -w -", "dropped -c 100 -w drops.pcapng"],
         run: capture::run,
     },
     Operator {
@@ -187,6 +270,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "check this host and the real servers for common problems",
         text: "Each finding comes with a remedy. The exit status is 1 if there are any.",
         flags: &[],
+        examples: &[],
         run: doctor::run,
     },
     Operator {
@@ -195,6 +279,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "print completions for a shell",
         text: "For example: lvsadm completions bash > /etc/bash_completion.d/lvsadm",
         flags: &[],
+        examples: &["bash"],
         run: shell::completions,
     },
     Operator {
@@ -203,6 +288,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "print the manual page",
         text: "For example: lvsadm man > /usr/local/share/man/man8/lvsadm.8",
         flags: &[],
+        examples: &[],
         run: shell::man,
     },
 ];

@@ -8,6 +8,7 @@ use std::ops::Range;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use lvs_dataplane::log;
 
+use super::Files;
 use crate::words::counted;
 
 /// Findings that are shown; of the rest, how many there are.
@@ -78,26 +79,55 @@ impl Diagnostic {
         self
     }
 
-    fn render(&self, path: &str, text: &str, renderer: &Renderer) -> String {
-        let clamp = |span: &Range<usize>| span.start.min(text.len())..span.end.min(text.len());
+    /// The same in a text that has so many bytes before this one's.
+    #[must_use]
+    pub(super) fn shifted(mut self, by: usize) -> Self {
+        let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
+        shift(&mut self.primary.0);
+        for (span, _) in &mut self.context {
+            shift(span);
+        }
+        self
+    }
+
+    fn render(&self, files: &Files, text: &str, renderer: &Renderer) -> String {
         let (span, label) = &self.primary;
-        let mut primary = AnnotationKind::Primary.span(clamp(span));
+        let whole = || ("", 0..text.len());
+        let (path, part) = files.part(span.start, text.len()).unwrap_or_else(whole);
+        let clamp = |span: &Range<usize>, part: &Range<usize>| {
+            let place = |at: usize| at.clamp(part.start, part.end) - part.start;
+            place(span.start)..place(span.end)
+        };
+        let mut primary = AnnotationKind::Primary.span(clamp(span, &part));
         if !label.is_empty() {
             primary = primary.label(label.as_str());
         }
-        let snippet = Snippet::source(text)
+        let here = |span: &Range<usize>| part.contains(&span.start) || *span == part;
+        let context = |(span, label): &'_ (Range<usize>, String), part: &Range<usize>| {
+            AnnotationKind::Context
+                .span(clamp(span, part))
+                .label(label.clone())
+        };
+        let near = self.context.iter().filter(|(span, _)| here(span));
+        let snippet = Snippet::source(&text[part.clone()])
             .path(path)
             .annotation(primary)
-            .annotations(self.context.iter().map(|(span, label)| {
-                AnnotationKind::Context
-                    .span(clamp(span))
-                    .label(label.as_str())
-            }));
+            .annotations(near.map(|one| context(one, &part)));
+        let far = self.context.iter().filter(|(span, _)| !here(span));
+        let far = far.map(|one| {
+            let (path, part) = files.part(one.0.start, text.len()).unwrap_or_else(whole);
+            Snippet::source(&text[part.clone()])
+                .path(path)
+                .annotation(context(one, &part))
+        });
         let level = match self.severity {
             Severity::Error => Level::ERROR,
             Severity::Warning => Level::WARNING,
         };
         let mut group = level.primary_title(self.title.as_str()).element(snippet);
+        for snippet in far {
+            group = group.element(snippet);
+        }
         if let Some(help) = &self.help {
             group = group.element(Level::HELP.message(help.as_str()));
         }
@@ -110,8 +140,10 @@ impl Diagnostic {
 pub struct Report {
     /// Name of the file.
     pub path: String,
-    /// Its text.
+    /// Its text, with that of the files of `conf.d` behind it.
     pub text: String,
+    /// Which part of the text is which file.
+    pub files: Files,
     /// The findings, in the order of the text.
     pub findings: Vec<Diagnostic>,
 }
@@ -155,7 +187,7 @@ impl Report {
         let mut all: Vec<String> = self
             .shown()
             .iter()
-            .map(|d| d.render(&self.path, &self.text, &renderer))
+            .map(|d| d.render(&self.files, &self.text, &renderer))
             .collect();
         all.extend(self.rest());
         all.join("\n\n")
@@ -169,7 +201,7 @@ impl Report {
                 Severity::Error => tracing::Level::ERROR,
                 Severity::Warning => tracing::Level::WARN,
             };
-            let text = finding.render(&self.path, &self.text, &renderer);
+            let text = finding.render(&self.files, &self.text, &renderer);
             log::say(level, format_args!("{text}\n"));
         }
         if let Some(rest) = self.rest() {

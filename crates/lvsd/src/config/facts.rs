@@ -1,5 +1,7 @@
 //! What a file names and only the host can have: interfaces and groups.
 
+use std::collections::BTreeMap;
+#[cfg(test)]
 use std::collections::BTreeSet;
 
 use rustix::net::netdevice::name_to_index;
@@ -9,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType, socket};
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The names and numbers of groups; `None` if they cannot be read.
-    groups: Option<BTreeSet<String>>,
+    groups: Option<BTreeMap<String, u32>>,
     /// The names of interfaces; `None` to ask the kernel.
     #[cfg(test)]
     interfaces: Option<BTreeSet<String>>,
@@ -36,13 +38,18 @@ impl Facts {
 
     /// Whether there is a group of this name. A number is one in any case, as for chown(1).
     pub(super) fn has_group(&self, name: &str) -> bool {
-        let known = |groups: &BTreeSet<String>| groups.contains(name);
-        name.parse::<u32>().is_ok() || self.groups.as_ref().is_none_or(known)
+        self.groups.is_none() || self.gid(name).is_some()
+    }
+
+    /// The number of a group.
+    pub fn gid(&self, name: &str) -> Option<u32> {
+        let number = name.parse::<u32>().ok();
+        number.or_else(|| self.groups.as_ref()?.get(name).copied())
     }
 
     /// Names of groups, for a suggestion.
     pub(super) fn group_names(&self) -> impl Iterator<Item = &str> {
-        self.groups.iter().flatten().map(String::as_str)
+        self.groups.iter().flatten().map(|(name, _)| name.as_str())
     }
 
     /// Whether there is an interface of this name, or one that it is a VLAN of: the engine makes
@@ -63,13 +70,14 @@ impl Facts {
     }
 }
 
-/// The names in the text of `/etc/group`.
-fn groups(text: &str) -> BTreeSet<String> {
-    let names = text.lines().filter_map(|line| line.split(':').next());
-    names
-        .filter(|name| !name.is_empty())
-        .map(str::to_owned)
-        .collect()
+/// The groups in the text of `/etc/group`.
+fn groups(text: &str) -> BTreeMap<String, u32> {
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        Some((name.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    text.lines().filter_map(group).collect()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 mod check;
 mod diagnostic;
 mod facts;
+mod files;
 mod keys;
 mod ports;
 mod raw;
@@ -21,6 +22,7 @@ mod syntax;
 mod tests;
 mod value;
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -32,6 +34,7 @@ use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
 pub(crate) use check::{check_filter, label};
 pub use diagnostic::{Diagnostic, Report, Severity};
 pub use facts::Facts;
+pub use files::Files;
 pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
 pub(crate) use ports::is_generated;
@@ -44,6 +47,8 @@ use crate::health::Probe;
 pub struct Config {
     /// The file.
     pub path: String,
+    /// The files that it was read from.
+    pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
     /// Options of an engine that the daemon starts.
@@ -70,11 +75,31 @@ pub struct Daemon {
     /// Percentage of all servers that a reload may take away unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
+    /// What is done about changes by hand.
+    pub on_drift: OnDrift,
+    /// A program that is told of events, and its arguments; none if it is empty.
+    pub notify: Vec<String>,
+    /// The user and the group that it runs as.
+    pub notify_user: Option<(u32, u32)>,
+    /// Time after which that program is ended; `None` for [`Self::NOTIFY_TIMEOUT`].
+    pub notify_timeout: Option<Duration>,
+}
+
+/// What is done about changes by hand to services of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDrift {
+    /// They are told, and put right.
+    #[default]
+    Repair,
+    /// They are told, and left until the file is loaded again.
+    Report,
 }
 
 impl Daemon {
     /// What a reload may take away, where the file does not say it.
     pub const MAX_REMOVE: u8 = 50;
+    /// How long a program that is told of an event may take, where the file does not say it.
+    pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
     /// So few servers may always go.
     const FEW: usize = 10;
 
@@ -117,6 +142,8 @@ pub struct Dataplane {
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
+    /// `off`, `auto` or `on`.
+    pub in_kernel: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
@@ -177,6 +204,7 @@ impl Dataplane {
             ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
+            ("--in-kernel", self.in_kernel.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
             ("--icmp-ratelimit", ratelimit),
@@ -251,8 +279,43 @@ pub struct Service {
     pub on_check_failure: OnCheckFailure,
     /// How long a server that has left the file may keep its connections.
     pub drain: Duration,
+    /// How many servers it needs.
+    pub quorum: Quorum,
+    /// What becomes of its VIP below that.
+    pub below_quorum: BelowQuorum,
+    /// Percentage of its servers of which at least so many are up; below it all are taken to be.
+    /// 0 for none.
+    pub min_share: u8,
+    /// Who serves below the quorum.
+    pub sorry: Option<Server>,
     /// Real servers, in the order of the file.
     pub servers: Vec<Server>,
+}
+
+/// Servers that a service needs: it has its quorum from `up` usable ones on, and loses it below
+/// `down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quorum {
+    /// From so many on.
+    pub up: u32,
+    /// Below so many no longer; at most `up`.
+    pub down: u32,
+}
+
+impl Default for Quorum {
+    fn default() -> Self {
+        Self { up: 1, down: 1 }
+    }
+}
+
+/// What becomes of the VIP of a service below its quorum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BelowQuorum {
+    /// The engine goes on owning it.
+    #[default]
+    Keep,
+    /// The engine gives it up, so that another director can have it.
+    GiveUp,
 }
 
 impl Service {
@@ -326,24 +389,18 @@ impl Config {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_on(path: &Path, facts: Option<&Facts>) -> Result<(Self, Report), LoadError> {
+        let whole = files::read(path)?;
         let name = path.display().to_string();
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(source) => return Err(LoadError::Read { path: name, source }),
-        };
-        match str::from_utf8(&bytes) {
-            Ok(text) => Self::read(&name, text, facts)
-                .map_err(|report| LoadError::Refused(Box::new(report))),
-            Err(error) => {
-                let (offset, before) = (error.valid_up_to(), &bytes[..error.valid_up_to()]);
-                Err(LoadError::NotText {
-                    path: name,
-                    line: 1 + before.iter().filter(|b| **b == b'\n').count(),
-                    offset,
-                    byte: bytes[offset],
-                })
-            }
+        if !whole.findings.is_empty() {
+            return Err(LoadError::Refused(Box::new(Report {
+                path: name,
+                text: whole.text,
+                files: whole.files,
+                findings: whole.findings,
+            })));
         }
+        Self::read(&name, &whole.text, whole.files, facts)
+            .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
     /// Checks `text`, which came from the file `path`.
@@ -351,16 +408,22 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
-        Self::read(path, text, None)
+        Self::read(path, text, Files::from(path), None)
     }
 
-    fn read(path: &str, text: &str, facts: Option<&Facts>) -> Result<(Self, Report), Report> {
+    fn read(
+        path: &str,
+        text: &str,
+        files: Files,
+        facts: Option<&Facts>,
+    ) -> Result<(Self, Report), Report> {
         let (raw, mut findings) = shape(text);
         let mut config = None;
         if let Some(raw) = raw {
             let complete = findings.is_empty();
             config = Some(Self {
                 path: path.to_owned(),
+                files: files.clone(),
                 ..check::check(&raw, text, facts, complete, &mut findings)
             });
             if complete && raw.service.is_empty() {
@@ -371,9 +434,13 @@ impl Config {
             }
         }
         findings.sort_by_key(|d| d.primary.0.start);
+        // What is said of all addresses of a service, or of all services, is said once.
+        let mut said = HashSet::new();
+        findings.retain(|d| said.insert((d.primary.0.start, d.title.clone())));
         let report = Report {
             path: path.to_owned(),
             text: text.to_owned(),
+            files,
             findings,
         };
         match config {

@@ -15,7 +15,7 @@ use toml::Spanned;
 use super::value::Value;
 
 /// A whole file.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
@@ -23,13 +23,15 @@ pub(super) struct RawConfig {
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
+    /// What services have that do not say otherwise.
+    pub(super) defaults: RawDefaults,
     pub(super) mark: Vec<Spanned<RawMark>>,
     /// For all services.
     pub(super) filter: Option<Spanned<RawFilter>>,
 }
 
 /// `[lvsd]`: the daemon itself.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
     /// Treat the services that were added by hand as the daemon's own: change those of the file,
@@ -39,11 +41,19 @@ pub(super) struct RawDaemon {
     pub(super) log: Option<Spanned<String>>,
     /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
     pub(super) max_remove: Option<Spanned<Whole>>,
+    /// What is done about changes by hand: `repair` or `report`. Default: `repair`.
+    pub(super) drift: Option<Spanned<String>>,
+    /// Program, and its arguments, that is told of events. Default: none.
+    pub(super) notify: Option<Spanned<OneOrMore>>,
+    /// User that it runs as. Default: `nobody`.
+    pub(super) notify_user: Option<Spanned<String>>,
+    /// Time after which that program is ended. Default: 10s.
+    pub(super) notify_timeout: Option<Spanned<RawDuration>>,
 }
 
 /// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running
 /// keeps its own.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDataplane {
     /// Interfaces to use. Default: every Ethernet interface that is up and has no master.
@@ -78,6 +88,8 @@ pub(super) struct RawDataplane {
     pub(super) echo: Option<Spanned<String>>,
     /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default: `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
+    /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`. Default: `off`.
+    pub(super) in_kernel: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
     pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
@@ -98,13 +110,17 @@ pub(super) struct RawDataplane {
 }
 
 /// `[[service]]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawService {
     /// Name in logs. Default: protocol and address.
     pub(super) name: Option<Spanned<String>>,
     /// Virtual address and port, or ports: `192.0.2.10:80`, `192.0.2.10:80,8000-8999`,
-    /// `192.0.2.10:*`. This or `fwmark` is required.
+    /// `192.0.2.10:*`; or an array of them. This or `fwmark` is required.
+    #[serde(rename = "address")]
+    pub(super) addresses: Option<Spanned<Addresses>>,
+    /// One of them: a service with several stands here once for each.
+    #[serde(skip)]
     pub(super) address: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
     pub(super) protocol: Option<Spanned<String>>,
@@ -139,6 +155,14 @@ pub(super) struct RawService {
     /// How long a server that has left the file may keep its connections. Default: see the
     /// documentation.
     pub(super) drain: Option<Spanned<RawDuration>>,
+    /// Servers that it needs: a number, or a table. Default: 1.
+    pub(super) quorum: Option<Spanned<RawQuorum>>,
+    /// What becomes of its VIP below that: `keep` or `give-up`. Default: `keep`.
+    pub(super) below_quorum: Option<Spanned<String>>,
+    /// Percentage of its servers; if fewer are up, all are taken to be. Default: 0.
+    pub(super) min_share: Option<Spanned<Whole>>,
+    /// Who serves below the quorum: an address, or a table. Default: nobody.
+    pub(super) sorry: Option<Spanned<RawSorry>>,
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
@@ -149,8 +173,83 @@ pub(super) struct RawService {
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 
+/// `[defaults]`: keys of services.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawDefaults {
+    pub(super) scheduler: Option<Spanned<String>>,
+    pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
+    pub(super) persistence: Option<Spanned<RawPersistence>>,
+    pub(super) forward: Option<Spanned<String>>,
+    pub(super) vip: Option<Spanned<String>>,
+    pub(super) check: Option<Spanned<RawCheck>>,
+    pub(super) tunnel: Option<Spanned<RawTunnel>>,
+    pub(super) on_check_failure: Option<Spanned<String>>,
+    pub(super) on_server_down: Option<Spanned<String>>,
+    pub(super) drain: Option<Spanned<RawDuration>>,
+    pub(super) quorum: Option<Spanned<RawQuorum>>,
+    pub(super) below_quorum: Option<Spanned<String>>,
+    pub(super) min_share: Option<Spanned<Whole>>,
+    pub(super) sorry: Option<Spanned<RawSorry>>,
+    pub(super) slow_start: Option<Spanned<RawDuration>>,
+    pub(super) limits: Option<RawLimits>,
+}
+
+impl RawService {
+    /// Takes what it does not say itself.
+    pub(super) fn take_defaults(&mut self, defaults: &RawDefaults) {
+        fn take<T: Clone>(own: &mut Option<T>, default: &Option<T>) {
+            if own.is_none() {
+                own.clone_from(default);
+            }
+        }
+        // Flags are of one scheduler.
+        if self.scheduler.is_none() {
+            take(&mut self.scheduler_flags, &defaults.scheduler_flags);
+        }
+        take(&mut self.scheduler, &defaults.scheduler);
+        take(&mut self.persistence, &defaults.persistence);
+        take(&mut self.forward, &defaults.forward);
+        // A mark has no VIP.
+        if self.fwmark.is_none() {
+            take(&mut self.vip, &defaults.vip);
+            take(&mut self.below_quorum, &defaults.below_quorum);
+        }
+        take(&mut self.check, &defaults.check);
+        let of = |forward: &Option<Spanned<String>>| {
+            forward.as_ref().is_some_and(|word| word.get_ref() == "tun")
+        };
+        let tunnels = self
+            .server
+            .iter()
+            .any(|server| of(&server.get_ref().forward));
+        if of(&self.forward) || tunnels {
+            take(&mut self.tunnel, &defaults.tunnel);
+        }
+        if self.on_down.is_none() {
+            take(&mut self.on_check_failure, &defaults.on_check_failure);
+        }
+        take(&mut self.on_server_down, &defaults.on_server_down);
+        take(&mut self.drain, &defaults.drain);
+        take(&mut self.quorum, &defaults.quorum);
+        take(&mut self.min_share, &defaults.min_share);
+        take(&mut self.sorry, &defaults.sorry);
+        take(&mut self.slow_start, &defaults.slow_start);
+        take(&mut self.limits, &defaults.limits);
+    }
+}
+
+/// One address, or several.
+#[derive(Clone, Debug)]
+pub(super) enum Addresses {
+    /// `"192.0.2.10:80"`
+    One(String),
+    /// `["192.0.2.10:80", "[2001:db8::10]:80"]`
+    Several(Vec<Spanned<String>>),
+}
+
 /// `filter = { ... }`, and `[filter]` for all services.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawFilter {
     /// Networks whose connections are taken. Default: none.
@@ -164,7 +263,7 @@ pub(super) struct RawFilter {
 }
 
 /// `limits = { ... }`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawLimits {
     /// Connections at a time. Default: no limit.
@@ -179,8 +278,36 @@ pub(super) struct RawLimits {
     pub(super) source_bits_v6: Option<Spanned<Whole>>,
 }
 
+/// `quorum = 2`, or `quorum = { up = 3, down = 2 }`.
+#[derive(Clone, Debug)]
+pub(super) enum RawQuorum {
+    /// Both.
+    Number(Whole),
+    /// Each.
+    Table(RawQuorumTable),
+}
+
+/// The table of a quorum.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawQuorumTable {
+    /// Servers from which on the service has its quorum. Required.
+    pub(super) up: Option<Spanned<Whole>>,
+    /// Servers below which it has lost it. Default: `up`.
+    pub(super) down: Option<Spanned<Whole>>,
+}
+
+/// `sorry = "10.0.0.99:80"`, or a table.
+#[derive(Clone, Debug)]
+pub(super) enum RawSorry {
+    /// Its address.
+    Address(String),
+    /// The table, as of a server.
+    Table(Box<RawServer>),
+}
+
 /// `persistence = { ... }`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPersistence {
     /// How long a client is remembered after its last new connection. Default: `6m`, as ipvsadm's.
@@ -193,7 +320,7 @@ pub(super) struct RawPersistence {
 }
 
 /// `[[service.server]]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
     /// Address and port; without a port, the service's, and where that has many, the one that the
@@ -214,7 +341,7 @@ pub(super) struct RawServer {
 }
 
 /// `tunnel = { ... }`, or `tunnel = "gre"` for `tunnel = { type = "gre" }`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum RawTunnel {
     /// The type.
     Word(String),
@@ -223,7 +350,7 @@ pub(super) enum RawTunnel {
 }
 
 /// The table of a tunnel.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawTunnelTable {
     /// `ipip`, `gre` or `gue`. Required.
@@ -236,7 +363,7 @@ pub(super) struct RawTunnelTable {
 }
 
 /// `check = { ... }` or `check = "none"`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum RawCheck {
     /// The string, whatever it says.
     Word(String),
@@ -246,7 +373,7 @@ pub(super) enum RawCheck {
 
 /// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
 /// reads.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.
     pub(super) kind: Option<Spanned<String>>,
@@ -268,7 +395,7 @@ impl RawCheckTable {
 }
 
 /// `[[mark]]`: a rule that sets firewall marks.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {
     /// Interface that the packets come in on. Default: any.
@@ -298,11 +425,11 @@ pub(super) struct RawDuration(pub(super) Duration);
 pub(super) struct Whole(pub(super) i64);
 
 /// A string or a whole number, as text.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scalar(pub(super) String);
 
 /// A string or an array of strings.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct OneOrMore(pub(super) Vec<String>);
 
 /// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`.
@@ -430,6 +557,32 @@ impl<'de> Deserialize<'de> for Scalar {
     }
 }
 
+impl<'de> Deserialize<'de> for Addresses {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = Addresses;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<Addresses, E> {
+                Ok(Addresses::One(v.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Addresses, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    all.push(one);
+                }
+                Ok(Addresses::Several(all))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
 impl<'de> Deserialize<'de> for OneOrMore {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct V;
@@ -450,6 +603,54 @@ impl<'de> Deserialize<'de> for OneOrMore {
                     all.push(one);
                 }
                 Ok(OneOrMore(all))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawQuorum {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = RawQuorum;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, or a table such as { up = 3, down = 2 }")
+            }
+
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<RawQuorum, E> {
+                Ok(RawQuorum::Number(Whole(v)))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawQuorum, A::Error> {
+                RawQuorumTable::deserialize(de::value::MapAccessDeserializer::new(map))
+                    .map(RawQuorum::Table)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawSorry {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = RawSorry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "an address as a string, or a table such as { address = \"10.0.0.99:80\" }",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawSorry, E> {
+                Ok(RawSorry::Address(v.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawSorry, A::Error> {
+                RawServer::deserialize(de::value::MapAccessDeserializer::new(map))
+                    .map(|server| RawSorry::Table(Box::new(server)))
             }
         }
         deserializer.deserialize_any(V)

@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 
 use super::diagnostic::{self, Diagnostic};
-use super::raw::{RawConfig, RawService};
+use super::raw::{Addresses, RawConfig, RawService};
 use super::syntax;
 
 /// What could be read of `text`, and what is wrong with it.
@@ -31,6 +31,45 @@ pub(super) fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
     (raw, reader.findings)
 }
 
+/// What is wrong with the main file of several by itself.
+pub(super) fn main_file(text: &str) -> Vec<Diagnostic> {
+    let (_, errors) = DeTable::parse_recoverable(text);
+    syntax::explain(&errors, text)
+}
+
+/// What is wrong with a file of `conf.d` by itself: it has tables only, and those of which there can
+/// be several.
+pub(super) fn part(text: &str) -> Vec<Diagnostic> {
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        return syntax::explain(&errors, text);
+    }
+    let mut reader = Reader {
+        text,
+        findings: Vec::new(),
+    };
+    let mut table = tree.into_inner();
+    reader.orphans(&mut table);
+    for (key, value) in &table {
+        let name = key.get_ref().as_ref();
+        let finding = match value.get_ref() {
+            DeValue::Array(_) if matches!(name, "service" | "mark") => continue,
+            DeValue::Array(_) | DeValue::Table(_) if matches!(name, "service" | "mark") => {
+                Diagnostic::error(key.span(), format!("`{name}` is an array of tables"))
+                    .help(format!("write [[{name}]]"))
+            }
+            DeValue::Table(_) => {
+                Diagnostic::error(key.span(), format!("[{name}] belongs into the main file"))
+                    .help("a file of conf.d has [[service]] and [[mark]] only")
+            }
+            _ => Diagnostic::error(key.span(), format!("`{name}` stands in no table"))
+                .help("a file of conf.d has [[service]] and [[mark]] only"),
+        };
+        reader.findings.push(finding);
+    }
+    reader.findings
+}
+
 struct Reader<'a> {
     text: &'a str,
     findings: Vec<Diagnostic>,
@@ -45,10 +84,12 @@ impl<'a> Reader<'a> {
         let marks = take_array(&mut table, "mark");
         let sysctls = take_table(&mut table, "sysctl");
         let mut raw: RawConfig = self.read(Spanned::new(span, DeValue::Table(table)))?;
-        raw.service = services
-            .into_iter()
-            .filter_map(|service| self.service(service))
-            .collect();
+        for service in services {
+            if let Some(mut service) = self.service(service) {
+                service.get_mut().take_defaults(&raw.defaults);
+                self.each_address(service, &mut raw.service);
+            }
+        }
         raw.mark = marks
             .into_iter()
             .filter_map(|mark| self.read(mark))
@@ -73,6 +114,38 @@ impl<'a> Reader<'a> {
             .filter_map(|server| self.read(server))
             .collect();
         Some(service)
+    }
+
+    /// A service with several addresses, once for each.
+    fn each_address(
+        &mut self,
+        mut service: Spanned<RawService>,
+        all: &mut Vec<Spanned<RawService>>,
+    ) {
+        let Some(addresses) = service.get_mut().addresses.take() else {
+            all.push(service);
+            return;
+        };
+        let span = addresses.span();
+        match addresses.into_inner() {
+            Addresses::One(address) => {
+                service.get_mut().address = Some(Spanned::new(span, address));
+                all.push(service);
+            }
+            Addresses::Several(addresses) => {
+                if addresses.is_empty() {
+                    self.findings.push(
+                        Diagnostic::error(span, "the array of addresses is empty")
+                            .help("write at least one: address = [\"192.0.2.10:80\"]"),
+                    );
+                }
+                for address in addresses {
+                    let mut one = service.clone();
+                    one.get_mut().address = Some(address);
+                    all.push(one);
+                }
+            }
+        }
     }
 
     /// A `[[service.server]]` without a service above it, which TOML takes for a table.

@@ -35,6 +35,7 @@ own_vips = false
 helper = "ftp"
 echo = "drop"
 reverse_path = "strict"
+in_kernel = "auto"
 echo_limit = 10
 clamp_mss = "auto"
 icmp_ratelimit = "500ms"
@@ -255,7 +256,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
+         --reverse-path strict --in-kernel auto --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -1473,7 +1474,7 @@ fn filters_are_networks_and_files_of_them() {
 #[test]
 fn what_only_the_host_can_have_is_looked_for() {
     let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0"]);
-    let read = |text: &str| Config::read("test.toml", text, Some(&facts));
+    let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
     for good in [
         "[dataplane]\ninterface = [\"eth0\", \"eth0.100\"]\ngroup = \"lvs\"\n",
         "[dataplane]\nreaders = \"12345\"\n",
@@ -1494,5 +1495,83 @@ fn what_only_the_host_can_have_is_looked_for() {
         assert!(report.contains(words), "{bad}: {report}");
         // Another host may have it.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
+#[test]
+fn defaults_are_for_services_that_do_not_say_otherwise() {
+    let text = r#"
+        [defaults]
+        forward = "nat"
+        scheduler = "rr"
+        check = { type = "tcp", interval = "1s", timeout = "1s" }
+        quorum = 2
+        [[service]]
+        name = "web"
+        address = ["192.0.2.10:80", "192.0.2.10:443"]
+        [[service.server]]
+        address = "10.0.0.11"
+        [[service.server]]
+        address = "10.0.0.12"
+        [[service]]
+        address = "192.0.2.20:25"
+        scheduler = "wlc"
+        check = "none"
+        quorum = { up = 1 }
+        [[service.server]]
+        address = "10.0.0.13"
+    "#;
+    let (config, report) = Config::from_toml("test.toml", text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.findings.len(), 0, "{report}");
+    let [http, https, mail] = config.services.as_slice() else {
+        panic!("{:?}", config.services);
+    };
+    assert_eq!((http.name.as_str(), https.name.as_str()), ("web", "web"));
+    assert_eq!(https.servers[0].address.port(), 443);
+    assert_eq!(http.config.scheduler, "rr");
+    assert!(http.servers[0].check.is_some() && mail.servers[0].check.is_none());
+    assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
+    assert_eq!(mail.config.scheduler, "wlc");
+
+    // A mistake is told once, however many services have it.
+    let wrong = text
+        .replace("\"tcp\"", "\"tpc\"")
+        .replace("10.0.0.12", "10.0.0.912");
+    let report = Config::from_toml("test.toml", &wrong).expect_err("wrong");
+    assert_eq!(report.errors(), 2, "{report}");
+}
+
+#[test]
+fn decisions_are_checked() {
+    for (line, words) in [
+        ("quorum = 0", "quorum 0 is out of range"),
+        (
+            "quorum = { up = 1, down = 2 }",
+            "`down` (2) is above `up` (1)",
+        ),
+        ("quorum = { down = 2 }", "`up` of the quorum is missing"),
+        (
+            "quorum = 5",
+            "the quorum is 5, and the service has 1 servers",
+        ),
+        (
+            "sorry = \"10.0.0.1\"",
+            "the sorry server is a server of the service",
+        ),
+        ("sorry = \"x\"", "is not an address and a port"),
+        ("min_share = 101", "`min_share` 101 is out of range"),
+        ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
+        (
+            "vip = \"host\"\nbelow_quorum = \"give-up\"",
+            "cannot give up an address",
+        ),
+    ] {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{line}\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        );
+        let report = match Config::from_toml("test.toml", &text) {
+            Ok((_, report)) | Err(report) => report.to_string(),
+        };
+        assert!(report.contains(words), "{line}: {report}");
     }
 }

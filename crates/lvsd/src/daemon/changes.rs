@@ -6,6 +6,8 @@ use lvs_core::OnServerDown;
 
 use super::Daemon;
 use crate::config::{OnCheckFailure, Service};
+use crate::engine::Found;
+use crate::events::About;
 use crate::health::{Change, Key, Prober, Report};
 use crate::reconcile::Health;
 use crate::words::counted;
@@ -22,6 +24,15 @@ impl<P: Prober> Daemon<P> {
         };
         log_server(service, &change);
         self.log_service(service, &change);
+        let about = About {
+            service: Some((&service.name, service.id)),
+            server: Some(change.key.1),
+        };
+        let (event, words) = match change.up {
+            true => ("server_up", "the server is up".to_owned()),
+            false => ("server_down", change.reason.clone()),
+        };
+        self.events.tell(event, about, words);
     }
 
     /// What the change of a server means for its service.
@@ -49,19 +60,21 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// One line about everything.
-    pub(super) fn summary(&self, refused: usize, drained: usize) -> String {
+    pub(super) fn summary(&self, found: &Found) -> String {
+        let refused = found.refused.len();
+        let drained = self.out_of_service();
         let mut up = 0;
         let mut all = 0;
         for service in &self.config.services {
             for server in &service.servers {
                 all += 1;
-                up += usize::from(self.health(&(service.id, server.address)) == Health::Up);
+                up += usize::from(self.is_up(service, server));
             }
         }
         let services = counted(self.config.services.len(), "service");
         let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
         if drained > 0 {
-            line.push_str(&format!(", {drained} drained by hand"));
+            line.push_str(&format!(", {drained} out of service by hand"));
         }
         let lag = self.checks.lag();
         if lag >= Duration::from_secs(1) {

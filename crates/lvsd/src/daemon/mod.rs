@@ -8,12 +8,13 @@
 //! timer ──(look again, backoff)───────────┘
 //! ```
 
+mod asks;
 mod changes;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -21,14 +22,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use lvs_core::api::ServiceId;
+use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::config::{Config, LoadError, Report, Service, Severity};
-use crate::engine::{Goal, Host, Link, Step};
+use crate::admin::{Admin, unix_time};
+use crate::config::{Config, LoadError, Report, Server, Service, Severity};
+use crate::decide::Decision;
+use crate::door::{Answer, Asked};
+use crate::engine::{Found, Goal, Host, Link, Step};
+use crate::events::{About, Events};
 use crate::health::{self, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use waiting::Signals;
 
@@ -59,6 +67,27 @@ pub struct Options {
     pub last_good: Option<PathBuf>,
     /// The way to the service manager.
     pub notify: Notify,
+    /// Where is kept what people want of servers.
+    pub admin: Option<PathBuf>,
+    /// What people ask over the control socket.
+    pub asks: Option<mpsc::Receiver<Asked>>,
+    /// Where it is told what happens.
+    pub events: Events,
+}
+
+impl Options {
+    /// With a file, and nothing else.
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            attach: false,
+            last_good: None,
+            notify: Notify::default(),
+            admin: None,
+            asks: None,
+            events: Events::default(),
+        }
+    }
 }
 
 /// A file that was read.
@@ -95,6 +124,24 @@ struct Daemon<P> {
     reloading: bool,
     /// What it was last told about our state.
     status: String,
+    events: Events,
+    admin: Admin,
+    asks: Option<mpsc::Receiver<Asked>>,
+    /// Those who wait for a reload to be done.
+    reloads: Vec<oneshot::Sender<Answer>>,
+    /// Servers that are to have connections again, though they were drained by hand.
+    readied: HashSet<health::Key>,
+    /// What has been decided about each service.
+    decisions: HashMap<ServiceId, Decision>,
+    /// Counts the files that were loaded.
+    generation: u64,
+    /// What came of the last reading of the file.
+    load_status: LoadStatus,
+    /// What was last found in the engine, and when.
+    found: (Arc<Found>, Option<Instant>),
+    /// The engine's process, and whether it answers.
+    contact: (Option<u32>, bool),
+    notice: watch::Sender<Notice>,
 }
 
 /// What is to be done when the file that is being read has been read.
@@ -132,6 +179,7 @@ pub async fn run<P: Prober>(
                 Signal::StopAll => break true,
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
+            Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             () = tokio::time::sleep_until(daemon.next) => {
                 match daemon.step(link, &mut signals).await? {
@@ -164,12 +212,26 @@ pub async fn stop_engine(host: impl Host) -> Result<(), String> {
 
 impl<P: Prober> Daemon<P> {
     fn new(
-        options: Options,
+        mut options: Options,
         checks: Checks<P>,
         reports: mpsc::UnboundedReceiver<health::Report>,
     ) -> Self {
         let now = Instant::now();
+        let events = options.events.clone();
+        let (notice, watched) = watch::channel(Notice::default());
+        tokio::spawn(notify_command::serve(events.listen(), watched));
         Self {
+            events,
+            admin: Admin::recall(options.admin.take()),
+            asks: options.asks.take(),
+            reloads: Vec::new(),
+            readied: HashSet::new(),
+            decisions: HashMap::new(),
+            generation: 0,
+            load_status: LoadStatus::default(),
+            found: (Arc::default(), None),
+            contact: (None, false),
+            notice,
             options,
             config: Config::default(),
             vips: BTreeSet::new(),
@@ -222,6 +284,7 @@ impl<P: Prober> Daemon<P> {
         link: Box<Link>,
         signals: &mut Signals,
     ) -> Result<Option<Box<Link>>, String> {
+        self.expire();
         if self.settle() || self.changed {
             self.goal = Arc::new(self.goal());
             self.changed = true;
@@ -233,13 +296,19 @@ impl<P: Prober> Daemon<P> {
         }));
         let mut hurries = pin!(signals.hurries(&engine));
         self.changed = false;
-        let (link, step) = loop {
+        let (mut link, step) = loop {
             tokio::select! {
                 biased;
                 done = &mut work => break done?,
                 // The thread that waits for it cannot be called back; whoever starts us again
                 // begins afresh.
                 hang = &mut hurries => return hang.map(|()| None),
+                Some(asked) = asks::next(&mut self.asks) => {
+                    self.take_ask(asked);
+                    if self.changed {
+                        news.store(true, Ordering::Release);
+                    }
+                }
                 Some(report) = self.reports.recv() => {
                     self.take_all(report);
                     news.store(true, Ordering::Release);
@@ -249,14 +318,12 @@ impl<P: Prober> Daemon<P> {
         let now = Instant::now();
         match step {
             // What has arrived in the meantime is the next step's.
-            Step::InStep {
-                refused,
-                drained,
-                again,
-            } => {
+            Step::InStep { found, again } => {
+                self.take_found(&found, now);
                 if !self.changed {
                     self.next = now + again;
-                    self.tell(refused, drained);
+                    self.tell(&found);
+                    self.readied.clear();
                 }
             }
             Step::Interrupted => {
@@ -269,24 +336,30 @@ impl<P: Prober> Daemon<P> {
             }
             Step::Fatal(why) => return Err(why),
         }
+        for deed in link.take_deeds() {
+            self.events.tell("drift", About::default(), deed);
+        }
+        self.take_contact(link.contact());
         Ok(Some(link))
     }
 
     /// Tells the service manager what is new: that we are ready, and how we are.
-    fn tell(&mut self, refused: usize, drained: usize) {
-        let notify = &self.options.notify;
-        let now = self.summary(refused, drained);
+    fn tell(&mut self, found: &Found) {
+        let now = self.summary(found);
         let ready = self.settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {
             self.ready = true;
-            notify.send("READY=1");
+            self.options.notify.send("READY=1");
             tracing::info!("ready: {now}");
         } else if self.ready && self.reloading && self.reading.is_none() {
-            notify.send("READY=1");
+            self.options.notify.send("READY=1");
+        }
+        if self.reading.is_none() {
+            self.answer_reloads();
         }
         self.reloading &= !self.ready || self.reading.is_some();
         if now != self.status {
-            notify.send(&format!("STATUS={now}"));
+            self.options.notify.send(&format!("STATUS={now}"));
             self.status = now;
         }
     }
@@ -300,6 +373,17 @@ impl<P: Prober> Daemon<P> {
         self.checks.set(&config);
         self.loaded = Instant::now();
         self.settled = false;
+        self.generation += 1;
+        let wanted: HashSet<ServiceId> = config.services.iter().map(|s| s.id).collect();
+        self.decisions.retain(|id, _| wanted.contains(id));
+        self.notice.send_replace(Notice {
+            words: config.daemon.notify.clone(),
+            limit: config
+                .daemon
+                .notify_timeout
+                .unwrap_or(crate::config::Daemon::NOTIFY_TIMEOUT),
+            user: config.daemon.notify_user,
+        });
         self.config = config;
     }
 
@@ -369,86 +453,147 @@ impl<P: Prober> Daemon<P> {
             self.read();
             return;
         }
-        self.reload_file(file, link);
+        let message = self.reload_file(file, link);
+        let ok = message.is_ok();
+        let message = message.unwrap_or_else(|message| message);
+        let event = if ok { "reloaded" } else { "reload_refused" };
+        self.events.tell(event, About::default(), message.clone());
+        self.load_status = LoadStatus {
+            time: unix_time(),
+            ok,
+            message,
+        };
         self.forced = false;
         self.goal_changed();
     }
 
-    fn reload_file(&mut self, file: Loaded, link: &Link) {
-        let path = &self.options.path;
-        match file {
+    /// What came of it, in words.
+    fn reload_file(&mut self, file: Loaded, link: &Link) -> Result<String, String> {
+        let path = self.options.path.display().to_string();
+        let (config, warnings) = match file {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                let why = match &error {
+                    LoadError::Refused(report) => {
+                        report.print();
+                        format!(
+                            "{path} is not valid, the old configuration stays: {}",
+                            summary(report)
+                        )
+                    }
+                    error => format!("{error}; the old configuration stays"),
+                };
+                tracing::error!("{why}");
+                return Err(why);
+            }
+        };
+        let refusal = if config.services.is_empty() && !self.config.services.is_empty() {
             // As likely half of a write as a wish, and an outage.
-            Ok((config, _)) if config.services.is_empty() && !self.config.services.is_empty() => {
-                tracing::error!(
-                    "{} has no [[service]]: nothing was changed; to take all services down, stop lvsd",
-                    path.display()
-                );
-            }
-            Ok((config, _))
-                if !self.forced
-                    && !config
-                        .daemon
-                        .may_shrink(self.config.servers(), config.servers()) =>
-            {
-                tracing::error!(
-                    "{} has {} of {} servers left, which is less than `max_remove` allows: nothing was changed; \
-                     if that is meant, use `lvsd reload --force`",
-                    path.display(),
-                    config.servers(),
-                    self.config.servers()
-                );
-            }
-            Ok((config, warnings)) => {
-                warnings.print();
-                if let Some(kept) = &self.options.last_good {
-                    last_good::keep(kept, &warnings.text);
-                }
-                if config == self.config {
-                    tracing::info!("reloaded {}: nothing has changed", path.display());
-                } else {
-                    tracing::info!("reloaded {}", path.display());
-                }
-                if config.dataplane != self.config.dataplane {
-                    tracing::warn!(
-                        "[dataplane] has changed; it takes effect when the engine is restarted"
-                    );
-                }
-                if config.daemon.log != self.config.daemon.log {
-                    tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
-                }
-                self.load(config, link);
-            }
-            Err(LoadError::Refused(report)) => {
-                report.print();
-                tracing::error!(
-                    "{} is not valid, the old configuration stays: {}",
-                    path.display(),
-                    summary(&report)
-                );
-            }
-            Err(error) => tracing::error!("{error}; the old configuration stays"),
+            Some(format!(
+                "{path} has no [[service]]: nothing was changed; to take all services down, stop lvsd"
+            ))
+        } else if !self.forced
+            && !config
+                .daemon
+                .may_shrink(self.config.servers(), config.servers())
+        {
+            Some(format!(
+                "{path} has {} of {} servers left, which is less than `max_remove` allows: nothing was changed; \
+                 if that is meant, use `lvsd reload --force`",
+                config.servers(),
+                self.config.servers()
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            tracing::error!("{why}");
+            return Err(why);
         }
+        warnings.print();
+        if let Some(kept) = &self.options.last_good {
+            last_good::keep(kept, &warnings.text);
+        }
+        let message = match config == self.config {
+            true => format!("reloaded {path}: nothing has changed"),
+            false => format!("reloaded {path}"),
+        };
+        tracing::info!("{message}");
+        if config.dataplane != self.config.dataplane {
+            tracing::warn!("[dataplane] has changed; it takes effect when the engine is restarted");
+        }
+        if config.daemon.log != self.config.daemon.log {
+            tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
+        }
+        self.load(config, link);
+        Ok(message)
     }
 
-    fn goal(&self) -> Goal {
+    fn goal(&mut self) -> Goal {
+        self.decide();
+        let mut desired = desired(
+            &self.config,
+            &self.vips,
+            &self.admin,
+            |key| self.health(key),
+            |id| self.decisions.get(id).copied().unwrap_or_default(),
+        );
+        desired.generation = self.generation;
         Goal {
-            desired: desired(&self.config, &self.vips, |key| self.health(key)),
+            desired,
             announced: self.announced.clone(),
             dataplane: self.config.dataplane.clone(),
+            readied: self.readied.clone(),
         }
     }
 }
 
-/// What the file asks for, with servers of such health.
+/// What the file and people ask for, with servers of such health.
 fn desired(
     config: &Config,
     vips: &BTreeSet<IpAddr>,
+    admin: &Admin,
     health: impl Fn(&health::Key) -> Health,
+    decision: impl Fn(&ServiceId) -> Decision,
 ) -> Desired {
-    let services = config
-        .services
-        .iter()
-        .map(|service| DesiredService {
+    let mut vips = vips.clone();
+    let mut services = Vec::with_capacity(config.services.len());
+    for service in &config.services {
+        let decision = decision(&service.id);
+        if decision.withdrawn
+            && let Some(ip) = service.virtual_ip()
+        {
+            vips.remove(&ip);
+        }
+        let server = |server: &Server| {
+            let state = admin.state(service.id, server.address);
+            let mut config = server.config;
+            if state == AdminState::Drain {
+                config.weight = 0;
+            }
+            let health = match health(&(service.id, server.address)) {
+                Health::Down if decision.panic => Health::Up,
+                health => health,
+            };
+            DesiredServer {
+                address: server.address,
+                line: server.line,
+                config,
+                health,
+                leaves: state == AdminState::Maintenance,
+            }
+        };
+        let mut servers: Vec<DesiredServer> = service.servers.iter().map(server).collect();
+        if let Some(sorry) = service.sorry.as_ref().filter(|_| decision.sorry) {
+            servers.push(DesiredServer {
+                address: sorry.address,
+                line: sorry.line,
+                config: sorry.config,
+                health: Health::Up,
+                leaves: false,
+            });
+        }
+        services.push(DesiredService {
             id: service.id,
             name: service.name.clone(),
             line: service.line,
@@ -456,22 +601,13 @@ fn desired(
             config: service.config.clone(),
             on_check_failure: service.on_check_failure,
             drain: service.drain,
-            servers: service
-                .servers
-                .iter()
-                .map(|server| DesiredServer {
-                    address: server.address,
-                    line: server.line,
-                    config: server.config,
-                    health: health(&(service.id, server.address)),
-                })
-                .collect(),
-        })
-        .collect();
+            servers,
+        });
+    }
     Desired {
-        file: config.path.clone(),
+        file: config.files.clone(),
         services,
-        vips: vips.clone(),
+        vips,
         sysctls: config.sysctls.clone(),
         // A file without any leaves to others what they have set.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
@@ -479,6 +615,8 @@ fn desired(
         filter: config.filter.clone(),
         local: config.dataplane.local.clone(),
         adopt: config.daemon.adopt,
+        on_drift: config.daemon.on_drift,
+        generation: 0,
     }
 }
 
@@ -487,7 +625,7 @@ fn desired(
 ///
 /// # Errors
 /// There is no engine, or it does not tell.
-pub fn plan(host: impl Host, config: &Config) -> Result<String, String> {
+pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, String> {
     let mut link = Link::new(Box::new(host), true, Instant::now());
     let addresses = link.addresses();
     let vips: BTreeSet<IpAddr> = config
@@ -501,9 +639,10 @@ pub fn plan(host: impl Host, config: &Config) -> Result<String, String> {
         false => Health::Up,
     };
     let goal = Goal {
-        desired: desired(config, &vips, health),
+        desired: desired(config, &vips, admin, health, |_| Decision::default()),
         announced: vips,
         dataplane: config.dataplane.clone(),
+        readied: HashSet::new(),
     };
     link.plan(&goal)
 }

@@ -11,6 +11,10 @@ use super::*;
 use crate::config::Check;
 use crate::engine::fake::World;
 use crate::health::ProbeError;
+use lvs_dataplane::control::daemon::{
+    AdminDone, AdminSpec, Ask, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
+};
+use tokio::sync::broadcast;
 
 /// Servers that are dead.
 #[derive(Clone, Default)]
@@ -61,6 +65,8 @@ struct Running {
     dead: Dead,
     file: tempfile::NamedTempFile,
     signals: mpsc::Sender<Signal>,
+    asks: mpsc::Sender<Asked>,
+    events: broadcast::Receiver<Arc<Event>>,
     task: tokio::task::JoinHandle<Result<(), String>>,
 }
 
@@ -80,11 +86,14 @@ impl Running {
         std::fs::write(file.path(), text).unwrap();
         let (config, _) = Config::load(file.path()).unwrap();
         let (signals, receiver) = mpsc::channel(4);
+        let (asks, asked) = mpsc::channel(4);
+        let events = Events::default();
+        let listener = events.listen();
         let options = Options {
-            path: file.path().to_owned(),
-            attach: false,
-            last_good: None,
-            notify: Notify::default(),
+            admin: Some(world.admin()),
+            asks: Some(asked),
+            events,
+            ..Options::new(file.path().to_owned())
         };
         let task = tokio::spawn(run(options, config, world.host(), prober, receiver));
         Self {
@@ -92,6 +101,8 @@ impl Running {
             dead,
             file,
             signals,
+            asks,
+            events: listener,
             task,
         }
     }
@@ -114,6 +125,44 @@ impl Running {
             "wanted {wanted:?}, have {now:?}; done: {:#?}",
             self.world.changes()
         );
+    }
+
+    /// Asks as `lvsadm` does.
+    async fn ask<R: serde::de::DeserializeOwned>(&self, ask: Ask) -> Result<R, String> {
+        let (reply, result) = oneshot::channel();
+        let asked = Asked { ask, uid: 0, reply };
+        self.asks.send(asked).await.unwrap();
+        let raw = result.await.unwrap()?;
+        Ok(serde_json::from_str(raw.get()).unwrap())
+    }
+
+    /// Puts 10.0.0.1 into a state.
+    async fn admin(&self, state: AdminState) -> AdminDone {
+        self.ask(Ask::Admin(AdminSpec {
+            target: Target {
+                service: Some(ServiceKey(web())),
+                host: [10, 0, 0, 1].into(),
+                port: Some(80),
+            },
+            state,
+            who: Some("ann".to_owned()),
+            why: Some("disk".to_owned()),
+            until: None,
+        }))
+        .await
+        .unwrap()
+    }
+
+    async fn first_server(&self) -> ServerStatus {
+        let status: Status = self.ask(Ask::Status {}).await.unwrap();
+        status.services[0].servers[0].clone()
+    }
+
+    /// The names of the events so far.
+    fn events(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.events.try_recv().ok())
+            .map(|event| event.event.clone())
+            .collect()
     }
 
     async fn reload(&self, text: &str) {
@@ -691,10 +740,8 @@ async fn an_engine_is_waited_for_and_not_started() {
     let (config, _) = Config::load(file.path()).unwrap();
     let (signals, receiver) = mpsc::channel(4);
     let options = Options {
-        path: file.path().to_owned(),
         attach: true,
-        last_good: None,
-        notify: Notify::default(),
+        ..Options::new(file.path().to_owned())
     };
     let task = tokio::spawn(run(
         options,
@@ -770,7 +817,7 @@ async fn a_plan_says_what_a_reload_would_do() {
     let before = daemon.world.changes().len();
     let planned = |text: &str| {
         let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
-        plan(daemon.world.host(), &config).unwrap()
+        plan(daemon.world.host(), &config, &Admin::default()).unwrap()
     };
     assert_eq!(planned(FILE), "nothing to change\n");
     let other = FILE
@@ -824,5 +871,250 @@ async fn a_reload_that_takes_most_servers_away_needs_force() {
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(count(&daemon), 1);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_people_want_outlives_reload_restart_and_engine() {
+    let mut daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let done = daemon.admin(AdminState::Drain).await;
+    assert_eq!(done.servers.len(), 1);
+    assert_eq!(done.warnings, [""; 0]);
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    let server = daemon.first_server().await;
+    assert_eq!(
+        (server.admin, server.configured, server.weight),
+        (AdminState::Drain, Some(1), Some(0))
+    );
+    assert_eq!(server.health, "up");
+
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 4"))
+        .await;
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 4)];
+    daemon.weights(&drained).await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&drained).await;
+    // A reload that is asked for says what came of it.
+    let path = daemon.file.path().to_owned();
+    std::fs::write(&path, "[[service]]\nnane = 1\n").unwrap();
+    let refused = daemon
+        .ask::<Reloaded>(Ask::Reload { force: false })
+        .await
+        .unwrap_err();
+    assert!(refused.contains("unknown key `nane`"), "{refused}");
+    std::fs::write(&path, FILE).unwrap();
+    let done: Reloaded = daemon.ask(Ask::Reload { force: false }).await.unwrap();
+    assert!(done.message.contains("reloaded"), "{}", done.message);
+    assert_eq!(daemon.world.weights(web())[1].1, 3, "it is done by then");
+    let events = daemon.events();
+    for event in [
+        "server_up",
+        "admin",
+        "engine_lost",
+        "engine_found",
+        "reload_refused",
+        "reloaded",
+    ] {
+        assert!(
+            events.iter().any(|told| told == event),
+            "{event}: {events:?}"
+        );
+    }
+
+    let world = daemon.end(Signal::Stop).await;
+    // Of a file, by its place: the next daemon has the same one here.
+    let again = Running::start(world, Dead::default(), FILE);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    again
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    again.admin(AdminState::Ready).await;
+    again
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+
+    again.admin(AdminState::Maintenance).await;
+    again.weights(&[("10.0.0.2:80", 3)]).await;
+    again.admin(AdminState::Ready).await;
+    again
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let unknown = AdminSpec {
+        target: Target {
+            service: None,
+            host: [10, 9, 9, 9].into(),
+            port: None,
+        },
+        state: AdminState::Drain,
+        who: None,
+        why: None,
+        until: None,
+    };
+    let why = again
+        .ask::<AdminDone>(Ask::Admin(unknown))
+        .await
+        .unwrap_err();
+    assert!(why.contains("has no server 10.9.9.9"), "{why}");
+    again.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_by_hand_is_shown_and_ended() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    by_hand(&daemon.world, 0);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    assert_eq!(daemon.first_server().await.admin, AdminState::Drain);
+    daemon.admin(AdminState::Ready).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// Gives 10.0.0.1 a weight as ipvsadm does.
+fn by_hand(world: &World, weight: i32) {
+    let held = world.engine();
+    let servers = &held.service(web()).unwrap().servers;
+    let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
+    let now = servers.iter().find(|s| s.server == server).unwrap().config;
+    let spec = lvs_core::api::ServerSpec {
+        service: web(),
+        server,
+        config: lvs_core::ServerConfig { weight, ..now },
+    };
+    world.control().apply(&[Call::ServerEdit(spec)]).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_by_hand_are_put_right_or_left() {
+    for report in [false, true] {
+        let line = if report {
+            "[lvsd]\ndrift = \"report\"\n"
+        } else {
+            ""
+        };
+        let text = format!("{line}{FILE}");
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        by_hand(&daemon.world, 9);
+        let delete = Call::ServerDelete {
+            service: web(),
+            server: "10.0.0.2:80".parse().unwrap(),
+        };
+        daemon.world.control().apply(&[delete]).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let told = daemon
+            .events()
+            .iter()
+            .filter(|event| *event == "drift")
+            .count();
+        assert_eq!(told, 2, "each once");
+        if report {
+            daemon.weights(&[("10.0.0.1:80", 9)]).await;
+            assert_eq!(status.drift.len(), 2, "{:?}", status.drift);
+            // Health counts all the same.
+            daemon.dead.set("10.0.0.1:80", true);
+            daemon.weights(&[("10.0.0.1:80", 0)]).await;
+            daemon.dead.set("10.0.0.1:80", false);
+            daemon.weights(&[("10.0.0.1:80", 9)]).await;
+            daemon.reload(&text).await;
+        } else {
+            assert_eq!(status.drift, [""; 0]);
+        }
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        assert_eq!(status.drift, [""; 0]);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
+    let text = FILE.replace(
+        "forward = \"nat\"",
+        "forward = \"nat\"\nquorum = { up = 2, down = 1 }\nsorry = \"10.0.0.99:80\"\nbelow_quorum = \"give-up\"\ndrain = \"0s\"",
+    );
+    let mut daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let vip = "192.0.2.10".parse().unwrap();
+    assert!(daemon.world.engine().vips().contains(&vip));
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.2:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
+        .await;
+    assert!(!daemon.world.engine().vips().contains(&vip));
+    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    assert!(!status.services[0].quorum && status.services[0].withdrawn);
+    assert_eq!(
+        status.services[0].sorry,
+        Some("10.0.0.99:80".parse().unwrap())
+    );
+    // One is enough to keep the quorum, and not to gain it.
+    daemon.dead.set("10.0.0.1:80", false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
+        .await;
+    daemon.dead.set("10.0.0.2:80", false);
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(daemon.world.engine().vips().contains(&vip));
+    let events = daemon.events();
+    for event in [
+        "quorum_lost",
+        "sorry_on",
+        "vip_withdrawn",
+        "quorum_gained",
+        "sorry_off",
+        "vip_owned",
+    ] {
+        assert_eq!(
+            events.iter().filter(|told| *told == event).count(),
+            1,
+            "{event}: {events:?}"
+        );
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_few_servers_are_all_used() {
+    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\nmin_share = 60");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set("10.0.0.1:80", true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&both).await;
+    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    assert!(status.services[0].panic);
+    assert_eq!(status.services[0].servers[0].health, "down");
     daemon.stop().await;
 }

@@ -10,6 +10,7 @@ use lvs_core::api::{Call, Failure, ServiceId};
 use super::Loss;
 use super::control::{ControlError, EngineControl};
 use super::describe::{Names, Tense};
+use super::drift::Base;
 use super::given::Weights;
 
 /// Changes of one request. Far fewer than the protocol takes: between two requests, what has become
@@ -28,10 +29,16 @@ pub(super) struct CarryOut<'a> {
     pub(super) weights: Weights,
     /// The VIPs that it was last given to own.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
+    /// Our services as they are after it.
+    pub(super) base: Base,
 }
 
 impl<'a> CarryOut<'a> {
-    pub(super) fn new(control: &'a mut dyn EngineControl, names: &'a Names<'a>) -> Self {
+    pub(super) fn new(
+        control: &'a mut dyn EngineControl,
+        names: &'a Names<'a>,
+        base: Base,
+    ) -> Self {
         Self {
             control,
             names,
@@ -39,6 +46,7 @@ impl<'a> CarryOut<'a> {
             refusals: Vec::new(),
             weights: Weights::new(),
             own_vips: None,
+            base,
         }
     }
 
@@ -108,6 +116,7 @@ impl<'a> CarryOut<'a> {
         };
         for change in changes {
             tracing::info!("{}", self.names.describe(change, Tense::Done));
+            self.base.note(change);
             match change {
                 Call::VipsOwn { addresses } => {
                     self.own_vips = Some(addresses.iter().copied().collect());
@@ -219,7 +228,7 @@ mod tests {
         };
         let names = Names::new(&desired);
         let mut control = world.control();
-        let mut work = CarryOut::new(control.as_mut(), &names);
+        let mut work = CarryOut::new(control.as_mut(), &names, Base::default());
         work.run(changes, &AtomicBool::new(false))
             .expect("not lost");
         let refusals = work.refusals;

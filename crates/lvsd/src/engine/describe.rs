@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::{Forwarding, Tunnel};
 
-use crate::config::{Line, label};
+use crate::config::{Files, Line, label};
 use crate::reconcile::{Desired, DesiredService};
 use crate::words::counted;
 
@@ -21,7 +21,7 @@ pub(super) enum Tense {
 
 /// What the services of the file are called, and where they stand.
 pub(super) struct Names<'a> {
-    file: &'a str,
+    file: &'a Files,
     services: HashMap<ServiceId, &'a DesiredService>,
 }
 
@@ -151,6 +151,6 @@ impl<'a> Names<'a> {
             Some(server) => server.line,
             None => service.line,
         };
-        format!(" at {}:{line}", self.file)
+        format!(" at {}", self.file.place(line))
     }
 }

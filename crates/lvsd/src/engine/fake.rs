@@ -133,6 +133,7 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
+    directory: Option<tempfile::TempDir>,
     /// What a daemon has kept.
     given: Given,
     /// Lists are refused as a whole: it cannot read one of the changes.
@@ -140,6 +141,15 @@ struct State {
 }
 
 impl World {
+    /// Where a daemon here keeps what people want.
+    pub(crate) fn admin(&self) -> std::path::PathBuf {
+        let mut state = self.state();
+        let directory = state
+            .directory
+            .get_or_insert_with(|| tempfile::tempdir().unwrap());
+        directory.path().join("admin.json")
+    }
+
     /// From now on the engine refuses lists without saying which of the changes it is about.
     pub(crate) fn read_no_lists(&self) {
         self.state().reads_no_lists = true;

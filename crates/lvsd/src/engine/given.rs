@@ -46,9 +46,9 @@ impl Given {
         !self.sysctls.is_empty()
     }
 
-    /// How many servers are drained by hand.
-    pub(super) fn drained(&self) -> usize {
-        self.drained.len()
+    /// The servers that are drained by hand.
+    pub(super) fn drained(&self) -> &[(ServiceId, SocketAddr)] {
+        &self.drained
     }
 
     /// Leaves weight 0 to servers that others have given it, `last` being the weights that the
@@ -59,9 +59,12 @@ impl Given {
         desired: &mut Desired,
         actual: &Actual,
         last: &Weights,
+        readied: &HashSet<(ServiceId, SocketAddr)>,
     ) -> Vec<DrainChange> {
         let now = weights(actual);
         let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
+        // Somebody has told us that they are to have connections again.
+        drained.retain(|key| !readied.contains(key));
         let mut changes = Vec::new();
         for service in &mut desired.services {
             for server in &mut service.servers {
@@ -70,6 +73,7 @@ impl Given {
                 let was = drained.remove(&key);
                 let before = last.get(&key).copied();
                 let by_hand = now == Some(0)
+                    && !server.leaves
                     && before.is_some_and(|before| before != 0)
                     && server.config.weight != 0;
                 let is = match (was, now) {

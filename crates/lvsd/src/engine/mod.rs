@@ -14,6 +14,7 @@
 mod carry_out;
 pub mod control;
 mod describe;
+mod drift;
 #[cfg(test)]
 pub(crate) mod fake;
 mod given;
@@ -28,13 +29,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Call, ServiceId};
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
 use crate::engine::carry_out::CarryOut;
 use crate::engine::control::{ControlError, EngineControl};
 use crate::engine::describe::Names;
+use crate::engine::drift::{Base, Drift};
 pub use crate::engine::given::Given;
 use crate::engine::given::{Weights, weights};
 use crate::host_addresses::Addresses;
@@ -138,6 +140,8 @@ pub struct Goal {
     pub announced: BTreeSet<IpAddr>,
     /// Options of an engine that has to be started.
     pub dataplane: Dataplane,
+    /// Servers that are to have connections again, though they were drained by hand.
+    pub readied: HashSet<(ServiceId, SocketAddr)>,
 }
 
 /// What came of a step.
@@ -145,10 +149,8 @@ pub struct Goal {
 pub enum Step {
     /// The engine holds what is wanted, but for what it refuses; look again after a while.
     InStep {
-        /// How many changes it refused.
-        refused: usize,
-        /// How many servers are drained by hand.
-        drained: usize,
+        /// What it holds, and what of it is not as it should be.
+        found: Arc<Found>,
         /// When to look again.
         again: Duration,
     },
@@ -158,6 +160,34 @@ pub enum Step {
     Waiting(Duration),
     /// It will not work; said once, at start-up only.
     Fatal(String),
+}
+
+/// What an engine holds, and what of it is not as it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// What it has refused, in words.
+    pub refused: Vec<String>,
+    /// Services in whose place somebody else's stand.
+    pub conflicts: HashSet<ServiceId>,
+    /// Servers that somebody has given weight 0 by hand.
+    pub drained: Vec<(ServiceId, SocketAddr)>,
+    /// Changes by hand that are left as they are, in words.
+    pub drift: Vec<String>,
+    /// The VIPs that it owns for us.
+    pub vips: BTreeSet<IpAddr>,
+    /// The servers of our services.
+    pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
+}
+
+/// A server as an engine shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its weight, after our changes.
+    pub weight: i32,
+    /// Active connections, before them.
+    pub active: u32,
+    /// Inactive connections, before them.
+    pub inactive: u32,
 }
 
 /// What came of asking the engine to stop.
@@ -181,8 +211,13 @@ pub struct Link {
     told: Option<BTreeSet<IpAddr>>,
     /// Process id of the engine, where it is known.
     pid: Option<u32>,
-    /// When the engine was last compared with the goal, and how many changes it refused then.
-    compared: Option<(Instant, usize)>,
+    /// When the engine was last compared with the goal.
+    compared: Option<Instant>,
+    /// What was found then.
+    found: Arc<Found>,
+    drift: Drift,
+    /// Changes by hand that have not been told to anybody yet.
+    deeds: Vec<String>,
     /// Servers that are no longer wanted and have connections, and until when they may keep them.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
@@ -221,6 +256,9 @@ impl Link {
             told: None,
             pid: None,
             compared: None,
+            found: Arc::default(),
+            drift: Drift::default(),
+            deeds: Vec::new(),
             leaving: HashMap::new(),
             given: Given::default(),
             weights: Weights::new(),
@@ -252,15 +290,11 @@ impl Link {
             && !self.host.alive(pid)
         {
             self.lost("its process is gone", now);
-        } else if let Some((then, refused)) = self.compared
+        } else if let Some(then) = self.compared
             && !changed
             && now.duration_since(then) < LOOK_AGAIN
         {
-            return Step::InStep {
-                refused,
-                drained: self.given.drained(),
-                again: POLL,
-            };
+            return self.in_step();
         }
         if self.control.is_none()
             && let Err(step) = self.connect(goal, now)
@@ -270,13 +304,9 @@ impl Link {
         self.news.store(false, Ordering::Release);
         match self.sync(goal, now) {
             Ok(None) => Step::Interrupted,
-            Ok(Some(refused)) => {
-                self.compared = Some((now, refused));
-                Step::InStep {
-                    refused,
-                    drained: self.given.drained(),
-                    again: POLL,
-                }
+            Ok(Some(_)) => {
+                self.compared = Some(now);
+                self.in_step()
             }
             Err(Loss { why, silent: true }) => self.hangs(why, self.pid, now),
             Err(Loss { why, .. }) => {
@@ -284,6 +314,23 @@ impl Link {
                 Step::Waiting(Duration::ZERO)
             }
         }
+    }
+
+    fn in_step(&self) -> Step {
+        Step::InStep {
+            found: Arc::clone(&self.found),
+            again: POLL,
+        }
+    }
+
+    /// What others have changed by hand since this was last asked, in words.
+    pub fn take_deeds(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.deeds)
+    }
+
+    /// The engine's process, where that is known, and whether it answers.
+    pub fn contact(&self) -> (Option<u32>, bool) {
+        (self.pid, self.control.is_some())
     }
 
     /// Somebody listens, perhaps process `pid`, and says nothing. An engine of ours is ended, so
@@ -406,6 +453,7 @@ impl Link {
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
         self.weights.clear();
+        self.drift.forget();
         self.given = Given::of(self.host.identity(info.pid), self.host.recall());
         let mut interfaces = String::new();
         for i in &info.interfaces {
@@ -434,7 +482,20 @@ impl Link {
             // Without the list nothing can be decided.
             return Ok(Some(self.remember(refusals)));
         };
-        let drained = self.given.respect(&mut desired, &actual, &self.weights);
+        let drained = self
+            .given
+            .respect(&mut desired, &actual, &self.weights, &goal.readied);
+        let by_hand: HashSet<_> = self.given.drained().iter().copied().collect();
+        let deeds = self
+            .drift
+            .respect(&mut desired, &actual, |service, server| {
+                by_hand.contains(&(service, server))
+                    || drained.iter().any(|(key, _)| *key == (service, server))
+            });
+        for deed in deeds {
+            tracing::warn!("{deed}");
+            self.deeds.push(deed);
+        }
         if self.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
             self.host.remember(&self.given);
         }
@@ -458,11 +519,56 @@ impl Link {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
-        let mut work = CarryOut::new(control.as_mut(), &names);
+        let mut work = CarryOut::new(control.as_mut(), &names, Base::of(&actual));
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
-        self.weights.extend(work.weights);
-        if let Some(vips) = work.own_vips {
+        let CarryOut {
+            weights: given,
+            own_vips,
+            base,
+            ..
+        } = work;
+        self.weights.extend(given);
+        self.drift.base(base);
+        let mut found = Found {
+            refused: refusals.clone(),
+            conflicts: plan.conflicts.iter().copied().collect(),
+            drained: self.given.drained().to_vec(),
+            drift: self.drift.in_words(&desired),
+            vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
+            servers: HashMap::new(),
+        };
+        for service in &actual.services {
+            for server in &service.servers {
+                let key = (service.service, server.server);
+                if let Some(weight) = self.weights.get(&key) {
+                    let seen = Seen {
+                        weight: *weight,
+                        active: server.active,
+                        inactive: server.inactive,
+                    };
+                    found.servers.insert(key, seen);
+                }
+            }
+        }
+        for change in &plan.changes {
+            match change {
+                Call::ServerDelete { service, server } => {
+                    found.servers.remove(&(*service, *server));
+                }
+                Call::ServerAdd(spec) => {
+                    let seen = Seen {
+                        weight: spec.config.weight,
+                        active: 0,
+                        inactive: 0,
+                    };
+                    found.servers.insert((spec.service, spec.server), seen);
+                }
+                _ => {}
+            }
+        }
+        self.found = Arc::new(found);
+        if let Some(vips) = own_vips {
             self.told = Some(vips);
         }
         let complete = carried?;
@@ -500,7 +606,8 @@ impl Link {
         let Some((mut desired, actual)) = looked else {
             return Err(refusals.join("; "));
         };
-        self.given.respect(&mut desired, &actual, &Weights::new());
+        self.given
+            .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
         self.given.withdraw(&mut desired, &actual);
         Ok(plan::tell(&desired, &actual))
     }

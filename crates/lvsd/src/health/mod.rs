@@ -71,8 +71,21 @@ struct Task {
     id: u64,
     check: Check,
     up: Option<bool>,
+    /// Why it is down.
+    reason: String,
     since: Instant,
     abort: AbortHandle,
+}
+
+/// What is known of a checked server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Whether it is up; `None` if nobody knows yet.
+    pub up: Option<bool>,
+    /// Why it is down.
+    pub reason: String,
+    /// For how long it has been so.
+    pub lasted: Duration,
 }
 
 impl Drop for Task {
@@ -136,6 +149,7 @@ impl<P: Prober> Checks<P> {
             id,
             check,
             up,
+            reason: String::new(),
             since: Instant::now(),
             abort: tokio::spawn(work).abort_handle(),
         }
@@ -149,6 +163,7 @@ impl<P: Prober> Checks<P> {
         }
         let lasted = task.up.map(|_| task.since.elapsed());
         task.up = Some(report.up);
+        task.reason.clone_from(&report.reason);
         task.since = Instant::now();
         Some(Change {
             key: report.key,
@@ -167,9 +182,24 @@ impl<P: Prober> Checks<P> {
         }
     }
 
+    /// What is known of a server, and since when; `None` of one that nobody checks.
+    pub fn known(&self, key: &Key) -> Option<Known> {
+        let task = self.tasks.get(key)?;
+        Some(Known {
+            up: task.up,
+            reason: task.reason.clone(),
+            lasted: task.since.elapsed(),
+        })
+    }
+
     /// How long probes have waited for their turn at most since this was last asked.
     pub fn lag(&self) -> Duration {
         self.permits.take_lag()
+    }
+
+    /// The same, without an end to it.
+    pub fn peek_lag(&self) -> Duration {
+        self.permits.lag()
     }
 }
 

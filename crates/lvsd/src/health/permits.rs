@@ -99,6 +99,11 @@ impl Permits {
         Duration::from_micros(self.lag.swap(0, Ordering::Relaxed))
     }
 
+    /// The longest wait lately.
+    pub(super) fn lag(&self) -> Duration {
+        Duration::from_micros(self.lag.load(Ordering::Relaxed))
+    }
+
     fn targets(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Arc<Semaphore>>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }

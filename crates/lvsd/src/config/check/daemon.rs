@@ -1,9 +1,12 @@
 //! The daemon's own settings.
 
+use std::time::Duration;
+
 use super::Checker;
-use crate::config::Daemon;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::raw::RawDaemon;
+use crate::config::{Daemon, OnDrift};
+use crate::notify_command;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -21,7 +24,63 @@ impl Checker<'_> {
                 .number(raw.max_remove.as_ref(), "`max_remove`", 0..=100)
                 .and_then(|percent| u8::try_from(percent).ok()),
             log: log.map(|words| words.get_ref().clone()),
+            on_drift: self
+                .word(
+                    raw.drift.as_ref(),
+                    &[("repair", OnDrift::Repair), ("report", OnDrift::Report)],
+                )
+                .unwrap_or_default(),
+            notify: self.notify(raw),
+            notify_user: self.notify_user(raw),
+            notify_timeout: raw.notify_timeout.as_ref().map(|time| time.get_ref().0),
         }
+    }
+}
+
+impl Checker<'_> {
+    /// Who that program runs as.
+    fn notify_user(&mut self, raw: &RawDaemon) -> Option<(u32, u32)> {
+        raw.notify.as_ref()?;
+        let name = raw
+            .notify_user
+            .as_ref()
+            .map_or("nobody", |name| name.get_ref());
+        let user = notify_command::user(name);
+        if let (None, Some(name)) = (user, &raw.notify_user) {
+            self.report(
+                Diagnostic::error(
+                    name.span(),
+                    format!("there is no user `{}` here", name.get_ref()),
+                )
+                .help("`getent passwd` lists them"),
+            );
+        }
+        // What every host takes for nobody.
+        Some(user.unwrap_or((65_534, 65_534)))
+    }
+
+    /// The program that is told of events.
+    fn notify(&mut self, raw: &RawDaemon) -> Vec<String> {
+        if let Some(time) = &raw.notify_timeout
+            && !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&time.get_ref().0)
+        {
+            self.report(
+                Diagnostic::error(time.span(), "`notify_timeout` is out of range")
+                    .help("give \"100ms\" to \"10m\""),
+            );
+        }
+        let Some(words) = &raw.notify else {
+            return Vec::new();
+        };
+        let all = &words.get_ref().0;
+        if !all.first().is_some_and(|program| program.starts_with('/')) {
+            self.report(
+                Diagnostic::error(words.span(), "`notify` is not the path of a program").help(
+                    "write notify = \"/usr/local/bin/on-event\", or an array with its arguments behind it",
+                ),
+            );
+        }
+        all.clone()
     }
 }
 

@@ -2,6 +2,7 @@
 //! together.
 
 mod daemon;
+mod decisions;
 mod engine;
 mod filter;
 mod forward;
@@ -25,7 +26,7 @@ use self::sense::ServerPlace;
 use crate::config::diagnostic::{Diagnostic, did_you_mean};
 use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Line, Service};
+use crate::config::{Config, Files, Line, Service};
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -70,6 +71,7 @@ pub(in crate::config) fn check(
     let daemon = checker.daemon(&raw.lvsd);
     Config {
         path: String::new(),
+        files: Files::default(),
         daemon,
         dataplane,
         sysctls,

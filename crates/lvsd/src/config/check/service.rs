@@ -62,7 +62,10 @@ impl Checker<'_> {
             return;
         };
         self.printable(name, "the name");
-        if let Some(first) = taken.names.insert(name.get_ref().clone(), name.span()) {
+        // A service with several addresses has one name.
+        if let Some(first) = taken.names.insert(name.get_ref().clone(), name.span())
+            && first != name.span()
+        {
             let title = format!("two services are called `{}`", name.get_ref());
             self.report(
                 Diagnostic::error(name.span(), title)
@@ -169,6 +172,10 @@ impl Checker<'_> {
         };
         let servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
+        let quorum = self.quorum(raw);
+        let below_quorum = self.below_quorum(raw, id);
+        let min_share = self.min_share(raw);
+        let sorry = self.sorry(raw, id, &defaults, &servers);
         if raw.server.is_empty() && self.complete {
             let span = self.first_line(span);
             self.report(
@@ -196,6 +203,10 @@ impl Checker<'_> {
                 .map_or_else(SourceFilter::default, |filter| self.filter(filter)),
             on_check_failure,
             drain,
+            quorum,
+            below_quorum,
+            min_share,
+            sorry,
             servers,
         })
     }

@@ -1,0 +1,538 @@
+//! The control socket of `lvsd`: what people ask the daemon that keeps an engine in step with a
+//! file.
+//!
+//! It is beside the engine's, with `.lvsd` behind its name. One JSON object a line, both ways, as
+//! with an engine: `{"id": 1, "method": "status", "params": {}}` is answered by
+//! `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"message": "..."}}`; events come as
+//! `{"id": 1, "item": {...}}`, without an end.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+
+use super::Address;
+use super::address::impostor;
+use super::peer::{self, Own};
+
+/// The longest line of an answer: a file with very many servers is one line.
+const LINE_MAX: u64 = 1 << 30;
+/// How long the daemon may say nothing: it waits for an engine as long as that at most.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Characters of a reason, and of who gives it.
+pub const WORDS_MAX: usize = 200;
+
+/// Where the daemon of the engine at `engine` listens.
+pub fn socket(engine: &Address) -> Address {
+    match engine {
+        Address::Abstract(name) => Address::Abstract([name, &b".lvsd"[..]].concat()),
+        Address::Usual(path) | Address::Path(path) => {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".lvsd");
+            Address::Path(name.into())
+        }
+    }
+}
+
+/// Whether a process of this user and group, in the process id namespace of this one, may change
+/// what the daemon does: whom an engine obeys, the daemon does.
+///
+/// # Errors
+/// Why not.
+pub fn may_change(uid: u32, gid: u32, pid: u32, group: Option<u32>) -> Result<(), String> {
+    if group == Some(gid) {
+        return Ok(());
+    }
+    let trusted = Own::look().trusts(uid, || peer::root(pid, || true));
+    trusted.map_err(|refusal| refusal.to_string())
+}
+
+/// What the daemon can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "method", content = "params", rename_all = "snake_case")]
+pub enum Ask {
+    /// [`Status`].
+    Status {},
+    /// Puts servers into an administrative state; [`AdminDone`].
+    Admin(AdminSpec),
+    /// Reads the file again; [`Reloaded`] when that is done.
+    Reload {
+        /// Whatever it takes away.
+        #[serde(default)]
+        force: bool,
+    },
+    /// [`Event`]s from now on, without an end.
+    Events {},
+}
+
+impl Ask {
+    /// Whether it changes anything.
+    pub const fn changes(&self) -> bool {
+        matches!(self, Self::Admin(_) | Self::Reload { .. })
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// A number of the client's, which the answer repeats.
+    #[serde(default)]
+    pub id: u64,
+    /// What is asked.
+    #[serde(flatten)]
+    pub ask: Ask,
+}
+
+/// What people want of a server, whatever the file and its health say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdminState {
+    /// Nothing.
+    #[default]
+    Ready,
+    /// No new connections; those that it has go on.
+    Drain,
+    /// Drained, for as long as the service's `drain` says, and then out of the service.
+    Maintenance,
+}
+
+impl AdminState {
+    /// In a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Drain => "drain",
+            Self::Maintenance => "maintenance",
+        }
+    }
+}
+
+/// Which servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// Of this service; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceKey>,
+    /// Their address.
+    pub host: IpAddr,
+    /// Their port; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+}
+
+/// A service as [`ServiceId`] names it, in an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ServiceKey(pub ServiceId);
+
+impl ServiceKey {
+    fn order(&self) -> (u8, Option<SocketAddr>, u32) {
+        match self.0 {
+            ServiceId::Tcp { address } => (0, Some(address), 0),
+            ServiceId::Udp { address } => (1, Some(address), 0),
+            ServiceId::Sctp { address } => (2, Some(address), 0),
+            ServiceId::Fwmark { mark, family } => {
+                (3 + u8::from(family == lvs_core::Family::V6), None, mark)
+            }
+        }
+    }
+}
+
+impl PartialOrd for ServiceKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ServiceKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl Target {
+    /// Whether `server` of `service` is one of them.
+    pub fn has(&self, service: ServiceId, server: SocketAddr) -> bool {
+        self.service.is_none_or(|ServiceKey(own)| own == service)
+            && self.host == server.ip()
+            && self.port.is_none_or(|port| port == server.port())
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => write!(f, "{}", SocketAddr::new(self.host, port))?,
+            None => write!(f, "{}", self.host)?,
+        }
+        match &self.service {
+            Some(ServiceKey(service)) => {
+                write!(f, " of {}", lvs_core::ServiceKey::from(*service))
+            }
+            None => f.write_str(" of all services"),
+        }
+    }
+}
+
+/// A wish for servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdminSpec {
+    /// Which.
+    pub target: Target,
+    /// What.
+    pub state: AdminState,
+    /// Who wants it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who: Option<String>,
+    /// For what reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Until when, in seconds since 1970; `None` until somebody says something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+}
+
+/// A wish that holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdminEntry {
+    /// The wish.
+    #[serde(flatten)]
+    pub spec: AdminSpec,
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+}
+
+/// What came of a wish.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdminDone {
+    /// The servers of the file that it is about.
+    pub servers: Vec<(ServiceId, SocketAddr)>,
+    /// What is worth knowing.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// What came of reading the file again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// In words.
+    pub message: String,
+}
+
+/// How the daemon, and what it looks after, is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Its file.
+    pub config: String,
+    /// For how many seconds it has run.
+    pub uptime: u64,
+    /// The last reading of the file.
+    pub loaded: LoadStatus,
+    /// What is known of the engine.
+    pub engine: EngineStatus,
+    /// The services of the file.
+    pub services: Vec<ServiceStatus>,
+    /// What people want of servers.
+    pub admin: Vec<AdminEntry>,
+    /// What others have changed by hand, in words.
+    pub drift: Vec<String>,
+    /// What the engine has refused, in words.
+    pub refused: Vec<String>,
+    /// Milliseconds that probes have waited for their turn at most, lately.
+    pub check_lag_ms: u64,
+}
+
+/// A reading of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadStatus {
+    /// When, in seconds since 1970.
+    pub time: u64,
+    /// The file is in force.
+    pub ok: bool,
+    /// What was said about it.
+    pub message: String,
+}
+
+/// What is known of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineStatus {
+    /// It answers.
+    pub connected: bool,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// For how many milliseconds nobody has looked at it; `None` if nobody has yet.
+    pub seen_ms: Option<u64>,
+    /// VIPs that it owns, or is to own.
+    pub vips: Vec<IpAddr>,
+}
+
+/// A service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// Its name in the file.
+    pub name: String,
+    /// Which one.
+    pub service: ServiceId,
+    /// Servers that take new connections.
+    pub usable: usize,
+    /// It has enough of them.
+    pub quorum: bool,
+    /// All servers are taken to be up, because too few are.
+    #[serde(default)]
+    pub panic: bool,
+    /// The sorry server has the new connections.
+    #[serde(default)]
+    pub sorry: Option<SocketAddr>,
+    /// Its VIP is given up until it has enough servers.
+    #[serde(default)]
+    pub withdrawn: bool,
+    /// Somebody else's service stands in its place.
+    #[serde(default)]
+    pub conflict: bool,
+    /// Its servers, in the order of the file; behind them those that are about to go.
+    pub servers: Vec<ServerStatus>,
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// Address and port.
+    pub server: SocketAddr,
+    /// The weight that the file gives it; `None` if it is not in the file.
+    pub configured: Option<i32>,
+    /// What people want of it.
+    pub admin: AdminState,
+    /// What its checks say: `up`, `down`, `unknown`, or `unchecked`.
+    pub health: String,
+    /// For how many seconds they have said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+    /// Why it is down.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The weight that the engine gives it; `None` if it does not have the server.
+    pub weight: Option<i32>,
+    /// Active connections.
+    pub active: u32,
+    /// Inactive connections.
+    pub inactive: u32,
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts up from 1 while the daemon runs.
+    pub seq: u64,
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// What: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
+    pub event: String,
+    /// The name of the service that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// That service's address or mark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<ServiceId>,
+    /// The server that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<SocketAddr>,
+    /// The rest, in words.
+    pub message: String,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    address: Address,
+    next: u64,
+}
+
+#[derive(Deserialize)]
+struct Line<R> {
+    item: Option<R>,
+    result: Option<R>,
+    error: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+struct Failure {
+    message: String,
+}
+
+impl Client {
+    /// Connects to the daemon of the engine at `engine`; nothing if none runs.
+    ///
+    /// # Errors
+    /// In words: somebody listens, and cannot be talked to.
+    pub fn connect(engine: &Address) -> Result<Option<Self>, String> {
+        let address = socket(engine);
+        let stream = match address.connect() {
+            Ok(stream) => stream,
+            Err(error) => {
+                return match error.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+                    io::ErrorKind::WouldBlock => Err(format!(
+                        "lvsd at {address} does not answer: is it stopped (state T in ps)?"
+                    )),
+                    _ => Err(format!("cannot connect to lvsd at {address}: {error}")),
+                };
+            }
+        };
+        // Anybody can take a name.
+        if matches!(address, Address::Abstract(_))
+            && let Some((uid, _)) = impostor(&stream)
+        {
+            return Err(format!(
+                "{address} is served by a process of user {uid}, which is neither this user nor root with CAP_NET_ADMIN"
+            ));
+        }
+        let _ = stream.set_read_timeout(Some(SILENCE));
+        let _ = stream.set_write_timeout(Some(SILENCE));
+        Ok(Some(Self {
+            stream: BufReader::new(stream),
+            address,
+            next: 1,
+        }))
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// What the daemon says, or that it does not answer.
+    pub fn ask<R: DeserializeOwned>(&mut self, ask: &Ask) -> Result<R, String> {
+        self.send(ask)?;
+        match self.line::<R>()? {
+            Line {
+                error: Some(failure),
+                ..
+            } => Err(failure.message),
+            Line {
+                result: Some(result),
+                ..
+            } => Ok(result),
+            _ => Err(self.garbled("a line without a result")),
+        }
+    }
+
+    /// Events from now on, until `each` says false.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask); that the daemon has ended.
+    pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
+        self.send(&Ask::Events {})?;
+        // There may be none for a long time.
+        let _ = self.stream.get_ref().set_read_timeout(None);
+        loop {
+            match self.line::<Event>()? {
+                Line {
+                    error: Some(failure),
+                    ..
+                } => return Err(failure.message),
+                Line {
+                    item: Some(event), ..
+                } => {
+                    if !each(event) {
+                        return Ok(());
+                    }
+                }
+                _ => return Err(self.garbled("a line without an event")),
+            }
+        }
+    }
+
+    fn send(&mut self, ask: &Ask) -> Result<(), String> {
+        let id = self.next;
+        self.next += 1;
+        let ask = ask.clone();
+        let mut line = serde_json::to_vec(&Request { id, ask })
+            .map_err(|error| self.garbled(&error.to_string()))?;
+        line.push(b'\n');
+        match self.stream.get_mut().write_all(&line) {
+            // It may have said why before it closed the connection.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(self.silent(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn line<R: DeserializeOwned>(&mut self) -> Result<Line<R>, String> {
+        let mut line = Vec::new();
+        let read = (&mut self.stream)
+            .take(LINE_MAX)
+            .read_until(b'\n', &mut line);
+        match read {
+            Ok(_) if line.last() == Some(&b'\n') => {}
+            Ok(_) => return Err(format!("lvsd at {} has ended", self.address)),
+            Err(error) => return Err(self.silent(&error)),
+        }
+        serde_json::from_slice(&line).map_err(|error| {
+            let strange = serde_json::from_slice::<IgnoredAny>(&line).is_ok();
+            let hint = if strange {
+                "; is it of another version?"
+            } else {
+                ""
+            };
+            self.garbled(&format!("{error}{hint}"))
+        })
+    }
+
+    fn silent(&self, error: &io::Error) -> String {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!(
+                    "lvsd at {} does not answer; its log says what it waits for",
+                    self.address
+                )
+            }
+            _ => format!("lvsd at {} has ended: {error}", self.address),
+        }
+    }
+
+    fn garbled(&self, what: &str) -> String {
+        format!("what answers at {} is not this lvsd: {what}", self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_what_the_documentation_says() {
+        let text = r#"{"id":7,"method":"admin","params":{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}}"#;
+        let request: Request = serde_json::from_str(text).expect("a request");
+        let Ask::Admin(spec) = &request.ask else {
+            panic!("{request:?}");
+        };
+        let service = ServiceId::Tcp {
+            address: ([192, 0, 2, 1], 80).into(),
+        };
+        let has = |host: u8, port| spec.target.has(service, ([10, 0, 0, host], port).into());
+        assert!(has(1, 80) && !has(1, 81) && !has(2, 80));
+        assert_eq!(serde_json::to_string(&request).expect("JSON"), text);
+        assert!(
+            serde_json::from_str::<Request>(r#"{"id":1,"method":"status","params":{}}"#).is_ok()
+        );
+        assert!(
+            serde_json::from_str::<Request>(r#"{"id":1,"method":"stop","params":{}}"#).is_err()
+        );
+    }
+
+    #[test]
+    fn the_socket_is_beside_the_engines() {
+        let path = socket(&Address::new("/run/lvs/netns-1.sock"));
+        assert_eq!(path, Address::new("/run/lvs/netns-1.sock.lvsd"));
+        assert_eq!(socket(&Address::new("@x")), Address::new("@x.lvsd"));
+    }
+}

@@ -1,0 +1,200 @@
+//! `lvsadm maintenance` and `lvsadm undrain`: what people want of a server, kept by `lvsd`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lvs_core::ServerConfig;
+use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceInfo};
+use lvs_dataplane::control::daemon::{
+    AdminDone, AdminSpec, AdminState, Ask, Client as Daemon, ServiceKey, Target, WORDS_MAX,
+};
+
+use super::{Outcome, Trouble, Words, change, connect, duration, service_and_server, service_text};
+use crate::program::Invocation;
+
+/// Who looks after the services of `lvsd`, as they say themselves.
+pub(super) const OWNER: &str = "lvsd";
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    let target = target(run, words)?;
+    let mut daemon = daemon(run)?.ok_or_else(|| {
+        Trouble::Engine(
+            "no lvsd runs, which would keep the server so; use lvsadm drain, or start lvsd"
+                .to_owned(),
+        )
+    })?;
+    let spec = spec(target, AdminState::Maintenance, words)?;
+    let done = ask(&mut daemon, spec)?;
+    tell(run, &done, "in maintenance")
+}
+
+pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    let target = target(run, words)?;
+    let weight = words.number::<i32>("--weight")?;
+    if let (Some(ServiceKey(service)), Some(port)) = (target.service, target.port) {
+        let server = SocketAddr::new(target.host, port);
+        let mut client = connect(run)?;
+        let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList {
+            service: Some(service),
+        })?;
+        let info = services
+            .iter()
+            .find_map(|s| Some((s, s.servers.iter().find(|info| info.server == server)?)));
+        // Somebody else's, or an lvsd of old.
+        let foreign = services.iter().any(|s| s.owner.as_deref() != Some(OWNER));
+        let daemon = match foreign {
+            true => None,
+            false => daemon(run)?,
+        };
+        let Some(mut daemon) = daemon else {
+            let Some((_, info)) = info else {
+                return Err(Trouble::Engine(format!(
+                    "{} has no server {server}",
+                    service_text(service)
+                )));
+            };
+            let config = ServerConfig {
+                weight: weight.unwrap_or(1),
+                ..info.config
+            };
+            let spec = ServerSpec {
+                service,
+                server,
+                config,
+            };
+            change(run, &mut client, &Call::ServerEdit(spec))?;
+            writeln!(run.output, "{server} has weight {}", config.weight)?;
+            return Ok(0);
+        };
+        let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
+        return tell(run, &done, "ready");
+    }
+    let mut daemon = daemon(run)?.ok_or_else(|| {
+        Trouble::Engine("no lvsd runs; name a service, and the server with its port".to_owned())
+    })?;
+    let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
+    tell(run, &done, "ready")
+}
+
+fn tell(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
+    for (service, server) in &done.servers {
+        writeln!(
+            run.output,
+            "{server} of {}: {state}",
+            service_text(*service)
+        )?;
+    }
+    for warning in &done.warnings {
+        writeln!(run.errors, "warning: {warning}")?;
+    }
+    Ok(0)
+}
+
+/// The daemon that looks after the engine, if one runs.
+pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
+    Daemon::connect(run.address()).map_err(Trouble::Engine)
+}
+
+/// Has the daemon take a wish.
+pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Trouble> {
+    daemon.ask(&Ask::Admin(spec)).map_err(Trouble::Engine)
+}
+
+/// A wish, with what the options say of it.
+pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<AdminSpec, Trouble> {
+    let why = words.value("--why").map(str::to_owned);
+    if why
+        .as_ref()
+        .is_some_and(|why| why.chars().count() > WORDS_MAX)
+    {
+        return Err(Trouble::Usage(format!(
+            "--why: at most {WORDS_MAX} characters"
+        )));
+    }
+    let until = match words.value("--for") {
+        None => None,
+        Some(text) => {
+            let time = duration(text)
+                .filter(|time| time.as_secs() > 0)
+                .ok_or_else(|| {
+                    Trouble::Usage(format!(
+                        "--for {text}: expected a time such as 90s, 10m, 2h or 1d"
+                    ))
+                })?;
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
+            Some(now.saturating_add(time).as_secs())
+        }
+    };
+    Ok(AdminSpec {
+        target,
+        state,
+        who: who(),
+        why,
+        until,
+    })
+}
+
+/// The person at the keyboard, as far as that is known.
+fn who() -> Option<String> {
+    let name = std::env::var("SUDO_USER")
+        .or_else(|_| std::env::var("USER"))
+        .ok()?;
+    let fits = !name.is_empty() && name.len() <= 64 && !name.chars().any(char::is_control);
+    fits.then_some(name)
+}
+
+/// The servers that are meant by `SERVICE|all SERVER`.
+fn target(run: &Invocation<'_>, words: &Words) -> Result<Target, Trouble> {
+    let [service, server] = words.free.as_slice() else {
+        return Err(Trouble::Usage(
+            "expected a service (or `all') and a server".into(),
+        ));
+    };
+    let (host, port) = host_and_port(server).ok_or_else(|| {
+        Trouble::Usage(format!(
+            "{server}: expected an address, such as 10.0.0.11 or 10.0.0.11:80"
+        ))
+    })?;
+    let service: Option<ServiceId> = match service.as_str() {
+        "all" => None,
+        service => {
+            let any = SocketAddr::new(host, port.unwrap_or(0)).to_string();
+            Some(service_and_server(run, service, &any)?.0)
+        }
+    };
+    Ok(Target {
+        service: service.map(ServiceKey),
+        host,
+        port,
+    })
+}
+
+fn host_and_port(text: &str) -> Option<(IpAddr, Option<u16>)> {
+    if let Ok(both) = text.parse::<SocketAddr>() {
+        return Some((both.ip(), Some(both.port())));
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    Some((bare.parse().ok()?, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_with_and_without_ports() {
+        for (text, host, port) in [
+            ("10.0.0.1", "10.0.0.1", None),
+            ("10.0.0.1:80", "10.0.0.1", Some(80)),
+            ("fd00::1", "fd00::1", None),
+            ("[fd00::1]", "fd00::1", None),
+            ("[fd00::1]:80", "fd00::1", Some(80)),
+        ] {
+            let expected = Some((host.parse().expect("an address"), port));
+            assert_eq!(host_and_port(text), expected, "{text}");
+        }
+        assert_eq!(host_and_port("web1"), None);
+    }
+}

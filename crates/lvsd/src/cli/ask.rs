@@ -1,0 +1,284 @@
+//! What is asked of the daemon that runs: its state, its events, a reload.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use lvs_dataplane::control::Address;
+use lvs_dataplane::control::daemon::{
+    AdminState, Ask, Client, Event, Reloaded, ServerStatus, ServiceStatus, Status,
+};
+
+use crate::admin::unix_time;
+use crate::config::label;
+use crate::words::counted;
+
+fn connect(engine: &Address) -> Result<Client, String> {
+    Client::connect(engine)?.ok_or_else(|| {
+        format!("no lvsd runs for the engine at {engine}; start it with `systemctl start lvsd`")
+    })
+}
+
+/// Has the daemon read its file again; nothing if it cannot be asked.
+pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<String>, String> {
+    let Some(mut client) = Client::connect(engine)? else {
+        return Ok(None);
+    };
+    let done: Reloaded = client.ask(&Ask::Reload { force })?;
+    Ok(Some(done.message))
+}
+
+pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
+    let status: Status = connect(engine)?.ask(&Ask::Status {})?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
+        false => tell(&status, unix_time()),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("write error: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn events(engine: &Address, json: bool) -> Result<(), String> {
+    let mut output = io::stdout().lock();
+    connect(engine)?.events(|event| {
+        let line = match json {
+            true => serde_json::to_string(&event).unwrap_or_default(),
+            false => event_line(&event),
+        };
+        writeln!(output, "{line}")
+            .and_then(|()| output.flush())
+            .is_ok()
+    })
+}
+
+fn event_line(event: &Event) -> String {
+    let mut line = format!("{} {}", clock(event.time_ms / 1000), event.event);
+    if let Some(service) = &event.service {
+        let _ = write!(line, " {service}");
+    }
+    if let Some(server) = &event.server {
+        let _ = write!(line, " {server}");
+    }
+    let _ = write!(line, ": {}", event.message);
+    line
+}
+
+/// Time of day, UTC.
+fn clock(unix: u64) -> String {
+    let (hours, minutes, seconds) = (unix / 3600 % 24, unix / 60 % 60, unix % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}Z")
+}
+
+/// A time in its two largest units.
+fn lasted(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
+        (days, hours, _) => format!("{days}d{hours:02}h"),
+    }
+}
+
+/// Everything, what is wrong first.
+fn tell(status: &Status, now: u64) -> String {
+    let mut text = format!(
+        "lvsd {} (pid {}), up {}; {}\n",
+        status.version,
+        status.pid,
+        lasted(status.uptime),
+        engine(status)
+    );
+    let loaded = &status.loaded;
+    if loaded.time > 0 {
+        let ago = lasted(now.saturating_sub(loaded.time));
+        let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
+    } else {
+        let _ = writeln!(text, "configuration: {}", status.config);
+    }
+    for (title, lines) in [
+        ("refused by the engine", &status.refused),
+        ("changed by hand", &status.drift),
+    ] {
+        for line in lines {
+            let _ = writeln!(text, "{title}: {line}");
+        }
+    }
+    for entry in &status.admin {
+        let spec = &entry.spec;
+        let _ = write!(
+            text,
+            "{}: {}, for {} by {}",
+            spec.state.name(),
+            spec.target,
+            lasted(now.saturating_sub(entry.since)),
+            spec.who.as_deref().unwrap_or("?")
+        );
+        if let Some(until) = spec.until {
+            let _ = write!(text, ", {} more", lasted(until.saturating_sub(now)));
+        }
+        let _ = match &spec.why {
+            Some(why) => writeln!(text, ": {why}"),
+            None => writeln!(text),
+        };
+    }
+    if status.check_lag_ms >= 1000 {
+        let lag = Duration::from_millis(status.check_lag_ms);
+        let _ = writeln!(text, "checks start up to {lag:.1?} late");
+    }
+    for service in &status.services {
+        tell_service(&mut text, service);
+    }
+    text
+}
+
+fn engine(status: &Status) -> String {
+    let engine = &status.engine;
+    match (engine.connected, engine.pid) {
+        (true, Some(pid)) => format!("engine: pid {pid}"),
+        (true, None) => "engine: it answers".to_owned(),
+        (false, _) => "NO ENGINE answers; the log of lvsd says why".to_owned(),
+    }
+}
+
+fn tell_service(text: &mut String, service: &ServiceStatus) {
+    let id: ServiceId = service.service;
+    let label = label(&id);
+    let name = match service.name == label {
+        true => label,
+        false => format!("{} ({label})", service.name),
+    };
+    let in_file = service
+        .servers
+        .iter()
+        .filter(|s| s.configured.is_some())
+        .count();
+    let _ = write!(
+        text,
+        "\n{name}: {} of {} usable",
+        service.usable,
+        counted(in_file, "server")
+    );
+    for (is, words) in [
+        (
+            service.conflict,
+            "NOT OURS: somebody else's service is in its place",
+        ),
+        (!service.quorum, "BELOW ITS QUORUM"),
+        (
+            service.panic,
+            "all servers are used, because too few are up",
+        ),
+        (service.withdrawn, "its VIP is given up"),
+    ] {
+        if is {
+            let _ = write!(text, "; {words}");
+        }
+    }
+    if let Some(sorry) = service.sorry {
+        let _ = write!(text, "; the sorry server {sorry} serves");
+    }
+    text.push('\n');
+    for server in &service.servers {
+        tell_server(text, service, server);
+    }
+}
+
+fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus) {
+    let since = server
+        .since
+        .map(|s| format!(" {}", lasted(s)))
+        .unwrap_or_default();
+    let weight = match server.weight {
+        Some(weight) => format!("weight {weight}"),
+        None => "not there".to_owned(),
+    };
+    let _ = write!(
+        text,
+        "  {:<24} {:<14} {:<12} active {:<6} inactive {:<6}",
+        server.server.to_string(),
+        format!("{}{since}", server.health),
+        weight,
+        server.active,
+        server.inactive
+    );
+    let mut notes = Vec::new();
+    if server.admin != AdminState::Ready {
+        notes.push(server.admin.name().to_owned());
+    }
+    match (server.configured, server.weight) {
+        (None, _) if service.sorry == Some(server.server) => notes.push("sorry server".to_owned()),
+        (None, _) => notes.push("not in the file".to_owned()),
+        (Some(file), Some(now))
+            if file != now && server.admin == AdminState::Ready && server.health != "down" =>
+        {
+            notes.push(format!("weight {file} in the file"));
+        }
+        _ => {}
+    }
+    if !server.reason.is_empty() {
+        notes.push(server.reason.clone());
+    }
+    let _ = write!(text, " {}", notes.join("; "));
+    let end = text.trim_end().len();
+    text.truncate(end);
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_seen() {
+        let service = ServiceId::Tcp {
+            address: ([192, 0, 2, 10], 80).into(),
+        };
+        let server = |n: u8, health: &str, reason: &str| ServerStatus {
+            server: ([10, 0, 0, n], 80).into(),
+            configured: Some(1),
+            admin: if n == 1 {
+                AdminState::Drain
+            } else {
+                AdminState::Ready
+            },
+            health: health.to_owned(),
+            since: Some(3723),
+            reason: reason.to_owned(),
+            weight: Some(0),
+            active: 7,
+            inactive: 0,
+        };
+        let status = Status {
+            pid: 7,
+            version: "1".to_owned(),
+            uptime: 59,
+            services: vec![ServiceStatus {
+                name: "web".to_owned(),
+                service,
+                usable: 0,
+                quorum: false,
+                panic: false,
+                sorry: None,
+                withdrawn: false,
+                conflict: false,
+                servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
+            }],
+            ..Status::default()
+        };
+        let text = tell(&status, 1000);
+        for words in [
+            "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
+            "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
+            "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain\n",
+            "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",
+        ] {
+            assert!(text.contains(words), "{words}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What a service does when servers are missing: quorum, minimum share, sorry server.
+
+use lvs_core::api::ServiceId;
+use toml::Spanned;
+
+use super::Checker;
+use super::server::ServerDefaults;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{RawQuorum, RawServer, RawService, RawSorry};
+use crate::config::{BelowQuorum, Quorum, Server};
+
+/// A quorum of more servers than any service has is a mistake.
+const QUORUM_MAX: i64 = 65_536;
+
+impl Checker<'_> {
+    pub(super) fn quorum(&mut self, raw: &RawService) -> Quorum {
+        let Some(quorum) = &raw.quorum else {
+            return Quorum::default();
+        };
+        let servers = raw.server.len();
+        let bound = 1..=QUORUM_MAX;
+        let quorum_of = |up: i64, down: i64| Quorum {
+            up: u32::try_from(up).unwrap_or(1),
+            down: u32::try_from(down).unwrap_or(1),
+        };
+        let read = match quorum.get_ref() {
+            RawQuorum::Number(number) => {
+                let spanned = Spanned::new(quorum.span(), *number);
+                let up = self.number(Some(&spanned), "quorum", bound).unwrap_or(1);
+                quorum_of(up, up)
+            }
+            RawQuorum::Table(table) => {
+                let Some(up) = &table.up else {
+                    self.report(
+                        Diagnostic::error(quorum.span(), "`up` of the quorum is missing")
+                            .help("write { up = 3, down = 2 }, or a number for both"),
+                    );
+                    return Quorum::default();
+                };
+                let most = self.number(Some(up), "`up`", bound.clone()).unwrap_or(1);
+                let least = self.number(table.down.as_ref(), "`down`", bound);
+                let least = least.unwrap_or(most);
+                if let Some(down) = &table.down
+                    && least > most
+                {
+                    self.report(
+                        Diagnostic::error(
+                            down.span(),
+                            format!("`down` ({least}) is above `up` ({most})"),
+                        )
+                        .context(up.span(), "the quorum is reached here")
+                        .help("the quorum is lost below `down` servers, which is at most `up`"),
+                    );
+                }
+                quorum_of(most, least)
+            }
+        };
+        if self.complete && servers > 0 && usize::try_from(read.up).is_ok_and(|up| up > servers) {
+            self.report(
+                Diagnostic::warning(
+                    quorum.span(),
+                    format!(
+                        "the quorum is {}, and the service has {servers} servers",
+                        read.up
+                    ),
+                )
+                .label("it is never reached")
+                .help("give at most the number of servers"),
+            );
+        }
+        read
+    }
+
+    pub(super) fn below_quorum(&mut self, raw: &RawService, id: Option<ServiceId>) -> BelowQuorum {
+        let words = [
+            ("keep", BelowQuorum::Keep),
+            ("give-up", BelowQuorum::GiveUp),
+        ];
+        let below = self
+            .word(raw.below_quorum.as_ref(), &words)
+            .unwrap_or_default();
+        if let (Some(at), BelowQuorum::GiveUp) = (&raw.below_quorum, below) {
+            let host = raw.vip.as_ref().is_some_and(|vip| vip.get_ref() == "host");
+            let mark = matches!(id, Some(ServiceId::Fwmark { .. })) && raw.address.is_none();
+            if host || mark {
+                self.report(
+                    Diagnostic::error(
+                        at.span(),
+                        "the engine cannot give up an address that it does not own",
+                    )
+                    .help("remove this line; `notify` can tell whoever owns the address"),
+                );
+            }
+        }
+        below
+    }
+
+    pub(super) fn min_share(&mut self, raw: &RawService) -> u8 {
+        let percent = self.number(raw.min_share.as_ref(), "`min_share`", 0..=100);
+        percent
+            .and_then(|percent| u8::try_from(percent).ok())
+            .unwrap_or(0)
+    }
+
+    /// The sorry server: a server as any other, of weight 1 where nothing else is said.
+    pub(super) fn sorry(
+        &mut self,
+        raw: &RawService,
+        id: Option<ServiceId>,
+        defaults: &ServerDefaults,
+        servers: &[Server],
+    ) -> Option<Server> {
+        let sorry = raw.sorry.as_ref()?;
+        let id = id?;
+        let server = match sorry.get_ref() {
+            RawSorry::Address(address) => RawServer {
+                address: Some(Spanned::new(sorry.span(), address.clone())),
+                ..RawServer::default()
+            },
+            RawSorry::Table(server) => RawServer::clone(server),
+        };
+        let place = server.address.as_ref().map_or(sorry.span(), Spanned::span);
+        let mut checked = self.server(&Spanned::new(sorry.span(), server), raw, &id, defaults)?;
+        if servers
+            .iter()
+            .any(|server| server.address == checked.address)
+        {
+            self.report(
+                Diagnostic::error(place, "the sorry server is a server of the service")
+                    .help("give another one; it serves only while too few of the servers do"),
+            );
+            return None;
+        }
+        // Nobody asks it: there is no other to take its place.
+        checked.check = None;
+        Some(checked)
+    }
+}

@@ -1,0 +1,209 @@
+//! A configuration in several files: the main one, and `conf.d/*.toml` beside it, in the order of
+//! their names, as one text.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::diagnostic::Diagnostic;
+use super::{LoadError, shape};
+
+/// Where the files of a configuration begin in its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files(Vec<Part>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    path: String,
+    /// Its first byte in the whole text.
+    start: usize,
+    /// The lines before it.
+    lines: usize,
+}
+
+impl From<&str> for Files {
+    fn from(path: &str) -> Self {
+        Self(vec![Part {
+            path: path.to_owned(),
+            start: 0,
+            lines: 0,
+        }])
+    }
+}
+
+impl Files {
+    /// A line of the whole text, as `FILE:LINE`.
+    pub fn place(&self, line: usize) -> String {
+        let after = self.0.partition_point(|part| part.lines < line);
+        match after.checked_sub(1).and_then(|n| self.0.get(n)) {
+            Some(part) => format!("{}:{}", part.path, line - part.lines),
+            None => format!("line {line}"),
+        }
+    }
+
+    /// The file that a byte of the whole text of `length` is in: its path, and its bytes there.
+    pub(super) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
+        let n = self
+            .0
+            .partition_point(|part| part.start <= at)
+            .checked_sub(1)?;
+        let part = self.0.get(n)?;
+        let end = self.0.get(n + 1).map_or(length, |next| next.start);
+        Some((&part.path, part.start..end))
+    }
+}
+
+/// What was read.
+pub(super) struct Whole {
+    pub(super) files: Files,
+    pub(super) text: String,
+    /// What is wrong with single files.
+    pub(super) findings: Vec<Diagnostic>,
+}
+
+/// Reads the configuration at `path`.
+pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
+    let mut text = read_one(path)?;
+    let mut whole = Whole {
+        files: Files::from(path.display().to_string().as_str()),
+        text: String::new(),
+        findings: Vec::new(),
+    };
+    let parts = beside(path);
+    if !parts.is_empty() {
+        whole.findings = shape::main_file(&text);
+    }
+    for path in parts {
+        if !text.ends_with('\n') && !text.is_empty() {
+            text.push('\n');
+        }
+        let start = text.len();
+        whole.files.0.push(Part {
+            path: path.display().to_string(),
+            start,
+            lines: text.bytes().filter(|b| *b == b'\n').count(),
+        });
+        let part = read_one(&path)?;
+        let findings = shape::part(&part);
+        whole
+            .findings
+            .extend(findings.into_iter().map(|finding| finding.shifted(start)));
+        text.push_str(&part);
+    }
+    whole.text = text;
+    Ok(whole)
+}
+
+/// The files of `conf.d` beside the main one.
+fn beside(path: &Path) -> Vec<PathBuf> {
+    let directory = path
+        .parent()
+        .unwrap_or_else(|| Path::new(""))
+        .join("conf.d");
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".toml") && !name.starts_with('.')
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+fn read_one(path: &Path) -> Result<String, LoadError> {
+    let name = || path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|source| LoadError::Read {
+        path: name(),
+        source,
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        let bytes = error.as_bytes();
+        LoadError::NotText {
+            path: name(),
+            line: 1 + bytes[..offset].iter().filter(|b| **b == b'\n').count(),
+            offset,
+            byte: bytes[offset],
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, LoadError};
+
+    fn load(main: &str, parts: &[(&str, &str)]) -> Result<Config, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lvsd.toml");
+        std::fs::write(&path, main).unwrap();
+        std::fs::create_dir(directory.path().join("conf.d")).unwrap();
+        for (name, text) in parts {
+            std::fs::write(directory.path().join("conf.d").join(name), text).unwrap();
+        }
+        match Config::load(&path) {
+            Ok((config, _)) => Ok(config),
+            Err(LoadError::Refused(report)) => Err(report.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    const MAIN: &str = "[defaults]\nforward = \"nat\"\n[sysctl]\nsync_version = 1";
+    const PART: &str =
+        "[[service]]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
+
+    #[test]
+    fn files_are_one_configuration_and_keep_their_places() {
+        let second = PART.replace("192.0.2.1", "192.0.2.2");
+        let config = load(
+            MAIN,
+            &[
+                ("b.toml", &second),
+                ("a.toml", PART),
+                ("c.conf", "x"),
+                (".d.toml", "x"),
+            ],
+        );
+        let config = config.unwrap();
+        let places: Vec<String> = config
+            .services
+            .iter()
+            .map(|service| config.files.place(service.line.0))
+            .collect();
+        assert!(places[0].ends_with("conf.d/a.toml:1"), "{places:?}");
+        assert!(places[1].ends_with("conf.d/b.toml:1"), "{places:?}");
+        assert_eq!(
+            config.services[1].address().unwrap().to_string(),
+            "192.0.2.2:80"
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_shown_in_its_file() {
+        for (part, words) in [
+            ("[[service]]\nadress = 1\n", "b.toml:2:1"),
+            ("[[service]\n", "not valid TOML"),
+            ("x = 1\n", "`x` stands in no table"),
+            (
+                "[sysctl]\nsync_version = 0\n",
+                "[sysctl] belongs into the main file",
+            ),
+            (
+                "[[service.server]]\naddress = \"10.0.0.2\"\n",
+                "without a service above it",
+            ),
+        ] {
+            let report = load(MAIN, &[("a.toml", PART), ("b.toml", part)]).unwrap_err();
+            assert!(
+                report.contains(words) && report.contains("conf.d/b.toml"),
+                "{part}: {report}"
+            );
+            assert!(!report.contains("a.toml"), "{part}: {report}");
+        }
+        let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
+        assert!(
+            twice.contains("exists twice") && twice.contains("a.toml"),
+            "{twice}"
+        );
+    }
+}

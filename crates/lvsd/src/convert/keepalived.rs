@@ -1,0 +1,729 @@
+//! keepalived's file: words and blocks, of which the virtual servers are taken.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{
+    ADDRESSES_MAX, INCLUDES_MAX, Server, Service, duration, endpoint, port, quote, scheduler,
+};
+
+/// How deep blocks and includes may be.
+const DEPTH_MAX: usize = 32;
+
+/// A statement: its words, and what stands in its block.
+#[derive(Clone, Debug, Default)]
+struct Item {
+    words: Vec<String>,
+    block: Option<Vec<Self>>,
+}
+
+impl Item {
+    fn name(&self) -> &str {
+        self.words.first().map_or("", String::as_str)
+    }
+
+    fn word(&self, n: usize) -> &str {
+        self.words.get(n).map_or("", String::as_str)
+    }
+
+    fn items(&self) -> &[Self] {
+        self.block.as_deref().unwrap_or_default()
+    }
+
+    fn find(&self, name: &str) -> Option<&Self> {
+        self.items().iter().find(|item| item.name() == name)
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        self.find(name)?.word(1).parse().ok()
+    }
+
+    fn text(&self) -> String {
+        self.words.join(" ")
+    }
+}
+
+type Read = (Vec<Service>, Vec<String>, String);
+
+pub(super) fn read(
+    text: &str,
+    include: &dyn Fn(&str) -> Vec<(String, String)>,
+) -> Result<Read, String> {
+    let mut lost = Vec::new();
+    let mut reader = Reader {
+        include,
+        included: 0,
+        macros: HashMap::new(),
+        lost: &mut lost,
+    };
+    let mut tokens = Vec::new();
+    reader.tokens(text, 0, &mut tokens);
+    let items = items(&mut tokens.into_iter().peekable(), 0)?;
+    let mut groups: HashMap<&str, &Item> = HashMap::new();
+    let mut vrrp = HashSet::new();
+    for item in &items {
+        match item.name() {
+            "virtual_server_group" => {
+                groups.insert(item.word(1), item);
+            }
+            "vrrp_instance" => vrrp.extend(vrrp_addresses(item)),
+            _ => {}
+        }
+    }
+    let mut services = Vec::new();
+    let mut rest = String::new();
+    for item in &items {
+        match item.name() {
+            "virtual_server" => match virtual_server(item, &groups, &vrrp) {
+                Ok(mut all) => services.append(&mut all),
+                Err(why) => lost.push(format!(
+                    "virtual_server {}: {why}",
+                    item.words[1..].join(" ")
+                )),
+            },
+            "virtual_server_group" => {}
+            _ => write(item, 0, &mut rest),
+        }
+    }
+    Ok((services, lost, rest))
+}
+
+struct Reader<'a> {
+    include: &'a dyn Fn(&str) -> Vec<(String, String)>,
+    included: usize,
+    macros: HashMap<String, String>,
+    lost: &'a mut Vec<String>,
+}
+
+/// A word, a brace, or the end of a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    Word(String),
+    Open,
+    Close,
+    End,
+}
+
+impl Reader<'_> {
+    fn tokens(&mut self, text: &str, depth: usize, out: &mut Vec<Token>) {
+        for line in text.lines() {
+            let words = words(line);
+            let first = match words.first() {
+                Some(Token::Word(first)) => first.as_str(),
+                _ => "",
+            };
+            if let (
+                "include" | "includer" | "includem" | "includew" | "includeb" | "includea",
+                Some(Token::Word(pattern)),
+            ) = (first, words.get(1))
+            {
+                let files = (self.include)(pattern);
+                if files.is_empty() || depth >= DEPTH_MAX {
+                    self.lost.push(format!("include {pattern}: no such file"));
+                }
+                for (_, text) in files {
+                    self.included += 1;
+                    if self.included <= INCLUDES_MAX && depth < DEPTH_MAX {
+                        self.tokens(&text, depth + 1, out);
+                    }
+                }
+                continue;
+            }
+            if let Some((name, value)) = first
+                .strip_prefix('$')
+                .and_then(|rest| rest.split_once('='))
+            {
+                let more: Vec<String> = words[1..]
+                    .iter()
+                    .filter_map(|token| match token {
+                        Token::Word(word) => Some(word.clone()),
+                        _ => None,
+                    })
+                    .collect();
+                let value = [&[value.to_owned()][..], &more].concat().join(" ");
+                self.macros.insert(name.to_owned(), value);
+                continue;
+            }
+            if first.starts_with('@') {
+                self.lost
+                    .push(format!("{}: the line is for some hosts only", line.trim()));
+                continue;
+            }
+            for token in words {
+                match token {
+                    Token::Word(word) if word.contains('$') => {
+                        out.push(Token::Word(self.expand(&word)));
+                    }
+                    token => out.push(token),
+                }
+            }
+            out.push(Token::End);
+        }
+    }
+
+    fn expand(&self, word: &str) -> String {
+        let mut text = word.to_owned();
+        for (name, value) in &self.macros {
+            text = text
+                .replace(&format!("${{{name}}}"), value)
+                .replace(&format!("${name}"), value);
+            text.truncate(4096.min(text.len()));
+            while !text.is_char_boundary(text.len()) {
+                text.pop();
+            }
+        }
+        text
+    }
+}
+
+fn words(line: &str) -> Vec<Token> {
+    let mut out = Vec::new();
+    let mut word = String::new();
+    let mut quoted = false;
+    let mut any = false;
+    let finish = |word: &mut String, any: &mut bool, out: &mut Vec<Token>| {
+        if *any {
+            out.push(Token::Word(std::mem::take(word)));
+        }
+        *any = false;
+    };
+    for c in line.chars() {
+        match c {
+            '"' => {
+                quoted = !quoted;
+                any = true;
+            }
+            c if quoted => word.push(c),
+            '!' | '#' => break,
+            '{' if word.ends_with('$') => {
+                word.push(c);
+            }
+            '}' if word.contains("${") => word.push(c),
+            '{' | '}' => {
+                finish(&mut word, &mut any, &mut out);
+                out.push(if c == '{' { Token::Open } else { Token::Close });
+            }
+            c if c.is_whitespace() => finish(&mut word, &mut any, &mut out),
+            c => {
+                word.push(c);
+                any = true;
+            }
+        }
+    }
+    finish(&mut word, &mut any, &mut out);
+    out
+}
+
+/// The words of a check that stand in one line with others.
+const KEYWORDS: [&str; 12] = [
+    "connect_port",
+    "connect_ip",
+    "connect_timeout",
+    "bindto",
+    "retry",
+    "nb_get_retry",
+    "delay_before_retry",
+    "weight",
+    "path",
+    "digest",
+    "status_code",
+    "url",
+];
+
+fn items(
+    tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>,
+    depth: usize,
+) -> Result<Vec<Item>, String> {
+    if depth > DEPTH_MAX {
+        return Err(format!("blocks are deeper than {DEPTH_MAX}"));
+    }
+    let mut all: Vec<Item> = Vec::new();
+    let mut words: Vec<String> = Vec::new();
+    let finish = |words: &mut Vec<String>, all: &mut Vec<Item>| {
+        if !words.is_empty() {
+            all.push(Item {
+                words: std::mem::take(words),
+                block: None,
+            });
+        }
+    };
+    while let Some(token) = tokens.next() {
+        match token {
+            Token::Word(word) => {
+                // Several on one line, as people write small blocks.
+                if depth > 0 && !words.is_empty() && KEYWORDS.contains(&word.as_str()) {
+                    finish(&mut words, &mut all);
+                }
+                words.push(word);
+            }
+            Token::End => finish(&mut words, &mut all),
+            Token::Open => {
+                let block = items(tokens, depth + 1)?;
+                if words.is_empty() {
+                    // The brace stands in a line of its own.
+                    match all.last_mut().filter(|item| item.block.is_none()) {
+                        Some(item) => item.block = Some(block),
+                        None => return Err("a block without a name".to_owned()),
+                    }
+                } else {
+                    all.push(Item {
+                        words: std::mem::take(&mut words),
+                        block: Some(block),
+                    });
+                }
+            }
+            Token::Close => {
+                finish(&mut words, &mut all);
+                return match depth {
+                    0 => Err("a closing brace without an opening one".to_owned()),
+                    _ => Ok(all),
+                };
+            }
+        }
+    }
+    finish(&mut words, &mut all);
+    match depth {
+        0 => Ok(all),
+        _ => Err("the file ends within a block".to_owned()),
+    }
+}
+
+fn write(item: &Item, depth: usize, text: &mut String) {
+    let indent = "    ".repeat(depth);
+    let words: Vec<String> = item
+        .words
+        .iter()
+        .map(
+            |word| match word.contains(char::is_whitespace) || word.is_empty() {
+                true => format!("\"{word}\""),
+                false => word.clone(),
+            },
+        )
+        .collect();
+    text.push_str(&format!("{indent}{}", words.join(" ")));
+    match &item.block {
+        None => text.push('\n'),
+        Some(block) => {
+            text.push_str(" {\n");
+            for item in block {
+                write(item, depth + 1, text);
+            }
+            text.push_str(&format!("{indent}}}\n"));
+        }
+    }
+}
+
+fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
+    let lists = item
+        .items()
+        .iter()
+        .filter(|item| item.name().starts_with("virtual_ipaddress"));
+    lists
+        .flat_map(Item::items)
+        .filter_map(|item| item.name().split('/').next()?.parse().ok())
+        .collect()
+}
+
+/// What a group stands for: addresses with ports, and marks.
+fn group(item: &Item, lost: &mut Vec<String>) -> (Vec<(IpAddr, u16)>, Vec<u32>) {
+    let (mut addresses, mut marks) = (Vec::new(), Vec::new());
+    for item in item.items() {
+        if item.name() == "fwmark" {
+            match item.word(1).parse() {
+                Ok(mark) => marks.push(mark),
+                Err(_) => lost.push(item.text()),
+            }
+            continue;
+        }
+        let port = if item.word(1).is_empty() {
+            Some(0)
+        } else {
+            port(item.word(1))
+        };
+        match (range(item.name()), port) {
+            (Some(ips), Some(port)) if addresses.len() + ips.len() <= ADDRESSES_MAX => {
+                addresses.extend(ips.into_iter().map(|ip| (ip, port)));
+            }
+            _ => lost.push(item.text()),
+        }
+    }
+    (addresses, marks)
+}
+
+/// `192.0.2.1`, `192.0.2.1-10`, `2001:db8::1-a`.
+fn range(text: &str) -> Option<Vec<IpAddr>> {
+    let Some((first, last)) = text.split_once('-') else {
+        return Some(vec![text.split('/').next()?.parse().ok()?]);
+    };
+    match first.parse().ok()? {
+        IpAddr::V4(ip) => {
+            let start = u32::from(ip);
+            let end = (start & !0xff) | u32::from(last.parse::<u8>().ok()?);
+            (start <= end).then(|| (start..=end).map(|ip| Ipv4Addr::from(ip).into()).collect())
+        }
+        IpAddr::V6(ip) => {
+            let start = u128::from(ip);
+            let end = (start & !0xffff) | u128::from(u16::from_str_radix(last, 16).ok()?);
+            (start <= end).then(|| (start..=end).map(|ip| Ipv6Addr::from(ip).into()).collect())
+        }
+    }
+}
+
+fn virtual_server(
+    item: &Item,
+    groups: &HashMap<&str, &Item>,
+    vrrp: &HashSet<IpAddr>,
+) -> Result<Vec<Service>, String> {
+    let mut lost = Vec::new();
+    let (addresses, marks) = match item.word(1) {
+        "group" => {
+            let group_item = groups
+                .get(item.word(2))
+                .ok_or_else(|| format!("there is no group {}", item.word(2)))?;
+            group(group_item, &mut lost)
+        }
+        "fwmark" => {
+            let mark = item.word(2).parse().map_err(|_| "not a mark".to_owned())?;
+            (Vec::new(), vec![mark])
+        }
+        address => {
+            let ip = address
+                .parse()
+                .map_err(|_| format!("{address} is not an address"))?;
+            let port = match item.word(2) {
+                "" => 0,
+                word => port(word).ok_or_else(|| format!("{word} is not a port"))?,
+            };
+            (vec![(ip, port)], Vec::new())
+        }
+    };
+    let mut service = Service {
+        lost: lost
+            .into_iter()
+            .map(|what| format!("{what} of its group"))
+            .collect(),
+        ..Service::default()
+    };
+    settings(item, &mut service);
+    let mut services = Vec::new();
+    // One list of addresses, in which all have the protocol and the family of the servers.
+    if !addresses.is_empty() {
+        let mut one = service.clone();
+        if addresses.iter().any(|(ip, _)| vrrp.contains(ip)) {
+            one.string("vip", "host");
+        }
+        if addresses.iter().any(|(_, port)| *port == 0) && !one.keys.contains_key("persistence") {
+            one.addresses = addresses
+                .iter()
+                .map(|(ip, port)| match (ip, port) {
+                    (IpAddr::V4(ip), 0) => format!("{ip}:*"),
+                    (IpAddr::V6(ip), 0) => format!("[{ip}]:*"),
+                    (ip, port) => endpoint(*ip, *port),
+                })
+                .collect();
+        } else {
+            one.addresses = addresses
+                .iter()
+                .map(|(ip, port)| endpoint(*ip, *port))
+                .collect();
+        }
+        services.push(one);
+    }
+    let six = service
+        .servers
+        .iter()
+        .any(|server| server.address.starts_with('['));
+    for mark in marks {
+        let mut one = service.clone();
+        one.fwmark = Some((mark, six));
+        for key in ["protocol", "vip"] {
+            one.keys.remove(key);
+        }
+        services.push(one);
+    }
+    Ok(services)
+}
+
+fn method(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "NAT" => "nat",
+        "DR" => "dr",
+        "TUN" => "tun",
+        _ => return None,
+    })
+}
+
+fn settings(item: &Item, service: &mut Service) {
+    service.string("forward", "nat");
+    let delay = item.number("delay_loop").unwrap_or(60.0);
+    let inhibit = item.find("inhibit_on_failure").is_some();
+    let mut flags: Vec<&str> = Vec::new();
+    let (mut quorum, mut hysteresis) = (None, 0);
+    for item in item.items() {
+        let value = item.word(1);
+        match item.name() {
+            "delay_loop" | "inhibit_on_failure" | "retry" | "delay_before_retry"
+            | "connect_timeout" => {}
+            "lb_algo" | "lvs_sched" => match scheduler(value) {
+                Ok(name) => service.string("scheduler", name),
+                Err(why) => service.lose(why),
+            },
+            "lb_kind" | "lvs_method" => match method(value) {
+                Some(method) => {
+                    service.string("forward", method);
+                    if let Some(kind) = item.words.get(2..).filter(|rest| !rest.is_empty()) {
+                        service.lose(format!(
+                            "tunnel {}; see `tunnel` in the documentation",
+                            kind.join(" ")
+                        ));
+                    }
+                }
+                None => service.lose(item.text()),
+            },
+            "protocol" => match value {
+                "TCP" | "tcp" => {}
+                "UDP" | "udp" => service.string("protocol", "udp"),
+                "SCTP" | "sctp" => service.string("protocol", "sctp"),
+                _ => service.lose(item.text()),
+            },
+            "persistence_timeout" => {
+                let seconds: u64 = value.parse().unwrap_or(360);
+                let mask = service.keys.remove("persistence");
+                let timeout = format!(
+                    "timeout = {}",
+                    duration_whole(seconds.clamp(1, 31 * 86_400))
+                );
+                service.keys.insert("persistence", merge(mask, timeout));
+            }
+            "persistence_granularity" => {
+                let before = service.keys.remove("persistence");
+                service.keys.insert(
+                    "persistence",
+                    merge(before, format!("netmask = {}", quote(value))),
+                );
+            }
+            "persistence_engine" => {
+                let before = service.keys.remove("persistence");
+                service.keys.insert(
+                    "persistence",
+                    merge(before, format!("engine = {}", quote(value))),
+                );
+            }
+            "ops" => {
+                service.keys.insert("one_packet", "true".to_owned());
+            }
+            "hashed" | "flag-1" => flags.push("flag-1"),
+            "flag-2" => flags.push("flag-2"),
+            "flag-3" => flags.push("flag-3"),
+            "sh-port" => flags.push("sh-port"),
+            "sh-fallback" => flags.push("sh-fallback"),
+            "mh-port" => flags.push("mh-port"),
+            "mh-fallback" => flags.push("mh-fallback"),
+            "quorum" => quorum = value.parse::<u32>().ok().filter(|n| *n > 0),
+            "hysteresis" => hysteresis = value.parse().unwrap_or(0),
+            "sorry_server" => match (value.parse::<IpAddr>(), port(item.word(2))) {
+                (Ok(ip), Some(port)) => service.string("sorry", &endpoint(ip, port)),
+                _ => service.lose(item.text()),
+            },
+            "real_server" => {
+                let server = real_server(item, delay, inhibit);
+                match server {
+                    Ok(server) => service.servers.push(server),
+                    Err(why) => service.lose(why),
+                }
+            }
+            // Checks decide from the start here, and nothing waits.
+            "alpha" | "warmup" => {}
+            "quorum_up" | "quorum_down" => service.lose(format!(
+                "{}: see `notify` in [lvsd], for all events of all services",
+                item.text()
+            )),
+            "" => {}
+            _ => service.lose(item.text()),
+        }
+    }
+    if let Some(quorum) = quorum {
+        let (up, down) = (
+            quorum.saturating_add(hysteresis),
+            quorum.saturating_sub(hysteresis).max(1),
+        );
+        let value = match up == down {
+            true => up.to_string(),
+            false => format!("{{ up = {up}, down = {down} }}"),
+        };
+        service.keys.insert("quorum", value);
+        let weighted = service
+            .servers
+            .iter()
+            .any(|s| s.keys.get("weight").is_some_and(|w| w != "1"));
+        if weighted {
+            service.lose(format!(
+                "quorum {quorum}: it counts servers here, and not their weights"
+            ));
+        }
+    }
+    if !flags.is_empty() {
+        let all: Vec<String> = flags.iter().map(|flag| quote(flag)).collect();
+        service
+            .keys
+            .insert("scheduler_flags", format!("[{}]", all.join(", ")));
+    }
+    let all_inhibit = inhibit
+        || (!service.servers.is_empty()
+            && service
+                .servers
+                .iter()
+                .all(|s| s.keys.contains_key("inhibit")));
+    for server in &mut service.servers {
+        let own = server.keys.remove("inhibit").is_some();
+        if own && !all_inhibit {
+            server.lost.push(
+                "inhibit_on_failure: set on_check_failure = \"quiesce\" for the service".to_owned(),
+            );
+        }
+    }
+    service.string(
+        "on_check_failure",
+        if all_inhibit { "quiesce" } else { "remove" },
+    );
+}
+
+fn duration_whole(seconds: u64) -> String {
+    quote(&format!("{seconds}s"))
+}
+
+/// A key more in an inline table.
+fn merge(before: Option<String>, key: String) -> String {
+    let inner = before.map(|before| before.trim_matches(['{', '}', ' ']).to_owned());
+    match inner {
+        Some(inner) => format!("{{ {inner}, {key} }}"),
+        None => format!("{{ {key} }}"),
+    }
+}
+
+fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String> {
+    let bad = || {
+        format!(
+            "real_server {}: not an address and a port",
+            item.words[1..].join(" ")
+        )
+    };
+    let ip: IpAddr = item.word(1).parse().map_err(|_| bad())?;
+    let port = match item.word(2) {
+        "" => 0,
+        word => port(word).ok_or_else(bad)?,
+    };
+    let mut server = Server {
+        address: match port {
+            0 => match ip {
+                IpAddr::V4(ip) => ip.to_string(),
+                IpAddr::V6(ip) => format!("[{ip}]"),
+            },
+            port => endpoint(ip, port),
+        },
+        ..Server::default()
+    };
+    if inhibit {
+        server.keys.insert("inhibit", String::new());
+    }
+    for item in item.items() {
+        let value = item.word(1);
+        let number = || value.parse::<u32>().ok();
+        match item.name() {
+            "weight" => match value.parse::<i32>() {
+                Ok(weight) if weight >= 0 => {
+                    server.keys.insert("weight", weight.to_string());
+                }
+                _ => server.lost.push(item.text()),
+            },
+            "inhibit_on_failure" => {
+                server.keys.insert("inhibit", String::new());
+            }
+            "uthreshold" | "lthreshold" => match number() {
+                Some(number) => {
+                    let key = if item.name() == "uthreshold" {
+                        "upper"
+                    } else {
+                        "lower"
+                    };
+                    server.keys.insert(key, number.to_string());
+                }
+                None => server.lost.push(item.text()),
+            },
+            "lb_kind" | "lvs_method" => match method(value) {
+                Some(method) => {
+                    server.keys.insert("forward", quote(method));
+                }
+                None => server.lost.push(item.text()),
+            },
+            "TCP_CHECK" | "HTTP_GET" | "SSL_GET" | "SMTP_CHECK" => {
+                if item.name() != "TCP_CHECK" {
+                    server.lost.push(format!(
+                        "{}: a TCP connection is tried in its place",
+                        item.name()
+                    ));
+                }
+                server.check = tcp_check(item, delay, port, &mut server.lost);
+            }
+            "delay_loop" | "retry" | "delay_before_retry" | "connect_timeout" | "alpha"
+            | "warmup" => {}
+            name if name.ends_with("_CHECK") => {
+                server
+                    .lost
+                    .push(format!("{name}: the server is not checked"));
+                if server.check.is_empty() {
+                    server.check.insert("none", String::new());
+                }
+            }
+            "" => {}
+            _ => server.lost.push(item.text()),
+        }
+    }
+    Ok(server)
+}
+
+fn tcp_check(
+    item: &Item,
+    delay: f64,
+    server_port: u16,
+    lost: &mut Vec<String>,
+) -> BTreeMap<&'static str, String> {
+    let mut check = BTreeMap::new();
+    let own = item
+        .find("connect_port")
+        .and_then(|item| port(item.word(1)));
+    if own.is_none() && server_port == 0 {
+        lost.push(format!(
+            "{}: without a port nothing can be checked",
+            item.name()
+        ));
+        check.insert("none", String::new());
+        return check;
+    }
+    check.insert("type", quote("tcp"));
+    if let Some(port) = own.filter(|port| *port != 0) {
+        check.insert("port", port.to_string());
+    }
+    for name in ["connect_ip", "bindto", "bind_port", "bind_if", "fwmark"] {
+        if let Some(item) = item.find(name) {
+            lost.push(item.text());
+        }
+    }
+    let interval = item
+        .number("delay_loop")
+        .unwrap_or(delay)
+        .clamp(0.01, 86_400.0);
+    let timeout = item
+        .number("connect_timeout")
+        .unwrap_or(5.0)
+        .clamp(0.01, 600.0);
+    let retry = item
+        .number("retry")
+        .or_else(|| item.number("nb_get_retry"))
+        .unwrap_or(1.0);
+    check.insert("interval", duration(interval));
+    check.insert("timeout", duration(timeout.min(interval)));
+    check.insert("rise", "1".to_owned());
+    check.insert("fall", format!("{:.0}", (retry + 1.0).clamp(1.0, 1000.0)));
+    check
+}

@@ -1,0 +1,116 @@
+//! The file of the configure script of the LVS HOWTO: lines of `NAME=words`.
+
+use std::net::IpAddr;
+
+use super::{Server, Service, endpoint, port, quote, scheduler};
+
+pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
+    let mut lost = Vec::new();
+    let mut vips: Vec<IpAddr> = Vec::new();
+    let mut forward = "dr";
+    let mut services = Vec::new();
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        let Some((name, value)) = line.split_once('=') else {
+            if !line.is_empty() {
+                lost.push(line.to_owned());
+            }
+            continue;
+        };
+        let words: Vec<&str> = value.split_whitespace().collect();
+        match name.trim() {
+            "LVS_TYPE" => match value.trim() {
+                "VS_NAT" => forward = "nat",
+                "VS_DR" => forward = "dr",
+                "VS_TUN" => forward = "tun",
+                _ => lost.push(line.to_owned()),
+            },
+            // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
+            "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
+                Some(vip) => vips.push(vip),
+                None => lost.push(format!("{line}: names are not resolved; write the address")),
+            },
+            "SERVICE" => match service(&words, &vips) {
+                Ok(service) => services.push(service),
+                Err(why) => lost.push(format!("{line}: {why}")),
+            },
+            // The state at the start, and what the script does around it.
+            "INITIAL_STATE" | "CLEAR_IPVS_TABLES" => {}
+            "DIP"
+            | "DIRECTOR_INSIDEIP"
+            | "DIRECTOR_GW"
+            | "DIRECTOR_DEFAULT_GW"
+            | "SERVER_VIP_DEVICE"
+            | "SERVER_NET_DEVICE"
+            | "SERVER_DEFAULT_GW"
+            | "SERVER_GW"
+            | "RUN_REALSERVERS_CONF" => {
+                lost.push(format!(
+                    "{line}: addresses and routes are the host's (`lvsadm realserver-setup`)"
+                ));
+            }
+            _ => lost.push(line.to_owned()),
+        }
+    }
+    for service in &mut services {
+        service.string("forward", forward);
+    }
+    (services, lost, String::new())
+}
+
+/// `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
+fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
+    let [protocol, service_port, algorithm, servers @ ..] = words else {
+        return Err("it has a protocol, a port, a scheduler and servers".to_owned());
+    };
+    let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
+    if vips.is_empty() {
+        return Err("there is no VIP above it".to_owned());
+    }
+    let mut service = Service {
+        addresses: vips.iter().map(|vip| endpoint(*vip, port_number)).collect(),
+        ..Service::default()
+    };
+    match *protocol {
+        "t" => {}
+        "u" => service.string("protocol", "udp"),
+        other => return Err(format!("{other} is not a protocol")),
+    }
+    match scheduler(algorithm) {
+        Ok(name) => service.string("scheduler", name),
+        Err(why) => service.lose(why),
+    }
+    for word in servers {
+        let (target, weight) = match word.split_once(',') {
+            Some((target, weight)) => (target, Some(weight)),
+            None => (*word, None),
+        };
+        let (host, own) = match target.rsplit_once(':') {
+            Some((host, word)) if target.parse::<IpAddr>().is_err() => (host, Some(word)),
+            _ => (target, None),
+        };
+        let ip: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
+        let own_port = own.map_or(Some(port_number), port);
+        let (Ok(ip), Some(number)) = (ip, own_port) else {
+            service.lose(format!(
+                "server {word}: names are not resolved; write the address"
+            ));
+            continue;
+        };
+        let mut server = Server {
+            address: endpoint(ip, number),
+            ..Server::default()
+        };
+        match weight.map(str::parse::<u32>) {
+            None => {}
+            Some(Ok(weight)) => {
+                server.keys.insert("weight", weight.to_string());
+            }
+            Some(Err(_)) => server
+                .lost
+                .push(format!("weight {}", quote(weight.unwrap_or_default()))),
+        }
+        service.servers.push(server);
+    }
+    Ok(service)
+}

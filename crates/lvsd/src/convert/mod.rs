@@ -1,0 +1,446 @@
+//! Other programs' files as lvsd's: keepalived's virtual servers, ldirectord's, and those of the
+//! configure script of the LVS HOWTO.
+//!
+//! What has no counterpart stands as a comment beside what it was said of, and is counted.
+
+mod keepalived;
+mod ldirectord;
+mod lvs_conf;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use lvs_core::sched::BUILT_IN;
+
+/// What came of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Converted {
+    /// The file for `lvsd`.
+    pub toml: String,
+    /// What has no counterpart, in words; each is in the file, too.
+    pub lost: Vec<String>,
+    /// Of keepalived's file, what is not about virtual servers.
+    pub rest: String,
+}
+
+/// A kind of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `keepalived.conf`.
+    Keepalived,
+    /// `ldirectord.cf`.
+    Ldirectord,
+    /// `lvs.conf`.
+    LvsConf,
+}
+
+/// What kind of file it is, by its name and then by its text.
+pub fn kind(name: &str, text: &str) -> Option<Kind> {
+    let base = Path::new(name)
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    if base.contains("keepalived") {
+        return Some(Kind::Keepalived);
+    }
+    if base.contains("ldirectord") {
+        return Some(Kind::Ldirectord);
+    }
+    let has = |word: &str| text.lines().any(|line| line.trim_start().starts_with(word));
+    if has("virtual_server") || has("vrrp_") || has("global_defs") {
+        Some(Kind::Keepalived)
+    } else if has("LVS_TYPE") || has("SERVICE=") {
+        Some(Kind::LvsConf)
+    } else if has("virtual") {
+        Some(Kind::Ldirectord)
+    } else {
+        None
+    }
+}
+
+/// The longest file: what is longer is none of these.
+pub const LENGTH_MAX: u64 = 16 << 20;
+/// Files that may be included, and how deep.
+const INCLUDES_MAX: usize = 256;
+/// Addresses that ranges and groups may stand for.
+const ADDRESSES_MAX: usize = 65_536;
+
+/// Converts the text of the file `name`; `include` gives the files that a pattern stands for.
+///
+/// # Errors
+/// It is not such a file, in words.
+pub fn convert(
+    kind: Kind,
+    name: &str,
+    text: &str,
+    include: &dyn Fn(&str) -> Vec<(String, String)>,
+) -> Result<Converted, String> {
+    let (services, mut lost, rest) = match kind {
+        Kind::Keepalived => keepalived::read(text, include)?,
+        Kind::Ldirectord => ldirectord::read(text),
+        Kind::LvsConf => lvs_conf::read(text),
+    };
+    let mut toml = format!(
+        "# From {}, by `lvsd convert`. Check it with `lvsd --check-config`.\n",
+        printable(name)
+    );
+    for line in &lost {
+        let _ = writeln!(toml, "# NOT CONVERTED: {}", printable(line));
+    }
+    for service in &services {
+        service.write(&mut toml);
+        lost.extend(service.all_lost());
+    }
+    if services.is_empty() {
+        return Err(format!("there is no virtual server in {name}"));
+    }
+    Ok(Converted { toml, lost, rest })
+}
+
+/// A service.
+#[derive(Clone, Debug, Default)]
+struct Service {
+    addresses: Vec<String>,
+    fwmark: Option<(u32, bool)>,
+    /// Its keys and their values, in TOML.
+    keys: BTreeMap<&'static str, String>,
+    check: BTreeMap<&'static str, String>,
+    servers: Vec<Server>,
+    lost: Vec<String>,
+}
+
+/// A server.
+#[derive(Clone, Debug, Default)]
+struct Server {
+    address: String,
+    keys: BTreeMap<&'static str, String>,
+    /// Its own check; empty for the service's.
+    check: BTreeMap<&'static str, String>,
+    lost: Vec<String>,
+}
+
+impl Service {
+    fn string(&mut self, key: &'static str, value: &str) {
+        self.keys.insert(key, quote(value));
+    }
+
+    fn lose(&mut self, what: impl Into<String>) {
+        self.lost.push(what.into());
+    }
+
+    fn all_lost(&self) -> Vec<String> {
+        let name = self.addresses.first().cloned();
+        let name = name.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0));
+        let own = self.lost.iter().map(|lost| format!("{name}: {lost}"));
+        let of_servers = self.servers.iter().flat_map(|server| {
+            let name = &name;
+            server
+                .lost
+                .iter()
+                .map(move |lost| format!("{name}, {}: {lost}", server.address))
+        });
+        own.chain(of_servers).collect()
+    }
+
+    fn write(&self, text: &mut String) {
+        text.push_str("\n[[service]]\n");
+        for lost in &self.lost {
+            let _ = writeln!(text, "# NOT CONVERTED: {}", printable(lost));
+        }
+        match (self.addresses.as_slice(), self.fwmark) {
+            ([one], _) => {
+                let _ = writeln!(text, "address = {}", quote(one));
+            }
+            ([], Some((mark, six))) => {
+                let _ = writeln!(text, "fwmark = {mark}");
+                if six {
+                    text.push_str("family = \"ipv6\"\n");
+                }
+            }
+            (many, _) => {
+                let all: Vec<String> = many.iter().map(|one| quote(one)).collect();
+                let _ = writeln!(text, "address = [{}]", all.join(", "));
+            }
+        }
+        for (key, value) in &self.keys {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        if !self.check.is_empty() {
+            let _ = writeln!(text, "check = {}", table(&self.check));
+        }
+        for server in &self.servers {
+            text.push_str("[[service.server]]\n");
+            for lost in &server.lost {
+                let _ = writeln!(text, "# NOT CONVERTED: {}", printable(lost));
+            }
+            let _ = writeln!(text, "address = {}", quote(&server.address));
+            for (key, value) in &server.keys {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+            if !server.check.is_empty() {
+                let _ = writeln!(text, "check = {}", table(&server.check));
+            }
+        }
+    }
+}
+
+fn table(keys: &BTreeMap<&'static str, String>) -> String {
+    let type_first = keys.iter().filter(|(key, _)| **key == "type");
+    let rest = keys.iter().filter(|(key, _)| **key != "type");
+    let all: Vec<String> = type_first
+        .chain(rest)
+        .map(|(key, value)| format!("{key} = {value}"))
+        .collect();
+    match keys.get("none") {
+        Some(_) => "\"none\"".to_owned(),
+        None => format!("{{ {} }}", all.join(", ")),
+    }
+}
+
+/// A basic string of TOML.
+fn quote(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// For a comment: one line.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+fn duration(seconds: f64) -> String {
+    let milliseconds = (seconds.clamp(0.0, 86_400.0 * 31.0) * 1000.0).round();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "within a month"
+    )]
+    let milliseconds = milliseconds as u64;
+    match milliseconds % 1000 {
+        0 => quote(&format!("{}s", milliseconds / 1000)),
+        _ => quote(&format!("{milliseconds}ms")),
+    }
+}
+
+/// A scheduler of ours, or what to say.
+fn scheduler(word: &str) -> Result<&'static str, String> {
+    let about = BUILT_IN.iter().find(|about| about.name == word);
+    about
+        .map(|about| about.name)
+        .ok_or_else(|| format!("scheduler {word}: there is none of this name; wlc is used"))
+}
+
+/// A port by number, or by one of the names that such files have.
+fn port(word: &str) -> Option<u16> {
+    if let Ok(port) = word.parse() {
+        return Some(port);
+    }
+    let known = [
+        ("http", 80),
+        ("https", 443),
+        ("www", 80),
+        ("ftp", 21),
+        ("ssh", 22),
+        ("telnet", 23),
+        ("smtp", 25),
+        ("domain", 53),
+        ("pop3", 110),
+        ("imap", 143),
+        ("imap2", 143),
+        ("ldap", 389),
+        ("imaps", 993),
+        ("pop3s", 995),
+        ("mysql", 3306),
+        ("postgresql", 5432),
+        ("sip", 5060),
+        ("squid", 3128),
+    ];
+    let found = known.iter().find(|(name, _)| *name == word);
+    found.map(|(_, port)| *port).or_else(|| {
+        let services = std::fs::read_to_string("/etc/services").ok()?;
+        services.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            let (name, port) = (words.next()?, words.next()?);
+            (name == word).then(|| port.split('/').next()?.parse().ok())?
+        })
+    })
+}
+
+/// An address and a port in TOML's words.
+fn endpoint(ip: std::net::IpAddr, port: u16) -> String {
+    std::net::SocketAddr::new(ip, port).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn none(_: &str) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    fn converted(kind: Kind, text: &str) -> (Converted, Config) {
+        let converted =
+            convert(kind, "some.conf", text, &none).unwrap_or_else(|why| panic!("{why}"));
+        let config = Config::from_toml("converted.toml", &converted.toml);
+        let (config, _) = config.unwrap_or_else(|report| panic!("{}\n{report}", converted.toml));
+        (converted, config)
+    }
+
+    const KEEPALIVED: &str = r#"
+! Configuration File
+global_defs { router_id LVS_DEVEL }
+vrrp_instance VI_1 {
+    interface eth0
+    virtual_ipaddress {
+        192.0.2.10/24
+    }
+}
+virtual_server_group web {
+    192.0.2.10 80
+    192.0.2.20-22 443
+}
+virtual_server group web {
+    delay_loop 6
+    lvs_sched rr
+    lvs_method NAT
+    persistence_timeout 50
+    protocol TCP
+    sorry_server 10.0.0.200 80
+    quorum 2
+    real_server 10.0.0.11 80 {
+        weight 3
+        inhibit_on_failure
+        HTTP_GET {
+            url { path / 
+                  digest 640205b7b0fc66c1ea91c463fac6334d }
+            connect_timeout 3
+            retry 2
+        }
+    }
+    real_server 10.0.0.12 80 { TCP_CHECK { connect_port 8080 connect_timeout 2 } }
+}
+virtual_server fwmark 7
+{
+    lb_algo wlc
+    lb_kind DR
+    real_server 10.0.0.11 0 { weight 1 }
+}
+"#;
+
+    #[test]
+    fn keepalived() {
+        let (done, config) = converted(Kind::Keepalived, KEEPALIVED);
+        assert_eq!(config.services.len(), 4 + 1);
+        let web = &config.services[0];
+        assert_eq!(web.servers.len(), 2);
+        assert_eq!((web.quorum.up, web.config.timeout), (2, 50));
+        assert!(web.sorry.is_some());
+        assert_eq!(web.vip, crate::config::VipMode::Host, "VRRP has it");
+        assert!(
+            done.lost.iter().any(|lost| lost.contains("HTTP_GET")),
+            "{:?}",
+            done.lost
+        );
+        assert!(
+            done.rest.contains("vrrp_instance VI_1") && !done.rest.contains("real_server"),
+            "{}",
+            done.rest
+        );
+    }
+
+    #[test]
+    fn ldirectord() {
+        let text = "checktimeout=3\ncheckinterval=1\nquiescent=yes\nlogfile=\"local0\"\n\
+             virtual=192.0.2.10:http\n\
+             \treal=10.0.0.11:80 gate 5\n\treal=10.0.0.12->10.0.0.14:80 gate\n\
+             \tfallback=127.0.0.1:80 gate\n\tservice=http\n\tscheduler=wrr\n\tprotocol=tcp\n\tchecktype=negotiate\n\
+             \trequest=\"index.html\"\n\tpersistent=600\n\
+             virtual=3\n\treal=10.0.0.11 masq\n\tprotocol=fwm\n\tchecktype=off\n";
+        let (done, config) = converted(Kind::Ldirectord, text);
+        assert_eq!(config.services.len(), 2);
+        assert_eq!(config.services[0].servers.len(), 4);
+        assert_eq!(config.services[0].servers[0].config.weight, 5);
+        assert!(
+            done.lost.iter().any(|lost| lost.contains("negotiate")),
+            "{:?}",
+            done.lost
+        );
+        assert!(config.services[1].servers[0].check.is_none());
+    }
+
+    #[test]
+    fn lvs_conf() {
+        let text = "#lvs_nat.conf\nLVS_TYPE=VS_NAT\nINITIAL_STATE=on\nVIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110\n\
+             DIP=eth0 192.168.1.9 192.168.1.0 255.255.255.0 192.168.1.255\n\
+             SERVICE=t telnet rr 10.1.1.2:telnet 10.1.1.3\nSERVICE=u 53 wlc 10.1.1.2:53,3\n";
+        let (done, config) = converted(Kind::LvsConf, text);
+        assert_eq!(config.services.len(), 2);
+        assert_eq!(config.services[1].servers[0].config.weight, 3);
+        assert!(
+            done.lost.iter().any(|lost| lost.contains("DIP")),
+            "{:?}",
+            done.lost
+        );
+    }
+
+    #[test]
+    fn kinds_are_told_apart() {
+        assert_eq!(
+            kind("/etc/keepalived/keepalived.conf", ""),
+            Some(Kind::Keepalived)
+        );
+        assert_eq!(kind("x", "LVS_TYPE=VS_DR\n"), Some(Kind::LvsConf));
+        assert_eq!(kind("x", "virtual = 1.2.3.4:80\n"), Some(Kind::Ldirectord));
+        assert_eq!(kind("x", "hello"), None);
+    }
+
+    proptest! {
+        /// Nothing panics, and what comes out is TOML that `lvsd` reads as far as words go.
+        #[test]
+        fn anything_goes(
+            words in proptest::collection::vec(
+                prop_oneof![
+                    "[a-z0-9.:{}=,!#\"\n\\-> \t]{0,12}",
+                    Just("virtual_server 192.0.2.1 80 {\n".to_owned()),
+                    Just("real_server 10.0.0.1 80 {\n".to_owned()),
+                    Just("TCP_CHECK {\n".to_owned()),
+                    Just("}\n".to_owned()),
+                    Just("\nvirtual=192.0.2.1:80\n".to_owned()),
+                    Just("\n\treal=10.0.0.1:80 masq\n".to_owned()),
+                    Just("\nSERVICE=t 80 rr 10.0.0.1\n".to_owned()),
+                    Just("\nVIP=eth0:1 192.0.2.1\n".to_owned()),
+                    Just("quorum 5\n".to_owned()),
+                ],
+                0..40,
+            ),
+        ) {
+            let text = words.concat();
+            for kind in [Kind::Keepalived, Kind::Ldirectord, Kind::LvsConf] {
+                if let Ok(done) = convert(kind, "x", &text, &none) {
+                    let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
+                    prop_assert!(parsed.is_ok(), "{}", done.toml);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! What people ask over the control socket, and what they are told.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use lvs_core::api::ServiceId;
+use lvs_dataplane::control::daemon::{
+    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, Reloaded, ServerStatus,
+    ServiceStatus, Status,
+};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::Daemon;
+use crate::admin::unix_time;
+use crate::config::Service;
+use crate::decide::{self, Decision, ServerView};
+use crate::door::{Asked, answer};
+use crate::engine::Found;
+use crate::events::About;
+use crate::health::Prober;
+use crate::reconcile::Health;
+use crate::words::counted;
+
+/// The next request; none ever without a socket.
+pub(super) async fn next(asks: &mut Option<mpsc::Receiver<Asked>>) -> Option<Asked> {
+    match asks {
+        Some(asks) => asks.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl<P: Prober> Daemon<P> {
+    pub(super) fn take_ask(&mut self, asked: Asked) {
+        let Asked { ask, uid, reply } = asked;
+        let result = match ask {
+            Ask::Status {} => answer(&self.status_of_all()),
+            Ask::Admin(spec) => match self.set_admin(spec, uid) {
+                Ok(done) => answer(&done),
+                Err(why) => Err(why),
+            },
+            Ask::Reload { force } => {
+                self.reloads.push(reply);
+                self.reload(force);
+                return;
+            }
+            Ask::Events {} => Err("events are told elsewhere".to_owned()),
+        };
+        // Whoever asked may have gone.
+        let _ = reply.send(result);
+    }
+
+    /// Tells those who wait that the reload is done, and what came of it.
+    pub(super) fn answer_reloads(&mut self) {
+        for reply in std::mem::take(&mut self.reloads) {
+            let message = self.load_status.message.clone();
+            let _ = reply.send(match self.load_status.ok {
+                true => answer(&Reloaded { message }),
+                false => Err(message),
+            });
+        }
+    }
+
+    fn set_admin(&mut self, mut spec: AdminSpec, uid: u32) -> Result<AdminDone, String> {
+        let (target, state) = (spec.target, spec.state);
+        let mut servers: Vec<(ServiceId, std::net::SocketAddr)> = Vec::new();
+        for service in &self.config.services {
+            let all = service.servers.iter().map(|server| server.address);
+            let matching = all.filter(|server| target.has(service.id, *server));
+            servers.extend(matching.map(|server| (service.id, server)));
+        }
+        if servers.is_empty() && state != AdminState::Ready {
+            return Err(format!(
+                "{} has no server {target}; `lvsd status` lists them",
+                self.config.path
+            ));
+        }
+        spec.who = spec.who.or_else(|| Some(format!("uid {uid}")));
+        let why = spec.why.clone();
+        let who = spec.who.clone().unwrap_or_default();
+        self.admin.set(spec, unix_time())?;
+        let mut warnings: Vec<String> = self.admin.keep().err().into_iter().collect();
+        if state == AdminState::Ready {
+            self.readied.extend(servers.iter().copied());
+            // A wish for more than this, or for less, may still be there.
+            let others: HashSet<String> = servers
+                .iter()
+                .filter_map(|(service, server)| self.admin.of(*service, *server))
+                .map(|entry| {
+                    let state = entry.spec.state.name();
+                    format!(
+                        "{state} still holds for {}: {}",
+                        entry.spec.target,
+                        said(entry)
+                    )
+                })
+                .collect();
+            warnings.extend(others);
+        }
+        let reason = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let words = match state {
+            AdminState::Ready => format!("{target} may have connections again, says {who}"),
+            AdminState::Drain => format!("{target} is drained by {who}{reason}"),
+            AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
+        };
+        tracing::warn!("{words}");
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        let about = match servers.as_slice() {
+            [(service, server)] => About {
+                service: self.name(service).map(|name| (name, *service)),
+                server: Some(*server),
+            },
+            _ => About::default(),
+        };
+        let mut events = self.events.clone();
+        events.tell("admin", about, words);
+        self.events = events;
+        self.goal_changed();
+        Ok(AdminDone { servers, warnings })
+    }
+
+    fn name(&self, id: &ServiceId) -> Option<&str> {
+        let service = self
+            .config
+            .services
+            .iter()
+            .find(|service| service.id == *id);
+        service.map(|service| service.name.as_str())
+    }
+
+    /// Forgets the wishes whose time is over.
+    pub(super) fn expire(&mut self) {
+        let over = self.admin.expire(unix_time());
+        if over.is_empty() {
+            return;
+        }
+        for entry in &over {
+            let words = format!(
+                "the {} of {} is over ({})",
+                entry.spec.state.name(),
+                entry.spec.target,
+                said(entry)
+            );
+            tracing::warn!("{words}");
+            self.events.tell("admin", About::default(), words);
+        }
+        if let Err(why) = self.admin.keep() {
+            tracing::warn!("{why}");
+        }
+        self.goal_changed();
+    }
+
+    /// Takes what was found in the engine.
+    pub(super) fn take_found(&mut self, found: &Arc<Found>, now: Instant) {
+        self.found = (Arc::clone(found), Some(now));
+    }
+
+    /// Takes whether the engine answers.
+    pub(super) fn take_contact(&mut self, contact: (Option<u32>, bool)) {
+        if self.contact.1 != contact.1 {
+            let pid = contact
+                .0
+                .map(|pid| format!(" (pid {pid})"))
+                .unwrap_or_default();
+            let (event, words) = match contact.1 {
+                true => ("engine_found", format!("the engine{pid} answers")),
+                false => ("engine_lost", "the engine is lost".to_owned()),
+            };
+            self.events.tell(event, About::default(), words);
+        }
+        self.contact = contact;
+    }
+
+    /// Decides about all services, and tells what is new.
+    pub(super) fn decide(&mut self) {
+        let mut news = Vec::new();
+        for service in &self.config.services {
+            let views = self.views(service);
+            let before = self.decisions.get(&service.id).copied().unwrap_or_default();
+            let settled = self.is_settled(service);
+            let now = decide::decide(service, &views, settled, before);
+            if now != before {
+                let usable = decide::usable(&views);
+                news.push((service.id, service.name.clone(), before, now, usable));
+            }
+            self.decisions.insert(service.id, now);
+        }
+        for (id, name, before, now, usable) in news {
+            self.tell_decision(id, &name, before, now, usable);
+        }
+    }
+
+    fn tell_decision(
+        &mut self,
+        id: ServiceId,
+        name: &str,
+        before: Decision,
+        now: Decision,
+        usable: usize,
+    ) {
+        let servers = counted(usable, "usable server");
+        let mut tell = |event: &str, words: String| {
+            tracing::warn!(service = %name, "{words}");
+            let about = About {
+                service: Some((name, id)),
+                server: None,
+            };
+            self.events.tell(event, about, words);
+        };
+        match (before.quorum, now.quorum) {
+            (true, false) => tell(
+                "quorum_lost",
+                format!("{servers}: the service is below its quorum"),
+            ),
+            (false, true) => tell(
+                "quorum_gained",
+                format!("{servers}: the service has its quorum"),
+            ),
+            _ => {}
+        }
+        match (before.panic, now.panic) {
+            (false, true) => tell(
+                "panic_on",
+                format!("{servers}, less than `min_share`: all servers are taken to be up"),
+            ),
+            (true, false) => tell(
+                "panic_off",
+                format!("{servers}: those that are down get no connections again"),
+            ),
+            _ => {}
+        }
+        match (before.sorry, now.sorry) {
+            (false, true) => tell("sorry_on", "the sorry server serves".to_owned()),
+            (true, false) => tell("sorry_off", "the sorry server serves no longer".to_owned()),
+            _ => {}
+        }
+        match (before.withdrawn, now.withdrawn) {
+            (false, true) => tell("vip_withdrawn", "the VIP is given up".to_owned()),
+            (true, false) => tell("vip_owned", "the VIP is owned again".to_owned()),
+            _ => {}
+        }
+    }
+
+    fn views(&self, service: &Service) -> Vec<ServerView> {
+        let by_hand = &self.found.0.drained;
+        let view = |server: &crate::config::Server| {
+            let key = (service.id, server.address);
+            ServerView {
+                health: self.health(&key),
+                wanted: server.config.weight != 0
+                    && self.admin.state(key.0, key.1) == AdminState::Ready
+                    && (!by_hand.contains(&key) || self.readied.contains(&key)),
+            }
+        };
+        service.servers.iter().map(view).collect()
+    }
+
+    fn status_of_all(&self) -> Status {
+        let (found, seen) = &self.found;
+        Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config: self.options.path.display().to_string(),
+            uptime: self.started.elapsed().as_secs(),
+            loaded: self.load_status.clone(),
+            engine: EngineStatus {
+                connected: self.contact.1,
+                pid: self.contact.0,
+                seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
+                vips: found.vips.iter().copied().collect(),
+            },
+            services: self
+                .config
+                .services
+                .iter()
+                .map(|service| self.status_of(service))
+                .collect(),
+            admin: self.admin.entries().cloned().collect(),
+            drift: found.drift.clone(),
+            refused: found.refused.clone(),
+            check_lag_ms: u64::try_from(self.checks.peek_lag().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn status_of(&self, service: &Service) -> ServiceStatus {
+        let found = &self.found.0;
+        let decision = self.decisions.get(&service.id).copied().unwrap_or_default();
+        let drained: HashSet<_> = found.drained.iter().collect();
+        let mut servers: Vec<ServerStatus> = service
+            .servers
+            .iter()
+            .map(|server| {
+                let key = (service.id, server.address);
+                let seen = found.servers.get(&key);
+                let known = self.checks.known(&key);
+                let admin = match self.admin.state(key.0, key.1) {
+                    AdminState::Ready if drained.contains(&key) => AdminState::Drain,
+                    state => state,
+                };
+                let health = match known.as_ref().map(|known| known.up) {
+                    None => "unchecked",
+                    Some(None) => "unknown",
+                    Some(Some(true)) => "up",
+                    Some(Some(false)) => "down",
+                };
+                ServerStatus {
+                    server: server.address,
+                    configured: Some(server.config.weight),
+                    admin,
+                    health: health.to_owned(),
+                    since: known.as_ref().map(|known| known.lasted.as_secs()),
+                    reason: known.map(|known| known.reason).unwrap_or_default(),
+                    weight: seen.map(|seen| seen.weight),
+                    active: seen.map_or(0, |seen| seen.active),
+                    inactive: seen.map_or(0, |seen| seen.inactive),
+                }
+            })
+            .collect();
+        let named: HashSet<_> = service.servers.iter().map(|s| s.address).collect();
+        let of_others = found
+            .servers
+            .iter()
+            .filter(|((id, server), _)| *id == service.id && !named.contains(server));
+        let mut others: Vec<ServerStatus> = of_others
+            .map(|((_, server), seen)| ServerStatus {
+                server: *server,
+                configured: None,
+                admin: AdminState::Ready,
+                health: "unchecked".to_owned(),
+                since: None,
+                reason: String::new(),
+                weight: Some(seen.weight),
+                active: seen.active,
+                inactive: seen.inactive,
+            })
+            .collect();
+        others.sort_by_key(|server| server.server);
+        servers.append(&mut others);
+        let sorry = service.sorry.as_ref().filter(|_| decision.sorry);
+        ServiceStatus {
+            name: service.name.clone(),
+            service: service.id,
+            usable: decide::usable(&self.views(service)),
+            quorum: decision.quorum,
+            panic: decision.panic,
+            sorry: sorry.map(|sorry| sorry.address),
+            withdrawn: decision.withdrawn,
+            conflict: found.conflicts.contains(&service.id),
+            servers,
+        }
+    }
+
+    /// How many servers are not to have connections, by people.
+    pub(super) fn out_of_service(&self) -> usize {
+        let mut out = self.found.0.drained.len();
+        if self.admin.entries().next().is_some() {
+            for service in &self.config.services {
+                let state =
+                    |server: &crate::config::Server| self.admin.state(service.id, server.address);
+                out += service
+                    .servers
+                    .iter()
+                    .filter(|s| state(s) != AdminState::Ready)
+                    .count();
+            }
+        }
+        out
+    }
+
+    /// The health of a server, for a decision.
+    pub(super) fn is_up(&self, service: &Service, server: &crate::config::Server) -> bool {
+        self.health(&(service.id, server.address)) == Health::Up
+    }
+}
+
+/// Who has said so, and why.
+fn said(entry: &AdminEntry) -> String {
+    let who = entry.spec.who.clone().unwrap_or_default();
+    match &entry.spec.why {
+        Some(why) => format!("{who}: {why}"),
+        None => who,
+    }
+}

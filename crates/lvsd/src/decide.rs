@@ -1,0 +1,193 @@
+//! What becomes of a service when servers are missing: pure functions of what is known.
+
+use crate::config::{BelowQuorum, Service};
+use crate::reconcile::Health;
+
+/// What is known of a server of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerView {
+    /// What its checks say.
+    pub health: Health,
+    /// File and people have it take new connections.
+    pub wanted: bool,
+}
+
+/// What is decided about a service. It depends on what was decided before: hysteresis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// It has enough servers.
+    pub quorum: bool,
+    /// All its servers are taken to be up, because too few are.
+    pub panic: bool,
+    /// The sorry server serves.
+    pub sorry: bool,
+    /// Its VIP is given up.
+    pub withdrawn: bool,
+}
+
+impl Default for Decision {
+    /// Of a service that nobody has looked at: nothing is taken away from it.
+    fn default() -> Self {
+        Self {
+            quorum: true,
+            panic: false,
+            sorry: false,
+            withdrawn: false,
+        }
+    }
+}
+
+/// How many servers take new connections.
+pub fn usable(servers: &[ServerView]) -> usize {
+    let usable = |server: &&ServerView| server.wanted && server.health == Health::Up;
+    servers.iter().filter(usable).count()
+}
+
+/// Decides about a service. As long as some of its servers are `settled` by no check, what was
+/// decided before holds.
+pub fn decide(
+    service: &Service,
+    servers: &[ServerView],
+    settled: bool,
+    before: Decision,
+) -> Decision {
+    if !settled {
+        return before;
+    }
+    let usable = usable(servers);
+    let needed = match before.quorum {
+        true => service.quorum.down,
+        false => service.quorum.up,
+    };
+    let quorum = usable >= usize::try_from(needed).unwrap_or(usize::MAX);
+    let sorry = service.sorry.is_some() && !quorum;
+    let wanted = servers.iter().filter(|server| server.wanted).count();
+    // Where all have failed and there is somebody to say so, he does.
+    let few = usable * 100 < wanted * usize::from(service.min_share);
+    let panic = few && wanted > 0 && !(sorry && usable == 0);
+    Decision {
+        quorum,
+        panic,
+        sorry,
+        withdrawn: !quorum && !panic && service.below_quorum == BelowQuorum::GiveUp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn service(more: &str) -> Service {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{more}\n\
+             [[service.server]]\naddress = \"10.0.0.1\"\n[[service.server]]\naddress = \"10.0.0.2\"\n\
+             [[service.server]]\naddress = \"10.0.0.3\"\n[[service.server]]\naddress = \"10.0.0.4\"\n"
+        );
+        let (config, _) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
+        config.services[0].clone()
+    }
+
+    fn up(number: usize) -> Vec<ServerView> {
+        let view = |n| ServerView {
+            health: if n < number { Health::Up } else { Health::Down },
+            wanted: true,
+        };
+        (0..4).map(view).collect()
+    }
+
+    /// What is decided, step by step, about a service with so many servers up.
+    fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
+        let mut now = Decision::default();
+        steps
+            .iter()
+            .map(|&number| {
+                now = decide(service, &up(number), true, now);
+                now
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_quorum_is_gained_and_lost_at_different_numbers() {
+        let service = service("quorum = { up = 3, down = 2 }\nsorry = \"10.0.0.99\"");
+        let quorum = |steps: &[usize]| -> Vec<bool> {
+            walk(&service, steps).iter().map(|d| d.quorum).collect()
+        };
+        assert_eq!(
+            quorum(&[4, 2, 1, 2, 3, 2]),
+            [true, true, false, false, true, true]
+        );
+        let sorry: Vec<bool> = walk(&service, &[4, 1, 2, 3])
+            .iter()
+            .map(|d| d.sorry)
+            .collect();
+        assert_eq!(sorry, [false, true, true, false]);
+    }
+
+    #[test]
+    fn what_nobody_knows_changes_nothing() {
+        let service = service("sorry = \"10.0.0.99\"");
+        let before = Decision::default();
+        assert_eq!(decide(&service, &up(0), false, before), before);
+    }
+
+    #[test]
+    fn below_the_minimum_share_all_are_used() {
+        let lone = service("min_share = 50");
+        let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
+            .iter()
+            .map(|d| d.panic)
+            .collect();
+        assert_eq!(panic, [false, false, true, true, false]);
+        // Unless there is somebody for when none is left.
+        let with = service("min_share = 50\nsorry = \"10.0.0.99\"");
+        let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
+            .iter()
+            .map(|d| (d.panic, d.sorry))
+            .collect();
+        assert_eq!(both, [(true, false), (false, true)]);
+    }
+
+    #[test]
+    fn a_vip_is_given_up_below_the_quorum_only() {
+        let service = service("below_quorum = \"give-up\"\nquorum = 2");
+        let gone: Vec<bool> = walk(&service, &[4, 1, 2])
+            .iter()
+            .map(|d| d.withdrawn)
+            .collect();
+        assert_eq!(gone, [false, true, false]);
+    }
+
+    proptest! {
+        /// Whatever comes: the sorry server serves only without a quorum, the VIP goes only without
+        /// one, and between `down` and `up` nothing flaps.
+        #[test]
+        fn decisions_are_consistent(
+            up_at in 1u32..4,
+            less in 0u32..4,
+            share in 0u8..=100,
+            sorry in any::<bool>(),
+            steps in proptest::collection::vec(0usize..=4, 1..40),
+        ) {
+            let down = up_at.saturating_sub(less).max(1);
+            let sorry_line = if sorry { "sorry = \"10.0.0.99\"\n" } else { "" };
+            let service = service(&format!(
+                "quorum = {{ up = {up_at}, down = {down} }}\nmin_share = {share}\nbelow_quorum = \"give-up\"\n{sorry_line}"
+            ));
+            let mut before = Decision::default();
+            for number in steps {
+                let now = decide(&service, &up(number), true, before);
+                prop_assert_eq!(now.sorry, sorry && !now.quorum);
+                prop_assert!(!now.withdrawn || !now.quorum);
+                let n = u32::try_from(number).expect("few");
+                if n >= up_at { prop_assert!(now.quorum); }
+                if n < down { prop_assert!(!now.quorum); }
+                if (down..up_at).contains(&n) { prop_assert_eq!(now.quorum, before.quorum); }
+                before = now;
+            }
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The daemon's own control socket ([`lvs_dataplane::control::daemon`]).
+//!
+//! A task a connection; what is asked goes to the daemon's loop, which answers when it has the time.
+//! Whoever does not read holds up nobody.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lvs_dataplane::control::Address;
+use lvs_dataplane::control::daemon::{self, Ask, Event, Request};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use crate::config::{Dataplane, Facts};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 64;
+/// Connections at a time of one user who may only look.
+const USER_MAX: usize = 8;
+/// Connections at a time of all users who may only look.
+const READERS_MAX: usize = 32;
+/// The longest request.
+const REQUEST_MAX: u64 = 16 << 10;
+/// How long a client may say nothing.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long it may take to make room for more of an answer.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+/// Requests that wait for the loop.
+const ASKS_MAX: usize = 16;
+
+/// What somebody asks of the daemon's loop.
+#[derive(Debug)]
+pub struct Asked {
+    /// What.
+    pub ask: Ask,
+    /// Whose process asks.
+    pub uid: u32,
+    /// Where the answer goes: a result in JSON, or why not.
+    pub reply: oneshot::Sender<Answer>,
+}
+
+/// A result in JSON, or why there is none.
+pub type Answer = Result<Box<RawValue>, String>;
+
+/// A result as an answer.
+pub fn answer(result: &impl Serialize) -> Answer {
+    serde_json::value::to_raw_value(result)
+        .map_err(|error| format!("internal error of lvsd: {error}"))
+}
+
+/// Who may do what.
+#[derive(Clone, Debug, Default)]
+struct Rights {
+    /// Whose members may change things.
+    group: Option<u32>,
+    /// Whose members may look; everybody if there is none.
+    readers: Option<u32>,
+}
+
+/// Connections that there are.
+#[derive(Debug, Default)]
+struct Places {
+    all: usize,
+    readers: usize,
+    by_user: HashMap<u32, usize>,
+}
+
+/// One of them, given back when it is dropped.
+struct Place {
+    places: Arc<Mutex<Places>>,
+    reader: Option<u32>,
+}
+
+impl Place {
+    fn take(places: &Arc<Mutex<Places>>, reader: Option<u32>) -> Option<Self> {
+        let mut all = places.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.all >= CONNECTIONS_MAX {
+            return None;
+        }
+        if let Some(uid) = reader {
+            let own = all.by_user.get(&uid).copied().unwrap_or(0);
+            if own >= USER_MAX || all.readers >= READERS_MAX {
+                return None;
+            }
+            all.by_user.insert(uid, own + 1);
+            all.readers += 1;
+        }
+        all.all += 1;
+        Some(Self {
+            places: Arc::clone(places),
+            reader,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        all.all -= 1;
+        if let Some(uid) = self.reader {
+            all.readers -= 1;
+            if let Some(own) = all.by_user.get_mut(&uid) {
+                *own -= 1;
+                if *own == 0 {
+                    all.by_user.remove(&uid);
+                }
+            }
+        }
+    }
+}
+
+/// Listens beside the engine at `engine`. What is asked comes out of the receiver.
+///
+/// # Errors
+/// The system refuses.
+pub fn open(
+    engine: &Address,
+    dataplane: &Dataplane,
+    events: broadcast::Sender<Arc<Event>>,
+) -> io::Result<mpsc::Receiver<Asked>> {
+    let listener = bind(&daemon::socket(engine))?;
+    let facts = Facts::read();
+    let gid = |name: &Option<String>| {
+        // A group that there is not has no members.
+        name.as_ref()
+            .map(|name| facts.gid(name).unwrap_or(u32::MAX))
+    };
+    let rights = Rights {
+        group: gid(&dataplane.group),
+        readers: gid(&dataplane.readers),
+    };
+    let (sender, receiver) = mpsc::channel(ASKS_MAX);
+    tokio::spawn(serve(listener, rights, sender, events));
+    Ok(receiver)
+}
+
+fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
+    let listener = match address {
+        Address::Abstract(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+            std::os::unix::net::UnixListener::bind_addr(&name)?
+        }
+        Address::Usual(path) | Address::Path(path) => {
+            remove_stale(path)?;
+            let listener = std::os::unix::net::UnixListener::bind(path)?;
+            // Who may do what is decided by who it is.
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+            listener
+        }
+    };
+    listener.set_nonblocking(true)?;
+    tokio::net::UnixListener::from_std(listener)
+}
+
+/// Removes the socket of a daemon that has ended: this one has the lock.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(io::Error::other("there is something else than a socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn serve(
+    listener: tokio::net::UnixListener,
+    rights: Rights,
+    asks: mpsc::Sender<Asked>,
+    events: broadcast::Sender<Arc<Event>>,
+) {
+    let places = Arc::new(Mutex::new(Places::default()));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // No descriptors; some will be given back.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let client = Client {
+            stream: BufReader::new(stream),
+            denied: None,
+            uid: u32::MAX,
+            asks: asks.clone(),
+            events: events.clone(),
+        };
+        if let Some((client, place)) = client.admit(&rights, &places) {
+            tokio::spawn(async move {
+                // An error here is that the client went away.
+                let _ = client.serve().await;
+                drop(place);
+            });
+        }
+    }
+}
+
+struct Client {
+    stream: BufReader<UnixStream>,
+    /// Why it may not change things.
+    denied: Option<String>,
+    uid: u32,
+    asks: mpsc::Sender<Asked>,
+    events: broadcast::Sender<Arc<Event>>,
+}
+
+#[derive(Serialize)]
+struct Reply<'a, R> {
+    id: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item: Option<&'a Event>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<R>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Refusal<'a>>,
+}
+
+#[derive(Serialize)]
+struct Refusal<'a> {
+    message: &'a str,
+}
+
+impl Client {
+    /// With a place, if it may look and there is one.
+    fn admit(mut self, rights: &Rights, places: &Arc<Mutex<Places>>) -> Option<(Self, Place)> {
+        let peer = self.stream.get_ref().peer_cred().ok()?;
+        let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok());
+        self.uid = peer.uid();
+        let trusted = daemon::may_change(peer.uid(), peer.gid(), pid.unwrap_or(0), rights.group);
+        self.denied = trusted.err();
+        let reader = rights.readers.is_none_or(|gid| gid == peer.gid());
+        let mut why = None;
+        if self.denied.is_some() && !reader {
+            why = Some(
+                "this lvsd lets only root, its own user and the groups of `group` and `readers` look",
+            );
+        }
+        let place = match why {
+            None => Place::take(places, self.denied.as_ref().map(|_| peer.uid())),
+            Some(_) => None,
+        };
+        if let Some(place) = place {
+            return Some((self, place));
+        }
+        let why = why.unwrap_or("lvsd serves as many connections as it may already: close some");
+        let line = line(&Reply::<()> {
+            id: 0,
+            item: None,
+            result: None,
+            error: Some(Refusal { message: why }),
+        });
+        let _ = self.stream.get_ref().try_write(&line);
+        None
+    }
+
+    async fn serve(mut self) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            let mut limited = (&mut self.stream).take(REQUEST_MAX);
+            let read = tokio::time::timeout(IDLE, limited.read_until(b'\n', &mut bytes));
+            let len = read.await.map_err(io::Error::other)??;
+            if len == 0 {
+                return Ok(());
+            }
+            let request = serde_json::from_slice::<Request>(&bytes);
+            let (id, result) = match request {
+                Err(error) => (0, Err(format!("this is not a request to lvsd: {error}"))),
+                Ok(Request {
+                    id,
+                    ask: Ask::Events {},
+                }) => return self.tell_events(id).await,
+                Ok(request) => (request.id, self.ask(request.ask).await),
+            };
+            let line = match &result {
+                Ok(result) => line(&Reply {
+                    id,
+                    item: None,
+                    result: Some(result),
+                    error: None,
+                }),
+                Err(message) => line(&Reply::<()> {
+                    id,
+                    item: None,
+                    result: None,
+                    error: Some(Refusal { message }),
+                }),
+            };
+            self.write(&line).await?;
+            // What does not end where it should is not followed any further.
+            if bytes.last() != Some(&b'\n') {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn ask(&self, ask: Ask) -> Answer {
+        if let (true, Some(denied)) = (ask.changes(), &self.denied) {
+            return Err(denied.replace("the engine", "lvsd"));
+        }
+        let (reply, result) = oneshot::channel();
+        let uid = self.uid;
+        let gone = || "lvsd is about to end".to_owned();
+        self.asks
+            .send(Asked { ask, uid, reply })
+            .await
+            .map_err(|_| gone())?;
+        result.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    async fn tell_events(&mut self, id: u64) -> io::Result<()> {
+        let mut events = self.events.subscribe();
+        let mut nothing = [0];
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) => {
+                        let line = line(&Reply::<()> { id, item: Some(&event), result: None, error: None });
+                        self.write(&line).await?;
+                    }
+                    // The numbers of the events show the gap.
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => return Ok(()),
+                },
+                // Whoever listens says nothing more; or it has gone.
+                read = self.stream.read(&mut nothing) => {
+                    if read? == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        tokio::time::timeout(WRITE_LIMIT, self.stream.write_all(line))
+            .await
+            .map_err(io::Error::other)?
+    }
+}
+
+fn line(reply: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(reply).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_may_only_look_do_not_take_all_places() {
+        let places = Arc::default();
+        let one: Vec<Place> = (0..USER_MAX)
+            .map(|_| Place::take(&places, Some(1)).expect("a place"))
+            .collect();
+        assert!(Place::take(&places, Some(1)).is_none());
+        let others: Vec<Place> = (0..READERS_MAX - USER_MAX)
+            .map(|n| {
+                let uid = u32::try_from(2 + n / USER_MAX).expect("a few");
+                Place::take(&places, Some(uid)).expect("a place")
+            })
+            .collect();
+        assert!(Place::take(&places, Some(99)).is_none());
+        let root = Place::take(&places, None);
+        assert!(root.is_some());
+        drop((one, others, root));
+        assert!(places.lock().expect("not poisoned").by_user.is_empty());
+    }
+
+    /// A client that sends nonsense is told so, one that reads nothing is given up.
+    #[tokio::test]
+    async fn nonsense_is_answered() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = Address::new(directory.path().join("e.sock"));
+        let events = crate::events::Events::default();
+        let mut asks =
+            open(&engine, &Dataplane::default(), events.source()).expect("it can be bound");
+        tokio::spawn(async move {
+            while let Some(asked) = asks.recv().await {
+                let _ = asked.reply.send(answer(&"yes"));
+            }
+        });
+        let path = directory.path().join("e.sock.lvsd");
+        let mut stream = BufReader::new(UnixStream::connect(&path).await.expect("it listens"));
+        let long = format!("{{\"id\":1,\"x\":\"{}\"}}\n", "x".repeat(1 << 20));
+        for (text, words) in [
+            ("{}\n", "not a request"),
+            ("[[[[\n", "not a request"),
+            (
+                "{\"id\":3,\"method\":\"status\",\"params\":{}}\n",
+                "{\"id\":3,\"result\":\"yes\"}",
+            ),
+            (long.as_str(), "not a request"),
+        ] {
+            let _ = stream.write_all(text.as_bytes()).await;
+            let mut line = String::new();
+            let _ = stream.read_line(&mut line).await;
+            assert!(line.contains(words), "{line}");
+        }
+        // Bound again while the file is there.
+        drop(stream);
+        open(&engine, &Dataplane::default(), events.source()).expect("a stale one is replaced");
+    }
+}

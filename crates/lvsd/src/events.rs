@@ -1,0 +1,65 @@
+//! What has happened, for those who want to know: a stream without a memory, and commands.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use lvs_core::api::ServiceId;
+use lvs_dataplane::control::daemon::Event;
+use tokio::sync::broadcast;
+
+/// Events that a listener may be behind.
+const BEHIND_MAX: usize = 4096;
+
+/// Where events are told.
+#[derive(Clone, Debug)]
+pub struct Events {
+    sender: broadcast::Sender<Arc<Event>>,
+    seq: u64,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct About<'a> {
+    /// The name of a service, and which one.
+    pub service: Option<(&'a str, ServiceId)>,
+    /// One of its servers.
+    pub server: Option<SocketAddr>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            sender: broadcast::Sender::new(BEHIND_MAX),
+            seq: 0,
+        }
+    }
+}
+
+impl Events {
+    /// Events from now on.
+    pub fn listen(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.sender.subscribe()
+    }
+
+    /// The way to listen, for others.
+    pub fn source(&self) -> broadcast::Sender<Arc<Event>> {
+        self.sender.clone()
+    }
+
+    /// Tells an event. Nobody has to listen.
+    pub fn tell(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
+        self.seq += 1;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time_ms = since.map_or(0, |since| since.as_millis());
+        let _ = self.sender.send(Arc::new(Event {
+            seq: self.seq,
+            time_ms: u64::try_from(time_ms).unwrap_or(u64::MAX),
+            event: event.to_owned(),
+            service: about.service.map(|(name, _)| name.to_owned()),
+            id: about.service.map(|(_, id)| id),
+            server: about.server,
+            message: message.into(),
+        }));
+    }
+}

@@ -1,0 +1,157 @@
+//! The program that is told of events: one at a time, each with an event as JSON on its standard
+//! input, and ended when it takes too long. Nothing waits for it.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_dataplane::control::daemon::Event;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::sync::{broadcast, watch};
+
+/// What is run, and how long it may take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notice {
+    /// The program and its arguments; nothing is run if it is empty.
+    pub words: Vec<String>,
+    /// When it is ended.
+    pub limit: Duration,
+    /// The user and the group that it runs as, if this process is root.
+    pub user: Option<(u32, u32)>,
+}
+
+/// The number of a user and of its group, by name or number.
+pub fn user(name: &str) -> Option<(u32, u32)> {
+    let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let found = text.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [user, _, uid, gid, ..] = fields[..] else {
+            return None;
+        };
+        let ids = (uid.parse().ok()?, gid.parse().ok()?);
+        (user == name || uid == name).then_some(ids)
+    });
+    let number = name.parse().ok();
+    found.or_else(|| number.map(|number| (number, number)))
+}
+
+/// Runs what `notice` says for each event, until the daemon ends.
+pub async fn serve(mut events: broadcast::Receiver<Arc<Event>>, notice: watch::Receiver<Notice>) {
+    loop {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            Err(broadcast::error::RecvError::Lagged(lost)) => {
+                tracing::warn!("the notify command is too slow: {lost} events were not told");
+                continue;
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        };
+        let notice = notice.borrow().clone();
+        if notice.words.is_empty() {
+            continue;
+        }
+        if let Err(why) = run(&notice, &event).await {
+            tracing::warn!("the notify command was not told of {}: {why}", event.event);
+        }
+    }
+}
+
+async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
+    let Some((program, arguments)) = notice.words.split_first() else {
+        return Ok(());
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("LVSD_EVENT", &event.event)
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("WATCHDOG_PID")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true);
+    // It needs none of our rights.
+    if let Some((uid, gid)) = notice.user
+        && rustix::process::geteuid().is_root()
+    {
+        command.uid(uid).gid(gid);
+    }
+    let mut child = command.spawn().map_err(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                "; it runs as `notify_user`, for which lvsd needs CAP_SETUID and CAP_SETGID"
+            }
+            _ => "",
+        };
+        format!("cannot start {program}: {error}{hint}")
+    })?;
+    let mut line = serde_json::to_vec(event).map_err(|error| error.to_string())?;
+    line.push(b'\n');
+    let input = child.stdin.take();
+    let work = async {
+        if let Some(mut input) = input {
+            // A command that does not read it need not.
+            let _ = input.write_all(&line).await;
+        }
+        child.wait().await
+    };
+    match tokio::time::timeout(notice.limit, work).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(format!("{program} ended with {status}")),
+        Ok(Err(error)) => Err(format!("{program} cannot be waited for: {error}")),
+        Err(_) => {
+            end_group(child.id());
+            Err(format!(
+                "{program} took longer than {:?} and was ended",
+                notice.limit
+            ))
+        }
+    }
+}
+
+/// Ends a command with all that it has started.
+fn end_group(pid: Option<u32>) {
+    let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+    if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::{About, Events};
+
+    #[tokio::test]
+    async fn each_event_is_told_and_a_hanging_command_is_ended() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("told");
+        let script = format!(
+            "cat >> {}; if [ $LVSD_EVENT = hang ]; then sleep 1000; fi",
+            file.display()
+        );
+        let notice = Notice {
+            words: ["/bin/sh", "-c", &script].map(str::to_owned).to_vec(),
+            limit: Duration::from_millis(300),
+            user: None,
+        };
+        let (_keep, notice) = watch::channel(notice);
+        let mut events = Events::default();
+        tokio::spawn(serve(events.listen(), notice));
+        for event in ["hang", "second"] {
+            events.tell(event, About::default(), "words");
+        }
+        for _ in 0..1000 {
+            let told = std::fs::read_to_string(&file).unwrap_or_default();
+            if told.lines().count() == 2 {
+                assert!(told.contains("\"event\":\"second\""), "{told}");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("not told");
+    }
+}
