@@ -7,7 +7,7 @@ mod keepalived;
 mod ldirectord;
 mod lvs_conf;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -76,7 +76,7 @@ pub fn convert(
     text: &str,
     include: &dyn Fn(&str) -> Vec<(String, String)>,
 ) -> Result<Converted, String> {
-    let (services, mut lost, rest) = match kind {
+    let (mut services, mut lost, rest) = match kind {
         Kind::Keepalived => keepalived::read(text, include)?,
         Kind::Ldirectord => ldirectord::read(text),
         Kind::LvsConf => lvs_conf::read(text),
@@ -96,6 +96,21 @@ pub fn convert(
         return Err(format!("there is no virtual server in {name}"));
     }
     Ok(Converted { toml, lost, rest })
+}
+
+/// Takes out servers that are virtual servers: their packets would go round.
+fn without_loops(services: &mut [Service]) {
+    let all: HashSet<String> = services.iter().flat_map(|service| service.addresses.clone()).collect();
+    for service in services {
+        let lost = &mut service.lost;
+        service.servers.retain(|server| {
+            let is_one = all.contains(&server.address);
+            if is_one {
+                lost.push(format!("server {}: it is a virtual server", server.address));
+            }
+            !is_one
+        });
+    }
 }
 
 /// A service.
