@@ -98,9 +98,43 @@ pub fn convert(
     Ok(Converted { toml, lost, rest })
 }
 
+/// Leaves each address and mark to the first service that has it.
+fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
+    let mut seen = HashSet::new();
+    services.retain_mut(|service| {
+        let protocol = service.keys.get("protocol").cloned().unwrap_or_default();
+        let before = service.addresses.len();
+        service.addresses.retain(|address| {
+            let first = seen.insert((address.clone(), protocol.clone()));
+            if !first {
+                lost.push(format!(
+                    "{address}: there is a virtual server with this address above it"
+                ));
+            }
+            first
+        });
+        let mark = service
+            .fwmark
+            .map(|(mark, six)| (format!("mark {mark} {six}"), String::new()));
+        if let Some(mark) = mark
+            && !seen.insert(mark.clone())
+        {
+            lost.push(format!(
+                "{}: there is a virtual server with this mark above it",
+                mark.0
+            ));
+            return false;
+        }
+        before == 0 || !service.addresses.is_empty()
+    });
+}
+
 /// Takes out servers that are virtual servers: their packets would go round.
 fn without_loops(services: &mut [Service]) {
-    let all: HashSet<String> = services.iter().flat_map(|service| service.addresses.clone()).collect();
+    let all: HashSet<String> = services
+        .iter()
+        .flat_map(|service| service.addresses.clone())
+        .collect();
     for service in services {
         let lost = &mut service.lost;
         service.servers.retain(|server| {
@@ -416,6 +450,17 @@ virtual_server fwmark 7
             "{:?}",
             done.lost
         );
+    }
+
+    #[test]
+    fn twins_and_loops_are_left_out() {
+        let text = "virtual_server 192.0.2.1 80 { real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
+        let (done, config) = converted(Kind::Keepalived, &text.repeat(2));
+        assert_eq!(
+            (config.services.len(), config.services[0].servers.len()),
+            (1, 1)
+        );
+        assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
     }
 
     #[test]
