@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -48,6 +48,25 @@ lint:
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+BPF := crates/lvs-dataplane/bpf
+CLANG ?= clang
+# The programs of the path in the kernel. -g0 and the strip keep names and paths of this machine out of the object.
+define compile_bpf
+$(CLANG) -O2 -g0 -Wall -Wextra -Werror -target bpf -mcpu=v3 -I/usr/include/$$(uname -m)-linux-gnu -c $(BPF)/fast.bpf.c -o $(1)
+llvm-strip -x $(1)
+endef
+
+bpf: ## compile the programs of the path in the kernel; their object is committed and built into the engine
+	@tools/setup bpf
+	$(call compile_bpf,$(BPF)/fast.bpf.o)
+
+# Another clang makes another object: then the versions tell.
+bpf-check: ## compile them anew and compare with what is committed
+	@tools/setup bpf
+	$(call compile_bpf,target/fast.bpf.o)
+	@cmp target/fast.bpf.o $(BPF)/fast.bpf.o || { \
+		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }
 
 # It takes four minutes to build, once. Licences, duplicates and sources are in the lock file; known holes are in a database on
 # the Internet, and where that is not to be had they were not looked for.

@@ -84,6 +84,15 @@ impl Counters {
         add(&self.conns, 1);
     }
 
+    /// Adds what others have counted.
+    pub(crate) fn add(&self, counts: &Counts) {
+        add(&self.conns, counts.conns);
+        add(&self.in_packets, counts.in_packets);
+        add(&self.out_packets, counts.out_packets);
+        add(&self.in_bytes, counts.in_bytes);
+        add(&self.out_bytes, counts.out_bytes);
+    }
+
     fn read(&self) -> Counts {
         Counts {
             conns: self.conns.load(Relaxed),
@@ -104,6 +113,8 @@ fn add(counter: &AtomicU64, n: u64) {
 #[derive(Debug)]
 pub(crate) struct ObjectStats {
     shards: Vec<Arc<Counters>>,
+    /// What no shard has seen.
+    beside: Counters,
     snapshot: Counts,
     zero: Counts,
     /// The snapshot that the estimator compared with last.
@@ -116,6 +127,7 @@ impl ObjectStats {
     pub(crate) fn new(shards: usize) -> Self {
         Self {
             shards: (0..shards).map(|_| Arc::default()).collect(),
+            beside: Counters::default(),
             snapshot: Counts::default(),
             zero: Counts::default(),
             last: Counts::default(),
@@ -133,9 +145,14 @@ impl ObjectStats {
     }
 
     pub(crate) fn live(&self) -> Counts {
-        self.shards.iter().fold(Counts::default(), |sum, shard| {
+        self.shards.iter().fold(self.beside.read(), |sum, shard| {
             sum.zip(shard.read(), u64::wrapping_add)
         })
+    }
+
+    /// Adds what others than the shards have counted.
+    pub(crate) fn add(&self, counts: &Counts) {
+        self.beside.add(counts);
     }
 
     /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`, `ip_vs_chain_estimation`):

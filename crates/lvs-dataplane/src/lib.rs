@@ -9,6 +9,8 @@ pub mod engine;
 #[cfg(feature = "engine")]
 pub mod host;
 #[cfg(feature = "engine")]
+pub mod in_kernel;
+#[cfg(feature = "engine")]
 pub mod io;
 #[cfg(feature = "log")]
 pub mod log;

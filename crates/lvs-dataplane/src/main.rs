@@ -41,6 +41,11 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
+    /// Whether established connections are forwarded in the kernel, by programs at the interfaces that read the engine's
+    /// connection table (NAT and direct routing; Linux 6.6, root).
+    #[arg(long, value_enum, default_value_t = InKernel::Off)]
+    in_kernel: InKernel,
+
     /// Packet threads; only 1 is supported.
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
@@ -161,6 +166,16 @@ enum Backend {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum InKernel {
+    /// No
+    Off,
+    /// If that is possible; the log says if not
+    Auto,
+    /// Yes, or do not start
+    On,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Compat {
     /// Linux 6.1 of Debian 12
     #[value(name = "6.1")]
@@ -265,6 +280,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             Backend::Auto => engine::Backend::Auto,
             Backend::Tun => engine::Backend::Tun,
             Backend::AfPacket => engine::Backend::AfPacket,
+        },
+        in_kernel: match args.in_kernel {
+            InKernel::Off => engine::UseKernel::Off,
+            InKernel::Auto => engine::UseKernel::Auto,
+            InKernel::On => engine::UseKernel::On,
         },
         interfaces: args.interface,
         address: args

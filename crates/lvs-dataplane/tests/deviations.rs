@@ -9,7 +9,7 @@ use lab::director::{DirectorLab, addr, only};
 use lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_ADDR, SV_MAC, set_mtu, table};
 use lvs_core::{
     Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey,
+    ServiceFlags, ServiceKey, Tunnel, TunnelChecksum,
 };
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment::{Cutter, MEMORY_MAX};
@@ -217,17 +217,33 @@ fn short_icmp_in_transit_is_the_hosts() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
-/// The kernel's IPVS drops them at any address of the host, whether there are services or not.
+/// The kernel's IPVS drops them at every address of the host as soon as there is a service anywhere. Here they are dropped at
+/// addresses that have services.
 #[test]
-fn short_packets_of_protocols_without_a_service_are_the_hosts() {
+fn short_packets_to_addresses_without_a_service_are_the_hosts() {
+    const HOST6: &str = "fd00:50::2";
     let mut lab = nat();
-    let mut segment = Vec::new();
-    let packet = header(CLIENT, VIP).tcp(4000, 53, 1, 500).syn();
-    packet.write(&mut segment, b"").unwrap();
-    segment.truncate(30);
-    repair(&mut segment);
-    assert!(lab.request(&segment, Offload::default()).is_empty());
-    assert!(!lab.covers(&segment), "the host has it");
+    lab.net.local.insert(addr(HOST6));
+    for (dst, port, covered) in [
+        (VIP, 53, true),
+        (VIP6, 53, true),
+        (VIP6, 9, true),
+        (HOST6, 53, false),
+    ] {
+        let src = if dst == VIP { CLIENT } else { CLIENT6 };
+        let mut segment = Vec::new();
+        // The services are of UDP.
+        let packet = header(src, dst).tcp(4000, port, 1, 500).syn();
+        packet.write(&mut segment, b"").unwrap();
+        segment.truncate(segment.len() - 1);
+        repair(&mut segment);
+        if dst != VIP {
+            // Of a header of IPsec the host would tell the sender that it does not know it.
+            extend(&mut segment, 51, &[&[4][..], &[0; 22]].concat());
+        }
+        assert!(lab.request(&segment, Offload::default()).is_empty());
+        assert_eq!(lab.covers(&segment), covered, "{dst} {port}");
+    }
 }
 
 /// The kernel's host writes into the options of an error that passes through, and its IPVS then takes the error for a damaged
@@ -335,32 +351,117 @@ fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
     assert_eq!(sent.bytes().len(), 1028);
 }
 
-/// What a router on the way to `server` says of a tunnel packet with `inner` in it.
-fn complaint(lab: &mut DirectorLab, server: &str, inner: &[u8]) -> Vec<(PortId, Frame)> {
+/// The UDP port of a GUE tunnel.
+const GUE: u16 = 6080;
+
+/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this kind: it carries 1,200 bytes.
+fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
+    let start = header(&SV_ADDR.to_string(), SERVER);
     let mut outer = Vec::new();
-    let packet = header(&SV_ADDR.to_string(), server);
-    packet.write(&mut outer, IpNumber::IPV4, &inner).unwrap();
+    match tunnel {
+        Tunnel::Ipip => start.write(&mut outer, IpNumber::IPV4, &inner).unwrap(),
+        Tunnel::Gre { .. } => {
+            let inner = [&[0, 0, 8, 0], &inner[..]].concat();
+            start.write(&mut outer, IpNumber::GRE, &inner).unwrap();
+        }
+        Tunnel::Gue { port, .. } => {
+            let inner = [&[0, 4, 0, 0], &inner[..]].concat();
+            start.udp(40_000, port).write(&mut outer, &inner).unwrap();
+        }
+    }
     allow_fragments(&mut outer, false);
     let said = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
     lab.answer(&said, Offload::default())
 }
 
-/// The kernel learns of the way whatever was sent; here only where a packet of a connection was, so that nobody can teach
-/// what was never asked.
+fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
+    let mut config = ServerConfig::new(1, Forwarding::Tunnel);
+    config.tunnel = tunnel;
+    config
+}
+
+/// A packet of a client's that fills a link, and may not be cut.
+fn long(port: u16) -> Vec<u8> {
+    let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
+    allow_fragments(&mut whole, false);
+    whole
+}
+
+/// By GRE and GUE, the kernel's host learns of the way whatever was sent; here only where a packet was, so that nobody can
+/// teach what was never asked. (By IP in IP the kernel does not learn it either.)
 #[test]
 fn of_a_way_that_no_packet_took_nothing_is_learned() {
-    let tunnel = ServerConfig::new(1, Forwarding::Tunnel);
-    let mut lab = udp_services(&tunnel, ServiceFlags::default());
-    let request = udp((CLIENT, 4000), (VIP, 53), &[7; 1300]);
-    assert!(complaint(&mut lab, SERVER, &request).is_empty());
-    let mut whole = request.clone();
-    allow_fragments(&mut whole, false);
-    let _ = only(lab.request(&whole, Offload::default()), SERVERS);
-    // From here on it is as the kernel does it: the client is told, and the next one does not fit.
-    let told = only(complaint(&mut lab, SERVER, &request), CLIENTS);
+    let gue = Tunnel::Gue {
+        port: GUE,
+        checksum: TunnelChecksum::None,
+    };
+    for tunnel in [
+        Tunnel::Ipip,
+        Tunnel::Gre {
+            checksum: TunnelChecksum::None,
+        },
+        gue,
+    ] {
+        let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
+        assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
+        let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
+        // From here on it is as the kernel does it: the client is told, and the next one does not fit.
+        let told = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
+        assert_eq!(told.bytes()[20..22], [3, 4]);
+        let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
+        assert_eq!(told.bytes()[20..22], [3, 4], "{tunnel:?}");
+    }
+}
+
+/// By IP in IP, the kernel learns of the way from complaints about packets of connections that it has. One-packet services
+/// have none, and nor have clients whose connections have ended. Here the way counts: whichever worker a complaint comes to,
+/// the connection may be another one's. By GRE and GUE it is the same in the kernel.
+#[test]
+fn a_path_mtu_is_learned_without_a_connection() {
+    let tunnel = Tunnel::Ipip;
+    let one_packet = ServiceFlags(ServiceFlags::ONE_PACKET);
+    let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
+    let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
+    assert!(lab.connections().is_empty());
+    // There is nobody to be told of it.
+    assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
+    let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(told.bytes()[20..22], [3, 4]);
-    let told = only(lab.request(&whole, Offload::default()), CLIENTS);
-    assert_eq!(told.bytes()[20..22], [3, 4]);
+    assert_eq!(told.bytes()[26..28], 1180_u16.to_be_bytes());
+}
+
+/// The MTU that the first complaint tells to the client.
+fn told(lab: &mut DirectorLab, port: u16) -> u16 {
+    let told = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
+    u16::from_be_bytes([told.bytes()[26], told.bytes()[27]])
+}
+
+/// The kernel's first complaint still tells the MTU of the route, and that for each server of each service by itself. Here it
+/// does so once for a way, whose MTU the next service's clients are told at once.
+#[test]
+fn the_first_complaint_tells_the_routes_mtu_once_for_all_services() {
+    let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
+    let key = ServiceKey::Address {
+        protocol: Protocol::UDP,
+        addr: SocketAddr::new(addr(VIP), 54),
+    };
+    let control = &mut lab.director.control;
+    let config = ServiceConfig::new(Family::V4, "rr");
+    control.add_service(key, config, None).unwrap();
+    let server = SocketAddr::new(addr(SERVER), 54);
+    control
+        .add_server(&key, server, &by_tunnel(Tunnel::Ipip), Instant::ZERO)
+        .unwrap();
+    for port in [53, 54] {
+        let _ = only(lab.request(&long(port), Offload::default()), SERVERS);
+    }
+    // As the kernel tells it, as long as no packet has met what was learned.
+    assert_eq!([told(&mut lab, 53), told(&mut lab, 53)], [1480; 2]);
+    assert_eq!(told(&mut lab, 54), 1480);
+    let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);
+    assert_eq!(told(&mut lab, 53), 1180);
+    // The kernel: 1480, until a packet of this service has met it.
+    assert_eq!(told(&mut lab, 54), 1180);
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -387,8 +387,8 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
         spec.services.insert(endpoint("2001:db8::1", UDP, port));
     }
-    // The services, their two addresses, and the protocol of each.
-    assert_eq!(shield.update(&spec).unwrap(), 6004);
+    // The services, and their two addresses.
+    assert_eq!(shield.update(&spec).unwrap(), 6002);
     assert_eq!(shield.update(&spec).unwrap(), 0);
     let monitor = host.run(|| {
         let mut child = Command::new("nft")
@@ -644,39 +644,78 @@ fn a_priority_tag_uncovers_nothing() {
     drop(shield);
 }
 
-/// What is too short to have ports is IPVS's to drop; the host would say that it has no such protocol.
+/// What ends within its transport header is IPVS's to drop at a service's address, whatever the services there are; the host
+/// would say that it has no such protocol, or no AH.
 #[test]
-fn packets_without_room_for_ports_are_hidden() {
-    const SCTP: Protocol = Protocol::SCTP;
+fn packets_whose_transport_header_is_not_whole_are_hidden() {
+    const SCTP: u8 = Protocol::SCTP.0;
+    const AH: u8 = 51;
     let net = net();
+    // Both know each other: nothing but the packet and what is said about it is on the wire.
+    net.director.sh("ping -c1 -W2 fd01::2 >/dev/null");
     let mut wire = net
         .client
         .run(|| AfPacket::open(sys::if_index("c0").unwrap(), "c0").unwrap());
-    let mut packet = |len: u8| {
-        let mut ip = vec![0x45, 0, 0, 20 + len, 0, 7, 0, 0, 64, 132, 0, 0];
+    let mut is_answered = |ether_type: [u8; 2], ip: &[u8]| {
+        let mut frame = frame_to_director(&net, &[], ip);
+        frame.bytes_mut()[12..14].copy_from_slice(&ether_type);
+        let _ = wire.send(&mut [frame]);
+        // An ICMP error of the host's.
+        saw(&mut wire, |frame| match frame.get(12..14) {
+            Some([0x08, 0x00]) => frame.len() > 24 && frame[23] == 1,
+            Some([0x86, 0xdd]) => frame.len() > 54 && frame[20] == 58 && frame[54] < 128,
+            _ => false,
+        })
+    };
+    let mut sctp = |len: u8| {
+        let mut ip = vec![0x45, 0, 0, 20 + len, 0, 7, 0, 0, 64, SCTP, 0, 0];
         ip.extend([10, 1, 0, 2, 10, 1, 0, 1]);
         ip.resize(20 + usize::from(len), 0);
         lvs_dataplane::packet::wire::ipv4::finish_header(&mut ip);
-        let _ = wire.send(&mut [frame_to_director(&net, &[], &ip)]);
-        // An ICMP error of the host's.
-        saw(&mut wire, |frame| frame.len() > 24 && frame[23] == 1)
+        is_answered([0x08, 0x00], &ip)
     };
-    assert!(packet(0), "this kernel has no SCTP, and says so");
+    assert!(sctp(0), "this kernel has no SCTP, and says so");
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();
         shield.add_interface("dc").unwrap();
         let spec = Intercept {
-            services: [endpoint("10.1.0.1", SCTP, 9)].into(),
+            services: [
+                endpoint("10.1.0.1", Protocol::SCTP, 9),
+                endpoint("fd01::1", UDP, 9),
+            ]
+            .into(),
             ..Intercept::default()
         };
         shield.update(&spec).unwrap();
         shield
     });
-    for len in [0, 3] {
-        assert!(!packet(len), "{len} bytes");
+    for len in [0, 3, 4, 15] {
+        assert!(!sctp(len), "{len} bytes");
     }
-    // Another port is the host's.
-    assert!(packet(12));
+    // A whole one to another port is the host's.
+    assert!(sctp(16));
+    let mut six = |to: &str, protocol: u8, ah: bool, len: u8| {
+        let mut ip = vec![0x60, 0, 0, 0, 0, len, protocol, 64];
+        for addr in ["fd01::2", to] {
+            ip.extend(addr.parse::<Ipv6Addr>().unwrap().octets());
+        }
+        if ah {
+            (ip[5], ip[6]) = (24 + len, AH);
+            ip.extend([protocol, 4]);
+            ip.resize(64, 0);
+        }
+        ip.resize(ip.len() + usize::from(len), 0);
+        is_answered([0x86, 0xdd], &ip)
+    };
+    assert!(!six("fd01::1", SCTP, false, 15));
+    assert!(six("fd01::1", SCTP, false, 16));
+    // Nobody but the director looks behind AH: it takes all of it and gives back what is not for it.
+    for (protocol, header) in [(6, 20), (17, 8), (SCTP, 16)] {
+        for len in [0, header - 1, header] {
+            assert!(!six("fd01::1", protocol, true, len), "{len} of {protocol}");
+        }
+    }
+    assert!(six("fd02::1", 6, true, 20), "no service is there");
     drop(shield);
 }
 

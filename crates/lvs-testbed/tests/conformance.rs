@@ -63,7 +63,7 @@ fn counters_and_rates() {
 
 #[test]
 fn packets() {
-    check("lvs-testbed/golden/packets", "packets", 208);
+    check("lvs-testbed/golden/packets", "packets", 229);
 }
 
 #[test]

@@ -367,7 +367,8 @@ pub struct MarkText {
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (left or given back to the host).
+    /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel` (forwarded there) or `up`
+    /// (handed to the engine).
     pub action: String,
     /// Name of the reason.
     pub reason: String,

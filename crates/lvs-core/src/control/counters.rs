@@ -2,7 +2,7 @@
 
 use super::{Control, ServiceKeyOrd};
 use crate::stats::Stats;
-use crate::{Error, ServiceKey};
+use crate::{Counts, Error, ServiceKey};
 
 impl Control {
     /// Counters and rates of everything.
@@ -11,8 +11,24 @@ impl Control {
     }
 
     /// What each shard has counted, of everything, up to now.
-    pub fn shard_counts(&self) -> impl Iterator<Item = crate::Counts> + '_ {
+    pub fn shard_counts(&self) -> impl Iterator<Item = Counts> + '_ {
         (0..self.options.shards).map(|number| self.total.live_of(number))
+    }
+
+    /// Counts packets that a program in the kernel has forwarded, for the server with this record, its service and
+    /// everything; nothing while the server is in no service.
+    pub fn count_forwarded(&mut self, record: u32, counts: &Counts) {
+        let Some(entry) = self.records.get(record as usize) else {
+            return;
+        };
+        if !entry.server.is_available() {
+            return;
+        }
+        entry.stats.add(counts);
+        if let Some(service) = self.services.get(&entry.service) {
+            service.stats.add(counts);
+        }
+        self.total.add(counts);
     }
 
     /// Zeroes what is shown of one service and its servers, or of everything (`ip_vs_zero_service`, `ip_vs_zero_all`).

@@ -46,6 +46,11 @@ impl Control {
         }
     }
 
+    /// Changes whenever the shards' copies get out of date.
+    pub fn generation(&self) -> u32 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
     /// Tells the shards that their copies are out of date.
     pub(crate) fn changed(&mut self) {
         self.settings.ipv4 = self.families[Family::V4 as usize] > 0;

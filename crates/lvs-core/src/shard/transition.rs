@@ -33,7 +33,9 @@ impl Shard {
                 }
                 sctp_next(direction, chunk, slot.state())
             }
+            // The kernel does not read it here: a short one is as good.
             Transport::Udp(_) => State::NONE,
+            Transport::Short { .. } if protocol == Protocol::UDP => State::NONE,
             Transport::Short { .. } | Transport::Other => return,
         };
         slot.set_timeout(self.settings.timeouts.of(protocol, next));

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, Connection, DropReason, Explanation, IcmpError, Instant, PacketMeta, Shard,
-    Tuple, Verdict,
+    AcceptReason, ConnId, Connection, DropReason, Explanation, Forward, IcmpError, Instant, Offer,
+    PacketMeta, Shard, Tuple, Verdict,
 };
 
 use super::calls::Question;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
+use crate::in_kernel::RIPE;
 use crate::packet::intercept::Intercept;
 use crate::packet::pipeline::Decide;
+
+/// Connections that may wait to be published; others do so with their next packet.
+const RIPE_MAX: usize = 4096;
 
 /// Connections that the caches do not hold.
 const COLD: usize = 8192;
@@ -37,6 +41,10 @@ pub(super) struct Decider {
     /// Whether to remember the last decision for a capture.
     pub(super) tells: bool,
     told: Option<(Tuple, Verdict)>,
+    /// The epoch of the path in the kernel as it was before what is known now; 0 for none.
+    pub(super) epoch: u16,
+    /// Connections that could be published.
+    pub(super) ripe: Vec<ConnId>,
 }
 
 impl Decider {
@@ -59,6 +67,8 @@ impl Decider {
             accepts,
             tells: false,
             told: None,
+            epoch: 0,
+            ripe: Vec::new(),
         }
     }
 
@@ -85,6 +95,23 @@ impl Decider {
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
         self.shared.control_for_packet().sweep(&mut self.shard);
+    }
+
+    /// Whether a rule for marks could take packets of a connection, in either direction.
+    pub(super) fn may_be_marked(&self, offer: &Offer) -> bool {
+        let tuple = |src, dst| Tuple {
+            protocol: offer.protocol,
+            src,
+            dst,
+        };
+        let ways = [
+            tuple(offer.client, offer.virt),
+            tuple(offer.server, offer.client),
+        ];
+        self.marks.iter().any(|rule| {
+            let interface = rule.interface.as_deref().unwrap_or_default();
+            ways.iter().any(|way| rule.matches(interface, way, || true))
+        })
     }
 
     /// What the first rule for marks says that takes a packet.
@@ -163,6 +190,13 @@ impl Decider {
                 self.drops[reason.index()] += 1;
             }
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
+            Verdict::Forward(Forward {
+                conn: Some(conn), ..
+            }) if self.epoch != 0 => {
+                if self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, RIPE, self.epoch) {
+                    self.ripe.push(conn);
+                }
+            }
             Verdict::Forward(_) | Verdict::Reply(_) => {}
         }
         verdict

@@ -31,7 +31,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, LocalPool};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
+use lvs_core::memory::Memory;
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, Shard, WhenFull};
 use serde_json::Value;
 use tracing::info;
 
@@ -49,10 +50,11 @@ use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::keeper::{Keeper, Setup};
 pub use crate::host::{Backend, HostError};
+use crate::in_kernel::{InKernel, InKernelError};
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
 use crate::packet::common::Common;
-use crate::packet::pipeline::Settings;
+use crate::packet::pipeline::{ReversePath, Settings};
 
 /// Packet workers of an engine.
 const WORKERS: NonZeroUsize = NonZeroUsize::MIN;
@@ -74,6 +76,8 @@ trait Packets {
 pub struct Config {
     /// How packets come and go.
     pub backend: Backend,
+    /// Whether established connections are forwarded in the kernel.
+    pub in_kernel: UseKernel,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
     /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
@@ -115,6 +119,18 @@ pub struct Config {
     pub schedulers: Registry,
     /// Sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
+}
+
+/// Whether established connections are forwarded in the kernel, where that is possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UseKernel {
+    /// No.
+    #[default]
+    Off,
+    /// If it is possible; else the log says why not.
+    Auto,
+    /// Yes; an engine for which it is not possible does not start.
+    On,
 }
 
 /// A kernel version to be like.
@@ -182,6 +198,9 @@ pub enum StartError {
     /// An interface that cannot be understood.
     #[error("--interface {0}")]
     Interface(String),
+    /// The path in the kernel.
+    #[error("--in-kernel on: {0}")]
+    InKernel(#[source] InKernelError),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -232,8 +251,10 @@ impl Engine {
                 backend: config.backend,
                 interfaces,
                 own_all_vips: config.own_vips,
+                in_kernel: None,
             };
-            Self::start_on_host(control, setup, config.settings, config.hook)?
+            let wanted = config.in_kernel;
+            Self::start_on_host(control, setup, config.settings, config.hook, wanted)?
         };
         if !config.local_addresses.is_empty() || config.hairpin {
             engine
@@ -261,13 +282,25 @@ impl Engine {
     /// Starts the packet workers and the keeper of the host.
     fn start_on_host(
         control: Control,
-        setup: Setup,
+        mut setup: Setup,
         settings: Settings,
         mut hook: Option<Box<dyn PacketHook>>,
+        wanted: UseKernel,
     ) -> Result<Self, StartError> {
-        let shards: Vec<_> = (0..WORKERS.get()).map_while(|n| control.shard(n)).collect();
+        let in_kernel = open_in_kernel(&control, setup.backend, &settings, hook.is_some(), wanted)?;
+        let (in_kernel, memory) = in_kernel.unzip();
+        let shards: Vec<Shard> = match memory {
+            // There is one worker, and one table.
+            Some(memory) => control.shard_in(0, memory).into_iter().collect(),
+            None => (0..WORKERS.get()).map_while(|n| control.shard(n)).collect(),
+        };
         let side = HostSide::new(WORKERS.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
+        if let Some(in_kernel) = &in_kernel {
+            in_kernel.set_clock(shared.now());
+            shared.use_in_kernel(in_kernel.clone());
+            setup.in_kernel = Some(in_kernel.clone());
+        }
         let midnight = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -278,14 +311,18 @@ impl Engine {
         for (number, shard) in shards.into_iter().enumerate() {
             let (requests, queue) = Requests::new(shared.clone());
             queues.push(queue);
-            workers.push(Worker::new(
+            let mut worker = Worker::new(
                 shared.clone(),
                 number,
                 shard,
                 common.clone(),
                 requests,
                 hook.take(),
-            ));
+            );
+            if let Some(in_kernel) = &in_kernel {
+                worker.use_in_kernel(in_kernel.clone());
+            }
+            workers.push(worker);
         }
         let keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut engine = Self::new(shared.clone());
@@ -375,6 +412,45 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.shared.stop();
         self.wait();
+    }
+}
+
+/// The path in the kernel, and the connection table's memory there, if it is wanted and possible.
+fn open_in_kernel(
+    control: &Control,
+    backend: Backend,
+    settings: &Settings,
+    hooked: bool,
+    wanted: UseKernel,
+) -> Result<Option<(Arc<InKernel>, Memory)>, StartError> {
+    if wanted == UseKernel::Off {
+        return Ok(None);
+    }
+    let against = match () {
+        () if hooked => Some("an embedding program looks at each packet"),
+        () if backend == Backend::Tun => {
+            Some("--backend tun has packets routed, not taken from interfaces")
+        }
+        () if settings.reverse_path != ReversePath::Off => {
+            Some("--reverse-path judges each packet by where it came in")
+        }
+        () => None,
+    };
+    let opened = match against {
+        Some(reason) => Err(InKernelError::Setting(reason)),
+        None => InKernel::open(control.layout(), Instant::ZERO)
+            .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
+    };
+    match opened {
+        Ok((memory, in_kernel)) => {
+            info!("established connections are forwarded in the kernel (NAT and direct routing)");
+            Ok(Some((Arc::new(in_kernel), memory)))
+        }
+        Err(error) if wanted == UseKernel::On => Err(StartError::InKernel(error)),
+        Err(error) => {
+            info!("all packets are forwarded by the engine itself: {error}");
+            Ok(None)
+        }
     }
 }
 

@@ -232,6 +232,74 @@ pub(super) const KEEPER_BUSY: [&str; 3] = [
     "Somebody scans, or claims addresses, faster than the host is asked: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
 ];
 
+/// What became of frames that the programs of the path in the kernel have seen.
+pub(super) const KERNEL: [(&str, [&str; 3]); 8] = [
+    (
+        "kernel",
+        [
+            "kernel_requests",
+            "Packets from clients that were forwarded in the kernel.",
+            "Nothing: this is what --in-kernel is for.",
+        ],
+    ),
+    (
+        "kernel",
+        [
+            "kernel_replies",
+            "Packets from servers that were forwarded in the kernel.",
+            "Nothing: this is what --in-kernel is for.",
+        ],
+    ),
+    (
+        "up",
+        [
+            "up_unknown",
+            "Of no connection that the programs find: new ones, the host's own packets, connections with the same addresses and ports as others.",
+            "Nothing: the engine decides on them.",
+        ],
+    ),
+    (
+        "up",
+        [
+            "up_unpublished",
+            "Of a connection that is too young, not one for the kernel, or not published again since the last change.",
+            "Where this is most of the traffic: connections are short, or something changes all the time (ip monitor shows whether it is this host).",
+        ],
+    ),
+    (
+        "up",
+        [
+            "up_unfit",
+            "Of a published connection, but it may change its state (SYN, FIN, RST), has no hop left, or does not fit the way out.",
+            "Nothing: the engine decides on them.",
+        ],
+    ),
+    (
+        "up",
+        [
+            "up_other",
+            "Neither TCP nor UDP, with options, fragments or VLAN tags, damaged, or for other stations.",
+            "Nothing: the engine decides on them.",
+        ],
+    ),
+    (
+        "drop",
+        [
+            "kernel_waiting",
+            "Packets of published connections that only an engine can decide on, while there was none.",
+            "Their senders repeat them. The service manager's log tells why the engine ended.",
+        ],
+    ),
+    (
+        "drop",
+        [
+            "kernel_lost",
+            "Packets that were to be forwarded in the kernel, which had no memory to change them.",
+            "The host is out of memory: free -m, dmesg.",
+        ],
+    ),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@ use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
 use super::remedies;
+use crate::in_kernel::Shares;
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
 use crate::packet::net::PortId;
@@ -128,6 +129,22 @@ impl Report {
         ]);
         all
     }
+}
+
+/// What became of frames that the path in the kernel has seen.
+pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use<> {
+    let counts = [
+        shares.requests,
+        shares.replies,
+        shares.unknown,
+        shares.unpublished,
+        shares.unfit,
+        shares.other,
+        shares.waiting,
+        shares.lost,
+    ];
+    let told = remedies::KERNEL.into_iter().zip(counts);
+    told.map(|((action, told), count)| reason(action, count, told))
 }
 
 /// A counted reason, for a listing; `told` is its name, its meaning and its remedy.

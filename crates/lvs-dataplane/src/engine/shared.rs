@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
@@ -17,6 +17,7 @@ use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
 use crate::host::{EngineSide, Neighbour};
+use crate::in_kernel::InKernel;
 use crate::io::port::{Port, Ports};
 use crate::mailbox::{Closing, Mailbox};
 use crate::packet::net::PortId;
@@ -45,6 +46,8 @@ pub struct Shared {
     virtual_time: Option<AtomicU64>,
     side: Side,
     stop: AtomicBool,
+    /// The path in the kernel.
+    in_kernel: OnceLock<Arc<InKernel>>,
 }
 
 /// Where packets come from.
@@ -98,6 +101,7 @@ impl Shared {
             virtual_time: virtual_time.then(AtomicU64::default),
             side,
             stop: AtomicBool::new(false),
+            in_kernel: OnceLock::new(),
         }
     }
 
@@ -140,6 +144,23 @@ impl Shared {
     /// The places of captures.
     pub(super) const fn captures(&self) -> &Readers {
         &self.captures
+    }
+
+    /// From now on, packets are forwarded in the kernel as well.
+    pub(super) fn use_in_kernel(&self, in_kernel: Arc<InKernel>) {
+        let _ = self.in_kernel.set(in_kernel);
+    }
+
+    /// The path in the kernel.
+    pub(super) fn in_kernel(&self) -> Option<&Arc<InKernel>> {
+        self.in_kernel.get()
+    }
+
+    /// Takes over what the path in the kernel has counted.
+    pub(super) fn fold(&self) {
+        if let Some(in_kernel) = self.in_kernel() {
+            in_kernel.fold(&mut self.control());
+        }
     }
 
     /// Time since the engine started, as the core counts it.
@@ -379,6 +400,9 @@ impl EngineSide for Shared {
     fn publish(&self, view: Arc<View>) {
         if let Some(host) = self.host() {
             host.published.publish(view);
+            if let Some(in_kernel) = self.in_kernel() {
+                in_kernel.changed();
+            }
             for door in &host.doors {
                 door.mailbox.wake().notify();
             }

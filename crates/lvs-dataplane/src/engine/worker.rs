@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::{Instant, Shard};
+use lvs_core::{ConnId, Instant, Shard};
 use tracing::{error, info};
 
 use super::capture::{self, Capture, Shown};
@@ -22,6 +22,7 @@ use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
+use crate::in_kernel::{Held, InKernel, RIPE, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
@@ -30,6 +31,7 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request};
+use crate::packet::ways::{Way, Ways};
 use crate::sys::Poller;
 
 /// Batches of one port before the others have their turn.
@@ -40,6 +42,11 @@ const EXPIRY_BUDGET: usize = 1024;
 const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
+/// How long packets that have come in may always be waiting before connections are published all the same.
+const BUSY: Duration = Duration::from_millis(50);
+/// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
+const WITHDRAW_BUDGET: usize = 1 << 20;
+
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
@@ -62,6 +69,14 @@ pub(crate) struct Worker {
     /// Packets refused for a full table when the keeper was last told.
     told_full: u64,
     next_housekeeping: Instant,
+    /// The path in the kernel.
+    in_kernel: Option<Arc<InKernel>>,
+    /// When everything that had come in was on its way, as far as it was looked at.
+    quiet: Instant,
+    /// As long as there are captures, nothing passes them by in the kernel.
+    shown: Option<Held>,
+    /// Where withdrawing all connections goes on.
+    withdrawn: Option<usize>,
 }
 
 impl Worker {
@@ -89,7 +104,16 @@ impl Worker {
             resets: 0,
             told_full: 0,
             next_housekeeping: Instant::ZERO,
+            in_kernel: None,
+            quiet: Instant::ZERO,
+            shown: None,
+            withdrawn: None,
         }
+    }
+
+    /// Publishes connections from now on.
+    pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>) {
+        self.in_kernel = Some(in_kernel);
     }
 
     /// Processes packets until the engine is told to stop. Its ports are the keeper's after that: they go after what depends
@@ -105,9 +129,18 @@ impl Worker {
             ports.clear();
             let polled = self.ports.iter();
             ports.extend(polled.filter_map(|(port, io)| Some((poller.add(io.fd()?), port))));
-            if let Err(error) = poller.wait(Some(self.until_next_timer())) {
+            let ripe = !self.decider.ripe.is_empty();
+            let until = match ripe {
+                true => Duration::ZERO,
+                false => self.until_next_timer(),
+            };
+            if let Err(error) = poller.wait(Some(until)) {
                 error!("cannot wait for packets: {error}");
                 break;
+            }
+            if ripe {
+                let quiet = ports.iter().all(|&(place, _)| !poller.is_ready(place));
+                self.publish_ripe(quiet);
             }
             for &(place, port) in &ports {
                 if poller.is_ready(place) {
@@ -180,6 +213,8 @@ impl Worker {
     /// Processes what waits on a port, but for a few batches at most.
     pub(super) fn receive(&mut self, port: PortId) {
         for _ in 0..BATCHES_PER_TURN {
+            // The epoch first: what is learned after it is of this one or a later one.
+            self.decider.epoch = self.in_kernel.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
             // Whether the interface is down or gone is told by the kernel's events.
@@ -288,6 +323,9 @@ impl Worker {
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
         self.decider.tells = !captures.is_empty();
+        if captures.is_empty() {
+            self.shown = None;
+        }
         self.captures = captures;
     }
 
@@ -308,6 +346,83 @@ impl Worker {
             self.ports.give_back(port, frames);
         }
         self.output.recycle();
+    }
+
+    // --- the path in the kernel ---------------------------------------------------------------------------------------
+
+    /// Publishes the connections that are ripe for it, if what has come in before is on its way (`quiet`), so that nothing
+    /// overtakes it. An engine that does not get there for long cannot keep up and loses packets: then it does not wait.
+    fn publish_ripe(&mut self, quiet: bool) {
+        let now = self.shared.now();
+        if quiet {
+            self.quiet = now;
+        } else if now.saturating_since(self.quiet) < BUSY {
+            return;
+        }
+        let ripe = std::mem::take(&mut self.decider.ripe);
+        if let Some(kernel) = self.in_kernel.clone() {
+            // The epoch first: what is learned after it is of this one or a later one.
+            let epoch = kernel.epoch();
+            self.take_view();
+            if self.decider.shard.is_behind() {
+                self.decider.sweep();
+            }
+            // Some of what comes out of tunnels is none of the director's business.
+            let judges = self.network.view().ignore_tunneled;
+            if epoch != 0 && !judges {
+                for &conn in &ripe {
+                    if self.decider.shard.is_ripe(conn, RIPE, epoch) {
+                        let _ = self.publish(conn, epoch, &kernel, now);
+                    }
+                }
+            }
+        }
+        self.decider.ripe = ripe;
+        self.decider.ripe.clear();
+    }
+
+    /// Publishes a connection, if nothing but counting is to be done about its packets.
+    fn publish(&mut self, conn: ConnId, epoch: u16, kernel: &InKernel, now: Instant) -> Option<()> {
+        let offer = self.decider.shard.offer(conn)?;
+        if self.decider.may_be_marked(&offer) {
+            return None;
+        }
+        let ways = Ways::of(&offer, &self.network)?;
+        let tables = &self.network.view().tables;
+        let hop = |way: Way| {
+            let out = WayOut {
+                ifindex: tables.port(way.port)?.ifindex,
+                mtu: way.mtu,
+                to: way.to,
+                from: way.from,
+            };
+            kernel.hop(out, now)
+        };
+        let to_server = hop(ways.server)?;
+        let to_client = match ways.client {
+            Some(way) => Some(hop(way)?),
+            None => None,
+        };
+        if !kernel.set_server(offer.record, to_server, epoch) {
+            return None;
+        }
+        let published = self.decider.shard.publish(conn, epoch, to_client);
+        published.then_some(())
+    }
+
+    /// Follows the clock and the epochs of the path in the kernel.
+    fn keep_kernel(&mut self, now: Instant) {
+        let Some(kernel) = &self.in_kernel else {
+            return;
+        };
+        kernel.is_alive(now);
+        if kernel.is_used_up() || self.withdrawn.is_some() {
+            let from = self.withdrawn.unwrap_or(0);
+            self.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);
+            if self.withdrawn.is_none() {
+                kernel.renew();
+            }
+        }
     }
 
     // --- what the keeper says ---------------------------------------------------------------------------------------
@@ -352,6 +467,7 @@ impl Worker {
             return;
         }
         self.next_housekeeping = now + HOUSEKEEPING;
+        self.keep_kernel(now);
         self.decider.sweep();
         self.pipeline.expire(now);
         let ended = self.clients.take_ended(&self.decider.shard);
@@ -418,6 +534,9 @@ impl Packets for Worker {
     }
 
     fn capture(&mut self, capture: Capture) {
+        // All packets are to be shown.
+        let hold = || self.in_kernel.as_ref().map(InKernel::hold);
+        self.shown = self.shown.take().or_else(hold);
         self.captures.push(capture);
     }
 }

@@ -26,6 +26,7 @@ use super::trunks::Trunks;
 use super::view::{Port as KnownPort, Tables, View};
 use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
+use crate::in_kernel::InKernel;
 use crate::io::BATCH;
 use crate::io::port::Port;
 use crate::io::vlan::WantedInterface;
@@ -57,6 +58,8 @@ pub(crate) struct Setup {
     pub(crate) interfaces: Vec<WantedInterface>,
     /// Own every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
+    /// The path in the kernel.
+    pub(crate) in_kernel: Option<Arc<InKernel>>,
 }
 
 impl Setup {
@@ -132,6 +135,9 @@ impl Keeper {
     ) -> Result<Self, HostError> {
         let (interception, device) = Interception::open(setup.backend)?;
         let routed = interception.is_routed();
+        if let (Some(in_kernel), Some(turn)) = (&setup.in_kernel, interception.turn_back()) {
+            in_kernel.set_mark(turn.mark());
+        }
         let local_nodes = match routed {
             false => Some(LocalNodes::open().map_err(HostError::Requests)?),
             true => None,
@@ -442,7 +448,16 @@ impl Keeper {
         if let Some(pages) = memory {
             control.set_memory(pages);
         }
+        let before = control.generation();
+        if let Some(in_kernel) = &self.setup.in_kernel {
+            in_kernel.fold(&mut control);
+        }
         control.advance(now);
+        if let Some(in_kernel) = &self.setup.in_kernel
+            && control.generation() != before
+        {
+            in_kernel.changed();
+        }
         control.next_wakeup()
     }
 

@@ -186,10 +186,9 @@ impl Keeper {
     }
 
     fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {
-        let io = match self.interception.turn_back() {
-            Some(turn) => AfPacket::open_with_way_back(link.index, &link.name, turn)?,
-            None => AfPacket::open(link.index, &link.name)?,
-        };
+        let turn = self.interception.turn_back();
+        let in_kernel = self.setup.in_kernel.as_deref();
+        let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel)?;
         self.interception.add_interface(&link.name)?;
         Ok(io)
     }

@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use super::tun::HostDevice;
 use super::{BATCH, Capabilities, PacketIo, vnet};
+use crate::in_kernel::InKernel;
 use crate::packet::frame::Frame;
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{self, MessageBatch, PacketSocket, TurnBack, TurnedBack};
+use crate::sys::{self, MessageBatch, PacketSocket, TcLink, TurnBack, TurnedBack};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
@@ -105,6 +106,8 @@ impl Back {
 /// A packet socket on one Ethernet interface.
 #[derive(Debug)]
 pub struct AfPacket {
+    /// The path in the kernel takes what the socket's filter refuses: it goes first.
+    _ingress: Option<TcLink>,
     socket: PacketSocket,
     interface: String,
     ifindex: u32,
@@ -122,7 +125,7 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, false, None)
+        Self::open_for(ifindex, name, false, None, None)
     }
 
     /// As [`Self::open`], for frames with a VLAN tag only.
@@ -130,19 +133,21 @@ impl AfPacket {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, true, None)
+        Self::open_for(ifindex, name, true, None, None)
     }
 
-    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]), where that is possible.
+    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]), and without the frames
+    /// that the path in the kernel takes, where that is possible.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_with_way_back(
+    pub fn open_with(
         ifindex: u32,
         name: &str,
-        turn: &TurnBack,
+        turn: Option<&TurnBack>,
+        in_kernel: Option<&InKernel>,
     ) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, false, Some(turn))
+        Self::open_for(ifindex, name, false, turn, in_kernel)
     }
 
     fn open_for(
@@ -150,6 +155,7 @@ impl AfPacket {
         name: &str,
         tagged: bool,
         turn: Option<&TurnBack>,
+        in_kernel: Option<&InKernel>,
     ) -> Result<Self, OpenError> {
         let fail = |step: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
@@ -188,7 +194,11 @@ impl AfPacket {
         if tagged {
             socket.only_tagged().map_err(fail("filter for tags"))?;
         }
-        if let Some(turn) = turn {
+        if let Some(in_kernel) = in_kernel {
+            // It minds the mark as well.
+            let filtered = socket.only_passed_by(in_kernel.filter());
+            filtered.map_err(fail("filter for the path in the kernel"))?;
+        } else if let Some(turn) = turn {
             let filtered = socket.without_mark(turn.mark());
             filtered.map_err(fail("filter for marks"))?;
         }
@@ -203,8 +213,13 @@ impl AfPacket {
                 None
             }
         });
+        // Before the first frame is refused.
+        let ingress = in_kernel.map(|in_kernel| in_kernel.attach(ifindex));
+        let ingress = ingress.transpose();
+        let ingress = ingress.map_err(fail("attach the path in the kernel"))?;
         socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
         Ok(Self {
+            _ingress: ingress,
             socket,
             interface: name.to_owned(),
             ifindex,

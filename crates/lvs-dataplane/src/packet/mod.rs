@@ -21,4 +21,5 @@ pub mod shared_map;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tunnel_path;
+pub mod ways;
 pub mod wire;

@@ -10,6 +10,13 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::wire::checksum::Sum;
 use crate::packet::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
+/// How much of a packet there has to be behind its IP header before it can open a connection.
+pub(crate) const HEADERS: [(Protocol, usize); 3] = [
+    (Protocol::TCP, tcp::HEADER_LEN),
+    (Protocol::UDP, udp::HEADER_LEN),
+    (Protocol::SCTP, sctp::HEADER_LEN + sctp::CHUNK_LEN),
+];
+
 /// What an IP header says, and where the transport header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -31,6 +38,8 @@ pub struct Packet {
     pub df: bool,
     /// It is a fragment of a datagram.
     pub fragment: Option<Fragment>,
+    /// A header of AH is among those of IPv6: IPVS looks behind it, nf_tables does not.
+    pub authenticated: bool,
     /// Source and destination port of TCP, UDP and SCTP, where they could be read.
     pub ports: Option<(u16, u16)>,
 }
@@ -111,6 +120,7 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
         tos: bytes[ipv4::field::TOS],
         df: flags & ipv4::DF != 0,
         fragment,
+        authenticated: false,
         ports: if readable {
             ports(protocol, &bytes[l4..len])
         } else {
@@ -166,6 +176,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
         tos: ipv6::traffic_class(bytes),
         df: true,
         fragment,
+        authenticated: chain.authenticated,
         ports: if fragment.is_none() {
             ports(protocol, &bytes[l4..])
         } else {
@@ -244,6 +255,13 @@ impl Packet {
             mark,
             len: u32::try_from(self.len).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Whether it ends within what IPVS reads of a transport header before it opens a connection.
+    pub fn is_short(&self) -> bool {
+        let len = self.len.saturating_sub(self.l4);
+        let least = HEADERS.iter().find(|(of, _)| *of == self.protocol);
+        least.is_some_and(|&(_, least)| len < least)
     }
 
     #[inline]

@@ -1,23 +1,49 @@
-//! One BPF program: frames that leave an interface with a certain mark come in on it instead.
+//! BPF by its system call: maps that this process maps as well, programs, and where they are attached and pinned.
 //!
-//! The program can be taken away, or another one can decide before it. So that such a frame does no harm on the wire, it has
-//! our own link-layer address as its source, which teaches switches nothing, and its true source, with one bit changed, as its
-//! destination, which is nobody's. The program exchanges them and changes the bit back.
+//! A loader crate would do the same calls; what it brings beside them (relocation against the kernel's types, maps described
+//! in BTF) is of no use here, because the programs read packets and our own maps only.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lvs_core::memory::{Layout, Memory, Region};
 
 /// `bpf_insn` of `linux/bpf.h`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-struct Instruction {
-    code: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
+pub struct Instruction {
+    /// What is done.
+    pub code: u8,
+    /// Destination in the lower half, source in the upper one.
+    pub registers: u8,
+    /// Of a jump or of memory.
+    pub offset: i16,
+    /// A number.
+    pub immediate: i32,
 }
 
-/// What `BPF_PROG_LOAD` reads, as far as it is used (the first fields of `bpf_attr`).
+/// What `BPF_MAP_CREATE` reads, as far as it is used (the first fields of `bpf_attr`).
+#[repr(C)]
+struct CreateMap {
+    kind: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+    inner: u32,
+    node: u32,
+    name: [u8; 16],
+    ifindex: u32,
+}
+
+/// What `BPF_PROG_LOAD` reads, as far as it is used.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
@@ -36,7 +62,6 @@ struct LoadProgram {
 }
 
 /// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to see.
-#[derive(Clone, Copy)]
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -46,8 +71,36 @@ struct CreateLink {
     rest: [u64; 6],
 }
 
+/// What `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
+#[repr(C)]
+struct Object {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// What `BPF_PROG_TEST_RUN` reads and writes.
+#[repr(C)]
+struct TestRun {
+    program: u32,
+    result: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch: u32,
+    unused: u32,
+}
+
 /// What `BPF_PROG_QUERY` reads and writes.
-#[derive(Clone, Copy)]
 #[repr(C)]
 struct QueryPrograms {
     ifindex: u32,
@@ -64,7 +117,6 @@ struct QueryPrograms {
 }
 
 /// What `BPF_OBJ_GET_INFO_BY_FD` reads.
-#[derive(Clone, Copy)]
 #[repr(C)]
 struct GetInfo {
     fd: u32,
@@ -80,213 +132,445 @@ struct ProgramInfo {
     id: u32,
 }
 
+const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-/// `BPF_TCX_EGRESS` (Linux 6.6).
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` (Linux 6.6).
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+/// Bytes of what the verifier may say.
+const LOG: usize = 1 << 20;
 
-/// The loaded program. It lives as long as this value and its [`TurnedBack`]s.
+/// Where a program goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Before a socket.
+    SocketFilter,
+    /// At the ingress of an interface (tcx).
+    Ingress,
+    /// At its egress.
+    Egress,
+}
+
+/// A program in the kernel. It lives as long as this value and what it is attached to.
 #[derive(Debug)]
-pub struct TurnBack {
-    program: OwnedFd,
-    /// The kernel's number of the program.
-    id: u32,
-    mark: u32,
+pub struct Program {
+    fd: OwnedFd,
+    kind: ProgramKind,
 }
 
-/// The bit of a link-layer address that says that it is locally administered, in its first byte.
-const LOCAL: u8 = 0x02;
-
-/// Makes a frame that the program turns back out of one as it came.
-pub fn turned(frame: &mut [u8]) {
-    if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
-        addresses.rotate_left(6);
-        addresses[0] ^= LOCAL;
-    }
-}
-
-/// The program at the egress of one interface. It goes with this value, with the interface, or with the process.
+/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or with the process.
 #[derive(Debug)]
-pub struct TurnedBack {
-    _link: OwnedFd,
+pub struct TcLink {
+    fd: OwnedFd,
 }
 
-impl TurnBack {
-    /// Loads the program for this mark, which is not 0.
+impl Program {
+    /// Has the kernel check and take a program. `name`: what tools show, at most 15 letters, digits and `_`.
     ///
     /// # Errors
-    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; `Unsupported` or
-    /// `InvalidInput` from kernels that lack something.
-    pub fn load(mark: u32) -> io::Result<Self> {
-        let op = |code, registers, offset, immediate| Instruction {
-            code,
-            registers,
-            offset,
-            immediate,
-        };
-        // Offsets in `__sk_buff`, and on the stack: both addresses as they are, and as they shall be.
-        const MARK: i16 = 8;
-        const IFINDEX: i16 = 40;
-        const BEFORE: i16 = -16;
-        const AFTER: i16 = -32;
-        const TCX_NEXT: i32 = -1;
-        const TCX_DROP: i32 = 2;
-        const BPF_F_INGRESS: i32 = 1;
-        const BPF_FUNC_STORE_BYTES: i32 = 9;
-        const BPF_FUNC_REDIRECT: i32 = 23;
-        const BPF_FUNC_LOAD_BYTES: i32 = 26;
-        let local = i32::from(u16::from_ne_bytes([LOCAL, 0]));
-        let halfword = |from: i16, to: i16| {
-            [
-                op(0x69, 0xa1, BEFORE + from, 0), // r1 = a halfword of the stack
-                op(0x6b, 0x1a, AFTER + to, 0),    // another one = r1
-            ]
-        };
-        let mut program = vec![
-            op(0xbf, 0x16, 0, 0),                   // r6 = skb
-            op(0x61, 0x12, MARK, 0),                // w2 = skb->mark
-            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = what others say
-            op(0x56, 0x02, 34, mark.cast_signed()), // if w2 != mark goto end
-            op(0xb7, 0x02, 0, 0),                   // r2 = 0
-            op(0xbf, 0xa3, 0, 0),                   // r3 = stack
-            op(0x07, 0x03, 0, BEFORE.into()),       // r3 += BEFORE
-            op(0xb7, 0x04, 0, 12),                  // r4 = two addresses
-            op(0x85, 0x00, 0, BPF_FUNC_LOAD_BYTES),
-            op(0x55, 0x00, 27, 0), // if r0 != 0 goto drop
-        ];
-        program.extend((0..3).flat_map(|n| halfword(6 + 2 * n, 2 * n)));
-        program.extend((0..3).flat_map(|n| halfword(2 * n, 6 + 2 * n)));
-        program.extend([
-            op(0x69, 0xa1, AFTER + 6, 0), // r1 = the first two bytes of the source
-            op(0xa7, 0x01, 0, local),     // r1 ^= LOCAL
-            op(0x6b, 0x1a, AFTER + 6, 0), // they are r1
-            op(0xbf, 0x61, 0, 0),         // r1 = skb
-            op(0xb7, 0x02, 0, 0),         // r2 = 0
-            op(0xbf, 0xa3, 0, 0),         // r3 = stack
-            op(0x07, 0x03, 0, AFTER.into()), // r3 += AFTER
-            op(0xb7, 0x04, 0, 12),        // r4 = two addresses
-            op(0xb7, 0x05, 0, 0),         // r5 = no flags
-            op(0x85, 0x00, 0, BPF_FUNC_STORE_BYTES),
-            op(0x55, 0x00, 4, 0),                 // if r0 != 0 goto drop
-            op(0x61, 0x61, IFINDEX, 0),           // w1 = skb->ifindex
-            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = in, not out
-            op(0x85, 0x00, 0, BPF_FUNC_REDIRECT), // r0 = bpf_redirect(r1, r2)
-            op(0x95, 0x00, 0, 0),                 // return r0
-            op(0xb4, 0x00, 0, TCX_DROP),          // drop: w0 = drop
-            op(0x95, 0x00, 0, 0),                 // end: return r0
-        ]);
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; what the verifier has against
+    /// it, with the end of its log; `Unsupported` or `InvalidInput` from kernels that lack something.
+    pub fn load(kind: ProgramKind, name: &str, instructions: &[Instruction]) -> io::Result<Self> {
         let license = c"Dual MIT/GPL";
-        let mut name = [0; 16];
-        name[..8].copy_from_slice(b"lvs_back");
-        let request = LoadProgram {
-            kind: BPF_PROG_TYPE_SCHED_CLS,
-            length: u32::try_from(program.len()).expect("a few"),
-            instructions: program.as_ptr().expose_provenance() as u64,
+        let mut request = LoadProgram {
+            kind: match kind {
+                ProgramKind::SocketFilter => BPF_PROG_TYPE_SOCKET_FILTER,
+                ProgramKind::Ingress | ProgramKind::Egress => BPF_PROG_TYPE_SCHED_CLS,
+            },
+            length: u32::try_from(instructions.len()).unwrap_or(u32::MAX),
+            instructions: instructions.as_ptr().expose_provenance() as u64,
             license: license.as_ptr().expose_provenance() as u64,
             log_level: 0,
             log_size: 0,
             log: 0,
             kernel_version: 0,
             flags: 0,
-            name,
+            name: short_name(name),
             ifindex: 0,
-            attach_type: BPF_TCX_EGRESS,
+            attach_type: match kind {
+                ProgramKind::SocketFilter => 0,
+                ProgramKind::Ingress => BPF_TCX_INGRESS,
+                ProgramKind::Egress => BPF_TCX_EGRESS,
+            },
         };
-        let program = bpf_fd(BPF_PROG_LOAD, request)?;
-        let mut info = ProgramInfo::default();
-        let request = GetInfo {
-            fd: u32::try_from(program.as_raw_fd()).expect("descriptors are not negative"),
-            length: u32::try_from(size_of::<ProgramInfo>()).expect("8"),
-            info: std::ptr::from_mut(&mut info).expose_provenance() as u64,
+        let error = match descriptor(BPF_PROG_LOAD, request) {
+            Ok(fd) => return Ok(Self { fd, kind }),
+            Err(error) => error,
         };
-        bpf(BPF_OBJ_GET_INFO_BY_FD, request)?;
-        let id = info.id;
-        Ok(Self { program, id, mark })
+        let mut log = vec![0_u8; LOG];
+        request.log_level = 1;
+        request.log_size = u32::try_from(log.len()).unwrap_or(0);
+        request.log = log.as_mut_ptr().expose_provenance() as u64;
+        // For what the verifier says.
+        let again = descriptor(BPF_PROG_LOAD, request);
+        again
+            .map(|fd| Self { fd, kind })
+            .map_err(|_| with_log(error, &log))
     }
 
-    /// The mark.
-    pub const fn mark(&self) -> u32 {
-        self.mark
-    }
-
-    /// Puts the program at the egress of an interface, before `tc` filters that are there.
+    /// Puts the program at the ingress or egress of an interface, before `tc` filters that are there.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
-    pub fn attach(&self, ifindex: u32) -> io::Result<TurnedBack> {
-        let program = self.program.as_raw_fd();
+    pub fn attach(&self, ifindex: u32) -> io::Result<TcLink> {
         let request = CreateLink {
-            program: u32::try_from(program).expect("descriptors are not negative"),
+            program: number(&self.fd),
             ifindex,
-            attach_type: BPF_TCX_EGRESS,
+            attach_type: self.place(),
             flags: 0,
             rest: [0; 6],
         };
-        let link = bpf_fd(BPF_LINK_CREATE, request)?;
-        Ok(TurnedBack { _link: link })
+        let fd = descriptor(BPF_LINK_CREATE, request)?;
+        Ok(TcLink { fd })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: others may keep frames from it.
+    const fn place(&self) -> u32 {
+        match self.kind {
+            ProgramKind::Egress => BPF_TCX_EGRESS,
+            ProgramKind::Ingress | ProgramKind::SocketFilter => BPF_TCX_INGRESS,
+        }
+    }
+
+    /// The kernel's number of the program.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn id(&self) -> io::Result<u32> {
+        let mut info = ProgramInfo::default();
+        let request = GetInfo {
+            fd: number(&self.fd),
+            length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
+            info: ptr::from_mut(&mut info).expose_provenance() as u64,
+        };
+        call(BPF_OBJ_GET_INFO_BY_FD, request)?;
+        Ok(info.id)
+    }
+
+    /// Whether the program of number `id` is the first one at that place of an interface: others may keep frames from it.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel does not say.
-    pub fn is_first_at(&self, ifindex: u32) -> io::Result<bool> {
+    pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
         let mut ids = [0_u32; 64];
         let request = QueryPrograms {
             ifindex,
-            attach_type: BPF_TCX_EGRESS,
+            attach_type: self.place(),
             query_flags: 0,
             attach_flags: 0,
             ids: ids.as_mut_ptr().expose_provenance() as u64,
-            count: u32::try_from(ids.len()).expect("64"),
+            count: u32::try_from(ids.len()).unwrap_or(0),
             rest: 0,
             program_flags: 0,
             link_ids: 0,
             link_flags: 0,
             revision: 0,
         };
-        match bpf(BPF_PROG_QUERY, request) {
+        match call(BPF_PROG_QUERY, request) {
             // There are more than 64: these are the first.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
             // There are none.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
             done => drop(done?),
         }
-        Ok(ids[0] == self.id)
+        Ok(ids[0] == id)
+    }
+
+    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An aggregate has segments of
+    /// `segment` bytes; else that is 0.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    pub fn test_run(&self, ifindex: u32, frame: &[u8], segment: u32) -> io::Result<(i32, Vec<u8>)> {
+        // `__sk_buff`: 48 words, of which the kernel wants most to be 0.
+        const IFINDEX: usize = 10;
+        const GSO_SEGMENTS: usize = 41;
+        const GSO_SIZE: usize = 44;
+        let mut context = [0_u32; 48];
+        context[IFINDEX] = ifindex;
+        context[GSO_SIZE] = segment;
+        let length = u32::try_from(frame.len()).unwrap_or(0);
+        context[GSO_SEGMENTS] = length.checked_div(segment).map_or(0, |whole| whole + 1);
+        let mut out = vec![0_u8; frame.len() + 256];
+        let mut request = TestRun {
+            program: number(&self.fd),
+            result: 0,
+            size_in: u32::try_from(frame.len()).unwrap_or(u32::MAX),
+            size_out: u32::try_from(out.len()).unwrap_or(0),
+            data_in: frame.as_ptr().expose_provenance() as u64,
+            data_out: out.as_mut_ptr().expose_provenance() as u64,
+            repeat: 1,
+            duration: 0,
+            context_size_in: u32::try_from(size_of_val(&context)).unwrap_or(0),
+            context_size_out: 0,
+            context_in: context.as_ptr().expose_provenance() as u64,
+            context_out: 0,
+            flags: 0,
+            cpu: 0,
+            batch: 0,
+            unused: 0,
+        };
+        // SAFETY: pointer and length describe `request`, a `repr(C)` struct without padding, which the kernel reads and
+        // writes; what it points to lives until after the call, and is as long as `request` says.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                BPF_PROG_TEST_RUN,
+                ptr::from_mut(&mut request),
+                size_of::<TestRun>(),
+            )
+        };
+        super::check(libc::c_int::try_from(result).unwrap_or(-1))?;
+        out.truncate(request.size_out as usize);
+        Ok((request.result.cast_signed(), out))
+    }
+
+    /// The descriptor, for a socket that the program is to filter.
+    pub(super) fn fd(&self) -> libc::c_int {
+        self.fd.as_raw_fd()
     }
 }
 
+impl TcLink {
+    /// Lets the program stay when this process ends, under a name in a BPF file system.
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+}
+
+/// An array in the kernel that programs read and write, and that this process maps as 64-bit words.
+#[derive(Debug)]
+pub struct SharedArray {
+    fd: OwnedFd,
+    memory: NonNull<u8>,
+    words: usize,
+}
+
+// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+unsafe impl Send for SharedArray {}
+// SAFETY: a shared reference gives access to atomics only.
+unsafe impl Sync for SharedArray {}
+
+impl SharedArray {
+    /// A new array of `entries` times so many words, all zeros.
+    ///
+    /// # Errors
+    /// As [`Program::load`]; `OutOfMemory`.
+    pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
+        let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let request = CreateMap {
+            kind: BPF_MAP_TYPE_ARRAY,
+            key: 4,
+            value,
+            entries: entries.max(1),
+            flags: BPF_F_MMAPABLE,
+            inner: 0,
+            node: 0,
+            name: short_name(name),
+            ifindex: 0,
+        };
+        let fd = descriptor(BPF_MAP_CREATE, request)?;
+        Self::map(fd, words * entries.max(1) as usize)
+    }
+
+    /// The array that was pinned under this name, which has at least so many words.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another one.
+    pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
+        let name = c_path(path)?;
+        let request = Object {
+            path: name.as_ptr().expose_provenance() as u64,
+            fd: 0,
+            flags: 0,
+        };
+        let fd = descriptor(BPF_OBJ_GET, request)?;
+        Self::map(fd, words)
+    }
+
+    fn map(fd: OwnedFd, words: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping of a descriptor that is open touches no memory that exists; the kernel refuses one that is
+        // longer than the array.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                words * 8,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, memory, words })
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is so long, begins at a page, and is used as atomics only, here and in the kernel.
+        unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
+    }
+
+    /// Lets it stay when this process ends, under a name in a BPF file system.
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for SharedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; whoever had words of it holds this value.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// An array of which each processor has its own entries.
+#[derive(Debug)]
+pub struct PerCpuArray {
+    fd: OwnedFd,
+}
+
+impl PerCpuArray {
+    /// A new array, all zeros; `bytes` are those of an entry.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
+        let request = CreateMap {
+            kind: BPF_MAP_TYPE_PERCPU_ARRAY,
+            key: 4,
+            value: bytes,
+            entries,
+            flags: 0,
+            inner: 0,
+            node: 0,
+            name: short_name(name),
+            ifindex: 0,
+        };
+        let fd = descriptor(BPF_MAP_CREATE, request)?;
+        Ok(Self { fd })
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide slots, their tags. The
+/// overflow, which none reads, is in `overflow`.
+///
+/// # Errors
+/// If the arrays are shorter than `layout` says.
+pub fn shared_table(
+    layout: Layout,
+    arrays: [Arc<SharedArray>; 4],
+    overflow: Region,
+) -> io::Result<Memory> {
+    let [narrow, narrow_tags, wide, wide_tags] = arrays.each_ref().map(|array| {
+        // SAFETY: as in `words`; the memory holds the array for as long as it exists (`Memory::hold`).
+        let words = unsafe {
+            slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
+        };
+        Region::lent(words)
+    });
+    let regions = [narrow, narrow_tags, wide, wide_tags, overflow];
+    let memory = Memory::new(layout, regions).map_err(io::Error::other)?;
+    Ok(memory.hold(Arc::new(arrays)))
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, as programs in the kernel read it.
+pub fn monotonic() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a `timespec` that the kernel writes.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// A name as tools show it.
+fn short_name(name: &str) -> [u8; 16] {
+    let mut short = [0; 16];
+    for (to, from) in short.iter_mut().take(15).zip(name.bytes()) {
+        *to = from;
+    }
+    short
+}
+
+/// An error with what the verifier said last.
+fn with_log(error: io::Error, log: &[u8]) -> io::Error {
+    const LINES: usize = 12;
+    let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&log[..end]);
+    let mut lines: Vec<&str> = text.lines().rev().take(LINES).collect();
+    if lines.is_empty() {
+        return error;
+    }
+    lines.reverse();
+    // The verifier says no with a number that stands for permissions elsewhere.
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{error}: {}", lines.join("; ")),
+    )
+}
+
+fn number(fd: &OwnedFd) -> u32 {
+    u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative")
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = c_path(path)?;
+    let request = Object {
+        path: name.as_ptr().expose_provenance() as u64,
+        fd: number(fd),
+        flags: 0,
+    };
+    call(BPF_OBJ_PIN, request).map(drop)
+}
+
 /// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
-fn bpf_fd<T: Copy>(command: libc::c_long, request: T) -> io::Result<OwnedFd> {
-    let fd = bpf(command, request)?;
+fn descriptor<T>(command: libc::c_long, request: T) -> io::Result<OwnedFd> {
+    let fd = call(command, request)?;
     // SAFETY: the descriptor is new, open and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// `bpf(2)`. What the kernel writes into the request is lost.
-fn bpf<T: Copy>(command: libc::c_long, mut request: T) -> io::Result<libc::c_int> {
-    let request = std::ptr::from_mut(&mut request);
+fn call<T>(command: libc::c_long, mut request: T) -> io::Result<libc::c_int> {
+    let request = ptr::from_mut(&mut request);
     // SAFETY: pointer and length describe the request, a `repr(C)` struct without padding; what it points to was exposed by the
     // caller, lives until after the call, and is as long as the request says.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
     super::check(libc::c_int::try_from(done).unwrap_or(-1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Where the program is not, nobody takes such a frame for his, and no switch learns from it.
-    #[test]
-    fn a_frame_on_its_way_back_is_nobodys_on_the_wire() {
-        let mut frame = *b"\x02own..\x52theirs";
-        turned(&mut frame);
-        assert_eq!(&frame, b"\x50their\x02own..s");
-        let mut short = [1; 11];
-        turned(&mut short);
-        assert_eq!(short, [1; 11]);
-    }
 }

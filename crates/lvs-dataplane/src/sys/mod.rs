@@ -12,19 +12,23 @@ pub(crate) mod peercred;
 mod poll;
 mod table;
 mod tun;
+mod turn;
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent};
-pub use bpf::{TurnBack, TurnedBack, turned};
+pub use bpf::{
+    Instruction, PerCpuArray, Program, ProgramKind, SharedArray, TcLink, monotonic, shared_table,
+};
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
 pub use table::table_memory;
 pub use tun::{TunDevice, TunOptions};
+pub use turn::{TurnBack, TurnedBack, turned};
 
 /// The index of a network interface of this thread's network namespace.
 ///

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::bpf::Program;
 use super::{Plain, check, check_len, get_option, set_option, socklen};
 
 /// Length of `virtio_net_hdr`, which stands before each frame on a socket with `PACKET_VNET_HDR`.
@@ -126,6 +127,19 @@ impl PacketSocket {
             libc::SOL_SOCKET,
             libc::SO_ATTACH_FILTER,
             &program,
+        )
+    }
+
+    /// Receives only what a program in the kernel lets pass from now on; to be called before [`Self::bind`].
+    ///
+    /// # Errors
+    /// If the program is no socket filter.
+    pub fn only_passed_by(&self, program: &Program) -> io::Result<()> {
+        set_option(
+            self.fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_BPF,
+            &program.fd(),
         )
     }
 

@@ -1,6 +1,7 @@
 //! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding, errors.
 
-use std::net::IpAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Instant, Protocol};
 use lvs_dataplane::packet::drop::FrameDrop;
@@ -9,6 +10,7 @@ use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::Net;
 use lvs_dataplane::packet::parse::{self, Packet};
 use lvs_dataplane::packet::testing::Table;
+use lvs_dataplane::packet::wire::checksum::Sum;
 use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
 use lvs_dataplane::packet::wire::ip_options::Refused;
 use lvs_dataplane::packet::wire::{
@@ -39,6 +41,36 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether it has SCTP; what that answers is not recorded.
     pub(super) sctp: bool,
+    /// What routers have told of the ways to servers, where that is less than an error of its own may have.
+    short_ways: HashMap<Ipv4Addr, usize>,
+}
+
+/// Longest error of a host (RFC 1812 section 4.3.2.3).
+const ERROR_MAX: usize = 576;
+
+/// The way that the ICMP message in `ip` is about, and how much it carries, as far as a host believes that.
+fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
+    const LEAST: usize = 552;
+    let message = ip.get(packet.l4..packet.len)?;
+    let (head, quoted) = message.split_at_checked(8)?;
+    let too_long = packet.protocol == Protocol::ICMP && head[..2] == [3, 4];
+    // Of each protocol it takes 8 bytes to believe it.
+    (too_long && quoted.len() >= ipv4::HEADER_LEN + 8)
+        .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
+}
+
+/// An error of the host's own, no longer than the way carries.
+fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
+    let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
+    if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
+        ip.truncate(mtu);
+        ipv4::set_total_len(&mut ip, len);
+        put16(&mut ip, 22, 0);
+        let sum = Sum::ZERO.bytes(&ip[20..]).finish();
+        put16(&mut ip, 22, sum);
+        ipv4::finish_header(&mut ip);
+    }
+    ip
 }
 
 /// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its route, `stamp` beside the time.
@@ -54,12 +86,31 @@ fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
 impl Host {
     /// A packet that has come to the host; what it does about it.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
+        let mut done = self.take(ip, net, now)?;
+        for sent in &mut done.sent {
+            if let Some(&mtu) = self
+                .short_ways
+                .get(&ipv4::dst(sent))
+                .filter(|_| !is_ipv6(sent))
+            {
+                *sent = shortened(std::mem::take(sent), mtu);
+            }
+        }
+        Some(done)
+    }
+
+    fn take(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let packet = parse::ip(ip, false).ok()?;
         // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
         if !packet.is_ipv6() && net.is_forged(packet.src) {
             return None;
         }
         let local = net.is_local(packet.dst);
+        if let Some((server, mtu)) = reported(ip, &packet).filter(|_| local)
+            && mtu < ERROR_MAX
+        {
+            self.short_ways.insert(server, mtu);
+        }
         if let Some(refused) = refused_options(ip, &packet, net) {
             return Some(refused);
         }

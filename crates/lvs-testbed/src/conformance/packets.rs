@@ -442,3 +442,51 @@ fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     blocks.sort();
     blocks
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::packet;
+
+    /// A packet of the client's port `client`, with these extension headers, that came through GUE from the port `from`.
+    fn tunnelled(client: u16, headers: &[u8], from: u16) -> Emitted {
+        let (src, dst) = (
+            SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], client)),
+            "[2001:db8::53]:53".parse().unwrap(),
+        );
+        let mut inner = packet::udp(src, dst, b"question");
+        for &kind in headers {
+            packet::with_extension(&mut inner, kind, &[1, 4, 0, 0, 0, 0]);
+        }
+        let gue = [&[0, 41, 0, 0][..], &inner].concat();
+        let director = SocketAddr::from(([0xfd00, 1, 0, 0, 0, 0, 0, 0xffff], from));
+        let outer = packet::udp(director, "[fd00:1::9]:6080".parse().unwrap(), &gue);
+        Emitted {
+            port: port_named("sv").expect("the servers' link"),
+            frame: packet::ethernet_ip([2; 6], [4; 6], &outer),
+        }
+    }
+
+    #[test]
+    fn gue_flows_behind_extension_headers_are_told_apart() {
+        let expected = Expected {
+            device: "sv",
+            frame: Vec::new(),
+            masks: Vec::new(),
+        };
+        for headers in [&[][..], &[60], &[60, 0], &[60, 43]] {
+            let mut flows = Flows::new();
+            let mut check = |client, from| {
+                let sent = tunnelled(client, headers, from);
+                check_masked("udp.sport", &expected, &sent, &mut flows)
+            };
+            assert_eq!(check(4000, 40_000), Ok(()));
+            assert_eq!(check(4001, 50_000), Ok(()), "another flow, {headers:?}");
+            assert_eq!(check(4000, 40_000), Ok(()));
+            // One that changes its port would be spread over several ways.
+            let complaint = check(4000, 50_000).expect_err("the flow has a port");
+            assert!(complaint.contains("40000"), "{complaint}");
+            assert!(check(4002, 1000).is_err(), "no port for a tunnel");
+        }
+    }
+}

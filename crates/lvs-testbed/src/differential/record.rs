@@ -12,6 +12,8 @@ use crate::conformance::case::{Json, hex, sysctl_text};
 
 /// Where the IP packet begins in a frame.
 const IP: usize = 14;
+const IPIP: Protocol = Protocol(4);
+const GRE: Protocol = Protocol(47);
 
 /// What one run of a case showed.
 struct Run {
@@ -79,14 +81,18 @@ fn is_directors(addr: IpAddr) -> bool {
     }
 }
 
-/// The fields of `frame` that may vary, and whether each always does.
-fn fields(frame: &[u8], tunnels: &[u16]) -> Vec<(Field, bool)> {
+/// The fields of `frame` that may vary, and whether each always does. `identification` is that of the packet that made the
+/// kernel send it: another one is the kernel's own.
+fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
     let (l4, protocol, src) = match ip.first().map(|first| first >> 4) {
         Some(4) if ip.len() >= ipv4::HEADER_LEN => {
-            fields.push(((IP + 4, 2, "ip.id"), false));
-            fields.push(((IP + 10, 2, "ip.checksum"), false));
+            let id = be16(ip, ipv4::field::ID);
+            // Two recordings may have the same one by chance.
+            let own = id != 0 && Some(id) != identification;
+            fields.push(((IP + 4, 2, "ip.id"), own));
+            fields.push(((IP + 10, 2, "ip.checksum"), own));
             let header = ipv4::header_len(ip);
             for at in (IP + ipv4::HEADER_LEN..IP + header).step_by(4) {
                 fields.push(((at, 4, "ip.timestamp"), false));
@@ -97,34 +103,58 @@ fn fields(frame: &[u8], tunnels: &[u16]) -> Vec<(Field, bool)> {
         Some(6) if ip.len() >= ipv6::HEADER_LEN => {
             fields.push(((IP + 1, 3, "ip6.flowlabel"), false));
             let src = IpAddr::from(ipv6::src(ip));
-            if ip[6] == ipv6::FRAGMENT && ip.len() >= ipv6::HEADER_LEN + 8 {
-                fields.push(((IP + 44, 4, "ip6.frag.id"), false));
-                let first = be16(ip, 42) & 0xfff8 == 0;
-                (first.then_some(48), ip[40], src)
-            } else {
-                (Some(ipv6::HEADER_LEN), ip[6], src)
+            let Some(chain) = ipv6::walk(ip) else {
+                return fields;
+            };
+            if let Some((header, _)) = chain.fragment {
+                fields.push(((IP + header.at + 4, 4, "ip6.frag.id"), false));
             }
+            let later = chain.fragment.is_some_and(|(header, _)| header.offset > 0);
+            ((!later).then_some(chain.l4), chain.protocol, src)
         }
         _ => return fields,
     };
-    if let Some(l4) = l4
-        && protocol == Protocol::UDP.0
-        && ip.len() >= l4 + 8
-        && tunnels.contains(&be16(ip, l4 + 2))
-        && is_directors(src)
-    {
-        fields.push(((IP + l4, 2, "udp.sport"), true));
-        fields.push(((IP + l4 + 6, 2, "udp.checksum"), true));
+    let Some(l4) = l4.filter(|_| is_directors(src)) else {
+        return fields;
+    };
+    let inner = match Protocol(protocol) {
+        Protocol::UDP if ip.len() >= l4 + 8 && tunnels.contains(&be16(ip, l4 + 2)) => {
+            fields.push(((IP + l4, 2, "udp.sport"), true));
+            fields.push(((IP + l4 + 6, 2, "udp.checksum"), true));
+            let options = ip.get(l4 + 8).map_or(0, |first| first & 0x1f);
+            l4 + 12 + usize::from(options) * 4
+        }
+        IPIP => l4,
+        GRE if ip.get(l4).is_some_and(|flags| flags & 0x80 != 0) => {
+            fields.push(((IP + l4 + 4, 2, "gre.checksum"), false));
+            l4 + 8
+        }
+        GRE => l4 + 4,
+        _ => return fields,
+    };
+    // The director has filled in the time before it put the packet into the tunnel.
+    let packet = ip.get(inner..).unwrap_or_default();
+    let header = ipv4::header_len(packet);
+    if packet.len() >= header && header > ipv4::HEADER_LEN && packet[0] >> 4 == 4 {
+        fields.push(((IP + inner + 10, 2, "inner.checksum"), false));
+        for at in (ipv4::HEADER_LEN..header).step_by(4) {
+            fields.push(((IP + inner + at, 4, "inner.timestamp"), false));
+        }
     }
     fields
 }
 
 /// The fields in which two recordings of a frame differ, or `None` if they differ elsewhere.
-fn mask(one: &[u8], other: &[u8], tunnels: &[u16]) -> Option<Vec<Field>> {
+fn mask(
+    one: &[u8],
+    other: &[u8],
+    tunnels: &[u16],
+    identification: Option<u16>,
+) -> Option<Vec<Field>> {
     if one.len() != other.len() {
         return None;
     }
-    let fields: Vec<Field> = fields(one, tunnels)
+    let fields: Vec<Field> = fields(one, tunnels, identification)
         .into_iter()
         .filter(|&((at, len, _), always)| always || one[at..at + len] != other[at..at + len])
         .map(|(field, _)| field)
@@ -184,6 +214,10 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
         if step.get("frame").is_none() {
             continue;
         }
+        let packet = step.frame("frame")?;
+        let packet = packet.get(IP..).unwrap_or_default();
+        let four = packet.len() >= ipv4::HEADER_LEN && packet[0] >> 4 == 4;
+        let identification = four.then(|| be16(packet, ipv4::field::ID));
         let at = |what: &str| format!("step {number}: {what}");
         if one.len() != other.len() {
             return Ok(Recorded::Unstable(at("how many frames leave")));
@@ -194,7 +228,7 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
             let [Some(frame), Some(other)] = plain else {
                 return Ok(Recorded::Deviation(at("options echoed in a long error")));
             };
-            let Some(mask) = mask(&frame, &other, &tunnels) else {
+            let Some(mask) = mask(&frame, &other, &tunnels, identification) else {
                 let what = format!("{} or {}", hex(&frame), hex(&other));
                 return Ok(Recorded::Unstable(at(&what)));
             };
@@ -287,16 +321,71 @@ mod tests {
     #[test]
     fn only_what_varies_is_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
-        let whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        ipv4::set_id(&mut whole, 7);
+        ipv4::finish_header(&mut whole);
         let frame = packet::ethernet_ip([2; 6], [4; 6], &whole);
-        assert_eq!(mask(&frame, &frame, &[]), Some(vec![]));
+        assert_eq!(mask(&frame, &frame, &[], Some(7)), Some(vec![]));
         let mut other = frame.clone();
         other[18] ^= 1;
         let field = (18, 2, "ip.id");
-        assert_eq!(mask(&frame, &other, &[]), Some(vec![field]));
+        assert_eq!(mask(&frame, &other, &[], Some(7)), Some(vec![field]));
         other[43] ^= 1;
-        assert_eq!(mask(&frame, &other, &[]), None);
-        let tunnel = mask(&frame, &frame, &[6080]).expect("it may vary");
+        assert_eq!(mask(&frame, &other, &[], Some(7)), None);
+        let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("it may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
+        // A first fragment may have no more than the header.
+        let first = &frame[..42];
+        let tunnel = mask(first, first, &[6080], Some(7)).expect("it may vary");
+        assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
+    }
+
+    #[test]
+    fn an_identification_of_the_kernels_own_is_masked_though_it_did_not_vary() {
+        let (a, b) = ("10.255.0.1:4000", "10.1.0.1:53");
+        let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        for (id, masked) in [(7, false), (0, false), (8, true)] {
+            ipv4::set_id(&mut whole, id);
+            ipv4::finish_header(&mut whole);
+            let frame = packet::ethernet_ip([2; 6], [4; 6], &whole);
+            let fields = mask(&frame, &frame, &[], Some(7)).expect("the same");
+            assert_eq!(!fields.is_empty(), masked, "{id}");
+        }
+    }
+
+    #[test]
+    fn what_varies_behind_other_headers_is_found() {
+        let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
+        let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);
+        packet::with_extension(&mut six, 60, &[1, 4, 0, 0, 0, 0]);
+        let frame = packet::ethernet_ip([2; 6], [4; 6], &six);
+        let mut other = frame.clone();
+        other[IP + 55] ^= 1;
+        let field = (IP + 52, 4, "ip6.frag.id");
+        assert_eq!(mask(&frame, &other, &[], None), Some(vec![field]));
+
+        // A time stamp within a tunnel.
+        let (a, b) = ("192.0.2.1:4000", "10.0.9.1:53");
+        let mut inner = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
+        packet::with_options(&mut inner, &[68, 8, 5, 0, 0, 0, 0, 1]);
+        packet::repair(&mut inner);
+        let gre = [&[0, 0, 8, 0][..], &inner].concat();
+        for (protocol, body, at) in [(4, &inner, 20), (47, &gre, 24)] {
+            let (from, to) = ("10.1.255.254".parse(), "10.1.0.1".parse());
+            let outer = packet::ip(from.unwrap(), to.unwrap(), protocol, 64, body);
+            let frame = packet::ethernet_ip([2; 6], [4; 6], &outer);
+            let mut other = frame.clone();
+            other[IP + at + 27] ^= 1;
+            other[IP + at + 10] ^= 1;
+            let id = Some(be16(&outer, 4));
+            let fields = mask(&frame, &other, &[], id).expect("they may vary");
+            let names: Vec<_> = fields.iter().map(|&(at, _, name)| (at, name)).collect();
+            let wanted = [
+                (IP + at + 10, "inner.checksum"),
+                (IP + at + 24, "inner.timestamp"),
+            ];
+            assert_eq!(names, wanted);
+        }
     }
 }

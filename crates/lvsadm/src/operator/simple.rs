@@ -29,6 +29,8 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             let title = match reason.action.as_str() {
                 "drop" => "Dropped",
                 "host" => "Left to this host",
+                "kernel" => "Forwarded in the kernel",
+                "up" => "Handed to the engine by the path in the kernel",
                 other => other,
             };
             writeln!(run.output, "{title}:")?;

@@ -142,6 +142,8 @@ pub struct Dataplane {
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
+    /// `off`, `auto` or `on`.
+    pub in_kernel: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
@@ -202,6 +204,7 @@ impl Dataplane {
             ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
+            ("--in-kernel", self.in_kernel.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
             ("--icmp-ratelimit", ratelimit),

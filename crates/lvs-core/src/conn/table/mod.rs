@@ -256,6 +256,11 @@ impl ConnTable {
         self.slots.entry(handle)
     }
 
+    /// Whether a packet alone leads to an entry, not the overflow's index.
+    pub(crate) fn is_in_place(&self, handle: u32) -> bool {
+        self.slots.in_place(handle)
+    }
+
     // --- coming and going -------------------------------------------------------------------------------------------------
 
     /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing changed, if the table

@@ -445,6 +445,12 @@ impl<'a> Entry<'a> {
         self.front(0) & kind::LIVE != 0
     }
 
+    /// The epoch in which it was published last.
+    #[inline]
+    pub(crate) fn epoch(self) -> u16 {
+        (self.hot(7) >> 16 & 0xffff) as u16
+    }
+
     /// Lets a program in the kernel forward its packets, as long as `epoch` is in force.
     pub(crate) fn publish(self, epoch: u16) {
         self.set_hot(7, self.hot(7) & !0xffff_0000 | u64::from(epoch) << 16);

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::to_value;
 use crate::engine::shared::{Shared, Side};
 use crate::host::update::Update;
+use crate::in_kernel::InKernel;
 
 /// Changes that are made with the control half locked: some ten microseconds.
 const PIECE: usize = 16;
@@ -34,7 +35,12 @@ impl Shared {
 
     fn apply_on_host(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
         let _changing = self.changing();
-        let applied = self.make(changes)?;
+        let applied = {
+            // What the kernel has counted belongs to what is there now; and it forwards nothing by what is half made.
+            let _held = self.in_kernel().map(InKernel::hold);
+            self.fold();
+            self.make(changes)?
+        };
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };

@@ -28,6 +28,7 @@ impl Shared {
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let now = self.now();
         let _changing = self.changing();
+        self.fold();
         let keys: Vec<ServiceKey> = match only {
             Some(id) => vec![id.into()],
             None => self.control().services().map(Service::key).collect(),

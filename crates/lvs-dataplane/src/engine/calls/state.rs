@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::end;
 use crate::control::server::Sink;
-use crate::engine::report::Report;
+use crate::engine::report::{Report, shares};
 use crate::engine::shared::{Shared, Side};
 use crate::host::view::View;
 use crate::packet::net::PortId;
@@ -50,7 +50,11 @@ impl Shared {
                 let trunks = self.ask_keeper(|keeper, reply| {
                     let _ = reply.send(keeper.trunk_counts());
                 })?;
-                Ok(report.reasons(trunks))
+                let mut reasons = report.reasons(trunks);
+                if let Some(in_kernel) = self.in_kernel() {
+                    reasons.extend(shares(&in_kernel.shares()));
+                }
+                Ok(reasons)
             }
         }
     }

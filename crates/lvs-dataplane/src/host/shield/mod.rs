@@ -20,9 +20,10 @@
 //!     daddr @own_vips drop              its route leads into the engine: it would come in a second time
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
-//!     daddr . protocol @service_protocols jump short4                           what has no room for ports
+//!     ah daddr @vips drop                                                       IPv6: what is behind AH is not looked at
+//!     daddr @vips jump short4                                                   whose transport header is not whole
 //!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
-//!     fragment saddr @server_addresses fib daddr type != local drop
+//!     fragment saddr @server_addresses fib daddr type != local drop,   IPv6: ah likewise
 //!     the same three for answers of servers that are not translated: @services, @service_hosts, @vips
 //!     the first three and the next one for daddr @local_addresses, in place of `fib`: full NAT
 //!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
@@ -47,7 +48,8 @@ use self::nft::{
 };
 use crate::netlink::message::messages;
 use crate::packet::intercept::{Intercept, LocalClient};
-use crate::packet::wire::vlan;
+use crate::packet::parse::HEADERS;
+use crate::packet::wire::{ipv6, vlan};
 use crate::sys;
 
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
@@ -450,14 +452,13 @@ impl From<io::Error> for Failure {
 const OWN_VIPS: &str = "own_vips";
 const SERVICES: &str = "services";
 const SERVICE_HOSTS: &str = "service_hosts";
-const SERVICE_PROTOCOLS: &str = "service_protocols";
 const VIPS: &str = "vips";
 const SERVERS: &str = "servers";
 const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
 const LOCAL_ADDRESSES: &str = "local_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
-/// ICMP's number, if its fragments that pass through are hidden, and if all of it is.
+/// What fragments say that may be ICMP, if its fragments that pass through are hidden; and its number, if all of it is.
 const ICMP_FRAGMENTS: &str = "icmp_fragments";
 const ICMP_IN_TRANSIT: &str = "icmp_in_transit";
 const HIDE: &str = "hide";
@@ -531,7 +532,6 @@ impl Family {
             set(OWN_VIPS, &[ip], len),
             set(SERVICES, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVICE_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
-            set(SERVICE_PROTOCOLS, &[ip, TYPE_PROTOCOL], len + 4),
             set(VIPS, &[ip], len),
             set(SERVERS, &[ip, TYPE_PROTOCOL, TYPE_PORT], len + 8),
             set(SERVER_HOSTS, &[ip, TYPE_PROTOCOL], len + 4),
@@ -583,11 +583,16 @@ impl Family {
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
+        if self.walks_to_ah() {
+            batch.add_rule(&hide, |rule| {
+                rule.load_protocol(REG).equal(REG, &[Protocol::AH.0]);
+                address(rule, self.destination);
+                rule.in_set(&self.name(VIPS)).drop();
+            });
+        }
         batch.add_rule(&hide, |rule| {
             address(rule, self.destination);
-            rule.load_protocol(second)
-                .in_set(&self.name(SERVICE_PROTOCOLS))
-                .jump(&short);
+            rule.in_set(&self.name(VIPS)).jump(&short);
         });
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
@@ -662,6 +667,16 @@ impl Family {
             concerns(rule);
             rule.drop();
         });
+        if self.walks_to_ah() {
+            batch.add_rule(&hide, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &[Protocol::AH.0])
+                    .load(Base::Network, self.source, len, REG)
+                    .in_set(&self.name(addresses));
+                concerns(rule);
+                rule.drop();
+            });
+        }
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
             // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
@@ -672,27 +687,44 @@ impl Family {
         });
     }
 
-    /// The chain that drops what is too short to have ports: an expression that cannot load them ends its rule. Padding of
-    /// Ethernet can be loaded, so the length that the IP header tells is looked at first.
+    /// The chain that drops what ends before its transport header does: an expression that cannot load the last bytes of it
+    /// ends its rule. Padding of Ethernet can be loaded, so the length that the IP header tells is looked at first; the kernel's
+    /// longest aggregates tell none.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
-        const PORTS: u16 = 4;
+        const LAST: u16 = 4;
         // Of IPv4 the length counts the header, here one without options.
-        let (length_at, least) = match self.suffix {
-            '4' => (2, PORTS + 20),
-            _ => (4, PORTS),
+        let (length_at, ip_header) = match self.suffix {
+            '4' => (2, 20),
+            _ => (4, 0),
         };
         batch.add_chain(short);
-        batch.add_rule(short, |rule| {
-            rule.load(Base::Network, length_at, 2, REG)
-                .less(REG, &least.to_be_bytes())
-                .drop();
-        });
-        batch.add_rule(short, |rule| {
-            rule.load(Base::Transport, 0, PORTS.into(), REG).go_back();
-        });
-        batch.add_rule(short, |rule| {
-            rule.drop();
-        });
+        for (protocol, header) in HEADERS {
+            let protocol = [protocol.0];
+            let header = u16::try_from(header).unwrap_or(u16::MAX);
+            let least = header.saturating_add(ip_header);
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &protocol)
+                    .load(Base::Network, length_at, 2, REG)
+                    .not_equal(REG, &[0, 0])
+                    .less(REG, &least.to_be_bytes())
+                    .drop();
+            });
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &protocol)
+                    .load(Base::Transport, (header - LAST).into(), LAST.into(), REG)
+                    .go_back();
+            });
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG).equal(REG, &protocol).drop();
+            });
+        }
+    }
+
+    /// Whether AH is a header on the way to the protocol that IPVS looks at, where nf_tables takes it for the protocol.
+    fn walks_to_ah(self) -> bool {
+        self.suffix == '6'
     }
 
     fn fragment(self, rule: &mut RuleBody<'_>) {
@@ -740,20 +772,17 @@ fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> {
     for ip in &spec.local_addresses {
         put(*ip, LOCAL_ADDRESSES, address_key(*ip));
     }
-    for (ip, protocol) in spec.services.protocols() {
-        if [Protocol::TCP, Protocol::UDP, Protocol::SCTP].contains(&protocol) {
-            let mut key = address_key(ip);
-            key.extend([protocol.0, 0, 0, 0]);
-            put(ip, SERVICE_PROTOCOLS, key);
-        }
-    }
     let any = [
         IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     ];
     for ip in any {
-        if spec.nat_servers.has_family(ip) {
+        if spec.takes_icmp_fragments(ip) {
             put(ip, ICMP_FRAGMENTS, vec![Family::of(ip).icmp]);
+            // It may stand behind other headers.
+            for extension in ipv6::EXTENSIONS.into_iter().filter(|_| ip.is_ipv6()) {
+                put(ip, ICMP_FRAGMENTS, vec![extension]);
+            }
         }
         if spec.every_icmp {
             put(ip, ICMP_IN_TRANSIT, vec![Family::of(ip).icmp]);
@@ -835,9 +864,8 @@ mod tests {
         assert_eq!(keys("services4"), [[192, 0, 2, 1, 6, 0, 0, 0, 0, 80, 0, 0]]);
         assert_eq!(keys("service_hosts4"), [[192, 0, 2, 1, 17, 0, 0, 0]]);
         assert_eq!(keys("vips4"), [[192, 0, 2, 1]]);
-        assert_eq!(keys("service_protocols4").len(), 2);
         assert_eq!(keys("services6")[0].len(), 24);
-        assert_eq!(sets.len(), 7);
+        assert_eq!(sets.len(), 5);
     }
 
     #[test]

@@ -6,8 +6,10 @@ mod reassembly;
 pub use self::cut::{Cutter, Piece};
 pub use self::reassembly::{Assembled, MEMORY_MAX, Reassembler, TIMEOUT};
 
+use lvs_core::Protocol;
+
 /// How a datagram had been cut when it came.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// Payload bytes of each fragment, in order.
     pub sizes: Vec<usize>,
@@ -17,6 +19,8 @@ pub struct History {
     pub headers: usize,
     /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
+    /// What the fragments said that they carried; of IPv6, it may be an extension header.
+    pub protocol: Protocol,
 }
 
 impl History {

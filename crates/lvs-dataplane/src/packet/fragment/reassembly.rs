@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lvs_core::Instant;
+use lvs_core::{Instant, Protocol};
 
 use super::History;
 use crate::packet::drop::FrameDrop;
@@ -127,7 +127,8 @@ struct Queue {
     since: Instant,
     /// In order; no two overlap.
     pieces: Vec<Piece>,
-    header: Option<Vec<u8>>,
+    /// That of the first fragment, without the fragment header, and what it says it carries.
+    header: Option<(Vec<u8>, Protocol)>,
     /// Where the datagram's payload ends, once the last fragment is here.
     end: Option<usize>,
     /// Payload bytes that are here.
@@ -200,7 +201,7 @@ impl Queue {
                 // The datagram has no fragment header.
                 header[fragment.named_at] = packet.protocol.0;
             }
-            self.header = Some(header);
+            self.header = Some((header, packet.protocol));
         }
         self.ecn |= 1 << (packet.tos & 3);
         self.longest = self.longest.max(packet.len);
@@ -227,7 +228,7 @@ impl Queue {
         if self.ecn & NOT_ECT != 0 && self.ecn != NOT_ECT {
             return Err(FrameDrop::BadFragment);
         }
-        let header = self.header.ok_or(FrameDrop::BadFragment)?;
+        let (header, protocol) = self.header.ok_or(FrameDrop::BadFragment)?;
         let mut frame = Frame::with_capacity(header.len() + self.have);
         let mut fits = frame.extend(&header);
         for piece in &self.pieces {
@@ -259,6 +260,7 @@ impl Queue {
             sizes: self.pieces.iter().map(|piece| piece.data.len()).collect(),
             longest: self.longest,
             df,
+            protocol,
         };
         Ok(Assembled { frame, history })
     }

@@ -33,9 +33,8 @@ impl Endpoint {
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,
-    /// How many there are of each address, and of each protocol of it.
+    /// How many there are of each address.
     addresses: SharedMap<IpAddr, usize>,
-    protocols: SharedMap<(IpAddr, Protocol), usize>,
     /// How many there are of IPv4, and of IPv6.
     families: [usize; 2],
 }
@@ -46,8 +45,6 @@ impl Endpoints {
         let new = self.all.insert(endpoint);
         if new {
             *self.addresses.entry(endpoint.address, || 0) += 1;
-            let key = (endpoint.address, endpoint.protocol);
-            *self.protocols.entry(key, || 0) += 1;
             self.families[usize::from(endpoint.address.is_ipv6())] += 1;
         }
         new
@@ -58,7 +55,6 @@ impl Endpoints {
         let there = self.all.remove(endpoint);
         if there {
             decrement(&mut self.addresses, endpoint.address);
-            decrement(&mut self.protocols, (endpoint.address, endpoint.protocol));
             self.families[usize::from(endpoint.address.is_ipv6())] -= 1;
         }
         there
@@ -74,11 +70,6 @@ impl Endpoints {
     #[inline]
     pub fn has_address(&self, addr: IpAddr) -> bool {
         self.addresses.contains_key(&addr)
-    }
-
-    /// Whether an endpoint has this address and protocol.
-    pub fn has_protocol(&self, addr: IpAddr, protocol: Protocol) -> bool {
-        self.protocols.contains_key(&(addr, protocol))
     }
 
     /// Whether an endpoint has an address of the same version of IP as this one.
@@ -99,11 +90,6 @@ impl Endpoints {
     /// Their addresses, each once, in no order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.addresses.keys().copied()
-    }
-
-    /// Their addresses and protocols, each pair once, in no order.
-    pub fn protocols(&self) -> impl Iterator<Item = (IpAddr, Protocol)> + '_ {
-        self.protocols.keys().copied()
     }
 }
 

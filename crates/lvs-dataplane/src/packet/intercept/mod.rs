@@ -15,6 +15,7 @@ use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey, Tup
 
 use crate::packet::parse::Packet;
 use crate::packet::shared_map::SharedSet;
+use crate::packet::wire::ipv6;
 
 pub use self::endpoints::{Endpoint, Endpoints};
 
@@ -109,11 +110,16 @@ const PORTS_MAX: usize = 16;
 /// What a firewall mark stands for where no protocol is named.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
+/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header on the way there.
+fn may_be_icmp(packet: &Packet) -> bool {
+    packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
+}
+
 /// What the host's own stack does not see, because the director takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intercept {
     /// What the services take. Fragments and ICMP errors to their addresses are intercepted with them, ICMP errors about packets to
-    /// them, and packets of their protocols that are too short to have ports. What servers without translation send from
+    /// them, and packets whose header of TCP, UDP or SCTP is not whole, or stands behind AH. What servers without translation send from
     /// there is intercepted too, except to the host itself: the host would take it for forged where it has the address.
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
@@ -288,6 +294,11 @@ impl Intercept {
         self.services.has_address(addr)
     }
 
+    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in fragments.
+    pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
+        self.every_icmp || self.nat_servers.has_family(of)
+    }
+
     fn is_nat_server(&self, addr: IpAddr) -> bool {
         self.nat_servers.has_address(addr)
     }
@@ -318,16 +329,19 @@ impl Intercept {
                 self.is_nat_server(about) || self.is_vip(about)
             };
         }
-        if packet.fragment.is_some() {
-            return self.is_vip(dst)
-                || (!to_host && packet.is_icmp() && self.nat_servers.has_family(dst))
+        // Neither a fragment's ports are known nor, to nf_tables, those behind AH.
+        if packet.fragment.is_some() || packet.authenticated {
+            let covered = self.is_vip(dst)
                 || (!to_host && self.is_vip(src))
                 || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
+            let icmp = !to_host && may_be_icmp(packet) && self.takes_icmp_fragments(dst);
+            if covered || packet.fragment.is_some() {
+                return covered || icmp;
+            }
         }
         let (sport, dport) = packet.ports.unwrap_or_default();
         let protocol = packet.protocol;
-        let short = packet.ports.is_none() && MARKED_PROTOCOLS.contains(&protocol);
-        if short && self.services.has_protocol(dst, protocol) {
+        if packet.is_short() && self.is_vip(dst) {
             return true;
         }
         let one_of = |set: &Endpoints, address, port| {

@@ -10,7 +10,6 @@ use super::{ClampMss, Cx, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, NextHop};
-use crate::packet::parse::Packet;
 use crate::packet::rewrite::mss;
 use crate::packet::segment::Cut;
 use crate::packet::wire::icmp::ErrorKind;
@@ -21,14 +20,13 @@ use crate::packet::wire::{ipv4, ipv6};
 /// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
 /// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
 /// answer would come back to the host, or to the engine, or go round for ever.
-pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool {
-    let forged = |forges_vips: bool| {
-        net.is_forged(packet.src) && (to_vip || forges_vips || !net.is_vip(packet.src))
-    };
-    match packet.src {
+pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
+    let forged =
+        |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
+    match src {
         IpAddr::V4(src) => {
             src.is_loopback()
-                || packet.dst.is_loopback()
+                || dst.is_loopback()
                 || src.is_multicast()
                 || src.is_broadcast()
                 || src.octets()[0] == 0
@@ -36,7 +34,7 @@ pub(super) fn is_martian<N: Net>(packet: &Packet, to_vip: bool, net: &N) -> bool
         }
         IpAddr::V6(src) => {
             src.is_loopback()
-                || packet.dst.is_loopback()
+                || dst.is_loopback()
                 || src.to_ipv4_mapped().is_some()
                 || forged(false)
         }

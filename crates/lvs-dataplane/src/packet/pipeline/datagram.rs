@@ -66,8 +66,9 @@ impl Pipeline {
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
         // What came in fragments was intercepted (or not) as fragments, which do not tell what an error is about.
         let (mut packet, mut inner) = (job.packet, job.inner);
-        if job.history.is_some() {
+        if let Some(history) = job.history {
             inner = None;
+            packet.protocol = history.protocol;
             packet.fragment = Some(parse::Fragment {
                 id: 0,
                 offset: 0,

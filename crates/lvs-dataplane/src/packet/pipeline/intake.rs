@@ -3,7 +3,7 @@
 use lvs_core::Hook;
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath, checks};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath, is_martian};
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId, PortInfo};
@@ -119,7 +119,7 @@ impl Pipeline {
         if let Err(reason) = segment::check_offload(frame, &packet) {
             return self.drop_or_leave(reason, &job, cx);
         }
-        if !from_host && checks::is_martian(&packet, virtual_dst, net) {
+        if !from_host && is_martian(packet.src, packet.dst, virtual_dst, net) {
             return if virtual_dst {
                 Fate::Dropped(FrameDrop::Martian)
             } else {

@@ -41,6 +41,7 @@ use crate::packet::rewrite::mac;
 use crate::packet::tunnel_path::KnownPaths;
 use crate::packet::wire::Mac;
 
+pub(crate) use self::checks::is_martian;
 pub use self::counters::{Counters, Fate};
 use self::leave::Pieces;
 pub use self::output::{Output, Request};

@@ -52,6 +52,8 @@ const ROUTING: u8 = 43;
 const AUTHENTICATION: u8 = 51;
 const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
+/// Headers that may come before the protocol of a datagram, but for that of a fragment.
+pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
 /// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a handful.
 const HEADERS_MAX: usize = 32;
 
@@ -177,6 +179,8 @@ pub struct Chain {
     pub named_at: usize,
     /// The first fragment header on the way, and where the byte is that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,
+    /// There is a header of AH among them.
+    pub authenticated: bool,
 }
 
 /// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do not end.
@@ -184,11 +188,15 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;
     let mut at = HEADER_LEN;
     let mut fragment = None;
+    let mut authenticated = false;
     for _ in 0..HEADERS_MAX {
         let protocol = *ip.get(named_at)?;
         let len = match protocol {
             HOP_BY_HOP | ROUTING | DESTINATION => (usize::from(*ip.get(at + 1)?) + 1) * 8,
-            AUTHENTICATION => (usize::from(*ip.get(at + 1)?) + 2) * 4,
+            AUTHENTICATION => {
+                authenticated = true;
+                (usize::from(*ip.get(at + 1)?) + 2) * 4
+            }
             FRAGMENT => {
                 let word = be16(ip.get(at..at + FRAGMENT_LEN)?, 2);
                 let header = FragmentHeader {
@@ -206,6 +214,7 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
                         l4: at + FRAGMENT_LEN,
                         named_at: at,
                         fragment,
+                        authenticated,
                     });
                 }
                 FRAGMENT_LEN
@@ -216,6 +225,7 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
                     l4: at,
                     named_at,
                     fragment,
+                    authenticated,
                 });
             }
         };

@@ -600,10 +600,6 @@ impl Traffic {
         } else {
             usize::from(ip[0] & 15) * 4
         };
-        // A short packet is the host's if no service could take it; where AH comes first, it answers.
-        if note == "another protocol" && ip[6] == 51 {
-            return;
-        }
         // A message of ICMP that passes through without its header is the host's.
         let icmp = matches!(note, "echo") || note.starts_with("error");
         let keep = header + if icmp { 8 } else { 0 } + self.entropy.below(24);

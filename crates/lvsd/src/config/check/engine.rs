@@ -28,6 +28,7 @@ impl Checker<'_> {
         let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
+        let in_kernel = self.one_of(raw.in_kernel.as_ref(), &["off", "auto", "on"]);
         self.helpers(raw);
         self.interfaces(raw);
         let echo_limit = self.count(raw.echo_limit.as_ref(), "number of echo requests", 0);
@@ -77,6 +78,7 @@ impl Checker<'_> {
             helpers: list(&raw.helper).unwrap_or_default(),
             echo,
             reverse_path,
+            in_kernel,
             echo_limit,
             clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
             icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),

@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Established connections, forwarded in the kernel. The engine decides: it publishes a connection in the table that both
+// read (layout.h), and what a packet may change about it is its deadline and its counters. Everything else goes up.
+//
+//   lvs_filter   filter of the engine's packet socket, which sees a frame before tc does: looks the connection up, refuses
+//                what lvs_ingress is going to take, and leaves what it has found for it
+//   lvs_ingress  tc ingress of the same interface: does what was found. Where no filter has looked, the engine is dead,
+//                and it looks itself
+//
+// Both run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
+// engine changes the table meanwhile.
+#include <linux/bpf.h>
+#include "layout.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define SEC(name) __attribute__((section(name), used))
+// The compiler is not to add to a pointer before it is checked: the verifier would not have it.
+#define CHECKED(p) __asm__ volatile("" : "+r"(p))
+#define READ(x) (*(volatile __typeof__(x) *)&(x))
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The maps are made by the engine, which finds their names here.
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_counts, lvs_shares, lvs_told;
+
+static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+static u64 (*ktime)(void) = (void *)5;
+static u32 (*processor)(void) = (void *)8;
+static long (*l4_csum_replace)(struct __sk_buff *, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
+static long (*load_bytes)(const struct __sk_buff *, u32 offset, void *to, u32 len) = (void *)26;
+static long (*csum_diff)(u32 *from, u32 from_size, u32 *to, u32 to_size, u32 seed) = (void *)28;
+static long (*change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
+static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
+
+#define NEXT (-1)
+#define SHOT 2
+#define PASS 0x7fffffff
+
+#define ETH 14
+#define IPV4 0x0800
+#define IPV6 0x86dd
+#define TCP 6
+#define UDP 17
+#define FIN_SYN_RST 7
+#define ACK 16
+// Segments of an aggregate below this are the engine's to judge.
+#define SEGMENT_MIN 256
+
+INLINE u16 swap(u16 x) { return x >> 8 | x << 8; }
+INLINE u16 fold(u64 x)
+{
+	x = (x & 0xffffffff) + (x >> 32);
+	x = (x & 0xffff) + (x >> 16);
+	x = (x & 0xffff) + (x >> 16);
+	x = (x & 0xffff) + (x >> 16);
+	return x;
+}
+
+// ---- finding -----------------------------------------------------------------------------------------------------------
+
+#define ROTL(x, b) ((x) << (b) | (x) >> (64 - (b)))
+INLINE void round_of(u64 *v)
+{
+	v[0] += v[1]; v[1] = ROTL(v[1], 13) ^ v[0]; v[0] = ROTL(v[0], 32);
+	v[2] += v[3]; v[3] = ROTL(v[3], 16) ^ v[2];
+	v[0] += v[3]; v[3] = ROTL(v[3], 21) ^ v[0];
+	v[2] += v[1]; v[1] = ROTL(v[1], 17) ^ v[2]; v[2] = ROTL(v[2], 32);
+}
+
+// SipHash-1-3 of one word, or of three.
+INLINE u64 hash(const u64 *conf, u64 a, u64 b, u64 c, int words)
+{
+	u64 k0 = conf[CONF_KEY0], k1 = conf[CONF_KEY1];
+	u64 v[4] = { k0 ^ 0x736f6d6570736575ULL, k1 ^ 0x646f72616e646f6dULL, k0 ^ 0x6c7967656e657261ULL, k1 ^ 0x7465646279746573ULL };
+	v[3] ^= a; round_of(v); v[0] ^= a;
+	if (words == 3) {
+		v[3] ^= b; round_of(v); v[0] ^= b;
+		v[3] ^= c; round_of(v); v[0] ^= c;
+	}
+	u64 length = (u64)words * 8 << 56;
+	v[3] ^= length; round_of(v); v[0] ^= length;
+	v[2] ^= 0xff;
+	round_of(v); round_of(v); round_of(v);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+// One end of a packet. IPv4: `id` is the whole of word 0. IPv6: that, and the address.
+struct end {
+	u64 id;
+	u64 addr[2];
+};
+
+// What a frame says, as far as it matters.
+struct packet {
+	struct end src, dst;
+	u32 len;       // of the IP packet
+	u32 headers;   // IP and transport
+	u32 extra;     // distinguishes frames of one connection
+	u8 proto, flags, v6;
+};
+
+#define HANDLE_NONE 0xffffffffU
+#define HANDLE_UP 0xfffffffeU    // the engine knows more
+
+// Whether the entry at `slot` is that of the packet; sets `*shadow` to the kind that would cover it.
+INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int reply, u64 *shadow)
+{
+	const struct end *client = reply ? &p->dst : &p->src, *peer = reply ? &p->src : &p->dst;
+	u64 word = READ(slot[0]);
+	u64 kinds = reply ? KIND_TEMPLATE : KIND_TOLD_APART;
+	if ((word & (IDENTITY | kinds)) != client->id) return 0;
+	u64 way;
+	int virt, server;
+	if (v6) {
+		if (READ(slot[WIDE_CLIENT]) != client->addr[0] || READ(slot[WIDE_CLIENT + 1]) != client->addr[1]) return 0;
+		u64 ends = READ(slot[WIDE_ENDS]), port = peer->id >> 32 & 0xffff;
+		way = ends >> 48;
+		if (!(way & WAY_CLIENT_V6)) return 0;
+		virt = (ends & 0xffff) == port && READ(slot[WIDE_VIRT]) == peer->addr[0] && READ(slot[WIDE_VIRT + 1]) == peer->addr[1];
+		server = (ends >> 16 & 0xffff) == port && READ(slot[WIDE_SERVER]) == peer->addr[0] && READ(slot[WIDE_SERVER + 1]) == peer->addr[1];
+	} else {
+		u64 at = READ(slot[NARROW_VIRT]), from = READ(slot[NARROW_SERVER]), ip = peer->id & PEER;
+		way = at >> 48;
+		virt = (at & PEER) == ip;
+		server = (from & PEER) == ip;
+	}
+	if (!reply) {
+		*shadow = KIND_SHADOWED_IN;
+		return virt;
+	}
+	if ((way & WAY_METHOD) == METHOD_FULL_NAT) return 0;
+	if ((way & WAY_METHOD) == METHOD_NAT) {
+		*shadow = KIND_SHADOWED_OUT;
+		return server;
+	}
+	*shadow = KIND_SHADOWED_IN;
+	return virt;
+}
+
+// The first lane whose tag is the wanted one and whose slot is the packet's; WAYS if there is none.
+INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const int v6, int reply, u64 *shadow)
+{
+	u64 differ = (tags & 0x7f7f7f7f7f7f7f7fULL) ^ tag * 0x0101010101010101ULL;
+	if (!(~(differ + 0x7f7f7f7f7f7f7f7fULL) & 0x8080808080808080ULL)) return WAYS;
+	u64 *slots = v6 ? map_lookup(&lvs_wide, &bucket) : map_lookup(&lvs_narrow, &bucket);
+	if (!slots) return WAYS;
+	CHECKED(slots);
+#pragma clang loop unroll(disable)
+	for (u32 lane = 0; lane < WAYS; lane++, tags >>= 8) {
+		if ((tags & 0x7f) != tag) continue;
+		if (matches(slots + lane * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply, shadow)) return lane;
+	}
+	return WAYS;
+}
+
+// The slot of the packet's connection, if it is a packet of that direction.
+INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *shadow)
+{
+	const struct end *client = reply ? &p->dst : &p->src;
+	u64 h = v6 ? hash(conf, client->addr[0], client->addr[1], client->id >> 32, 3) : hash(conf, client->id, 0, 0, 1);
+	u64 buckets = conf[v6 ? CONF_WIDE_BUCKETS : CONF_NARROW_BUCKETS], overflowed = 0;
+	u8 tag = h & 0x7f;
+	if (!tag) tag = 1;
+#pragma clang loop unroll(disable)
+	for (int turn = 0; turn < 2; turn++) {
+		u32 bucket = (h & 0xffffffff) * buckets >> 32;
+		u64 *tags = v6 ? map_lookup(&lvs_wide_tags, &bucket) : map_lookup(&lvs_narrow_tags, &bucket);
+		if (!tags) return HANDLE_UP;
+		u64 word = READ(*tags);
+		u32 lane = in_bucket(bucket, word, tag, p, v6, reply, shadow);
+		if (lane < WAYS) return bucket * WAYS + lane;
+		if (!turn) overflowed = word & TAG_OVERFLOWED;
+		h >>= 32;
+	}
+	return overflowed ? HANDLE_UP : HANDLE_NONE;
+}
+
+INLINE u64 *slot_of(u32 handle, const int v6)
+{
+	u32 bucket = handle / WAYS;
+	u64 *slots = v6 ? map_lookup(&lvs_wide, &bucket) : map_lookup(&lvs_narrow, &bucket);
+	if (!slots) return 0;
+	CHECKED(slots);
+	return slots + (handle & (WAYS - 1)) * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8;
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------------
+
+// The bytes of a packet from its IP header on, as far as they are looked at.
+union head {
+	u32 w[12];
+	u8 b[48];
+};
+
+// Fills in `p` from the first 28 (48) bytes; whether it is for us.
+INLINE int read_v4(const union head *h, struct packet *p)
+{
+	if (h->b[0] != 0x45 || (h->w[1] & 0xffff0000) & ~0x00400000u) return 0;   // options, fragments; "don't fragment" is fine
+	u64 sum = (u64)h->w[0] + h->w[1] + h->w[2] + h->w[3] + h->w[4];
+	if (fold(sum) != 0xffff) return 0;
+	p->proto = h->b[9];
+	u64 proto = (u64)p->proto << 48;
+	p->src.id = h->w[3] | (u64)(h->w[5] & 0xffff) << 32 | proto;
+	p->dst.id = h->w[4] | (u64)(h->w[5] >> 16) << 32 | proto;
+	p->len = h->b[2] << 8 | h->b[3];
+	p->headers = 20;
+	p->extra = h->w[1] & 0xffff;
+	p->v6 = 0;
+	return h->b[8] > 1;
+}
+
+INLINE int read_v6(const union head *h, struct packet *p)
+{
+	if (h->b[0] >> 4 != 6) return 0;
+	p->proto = h->b[6];
+	p->src.addr[0] = (u64)h->w[2] | (u64)h->w[3] << 32;
+	p->src.addr[1] = (u64)h->w[4] | (u64)h->w[5] << 32;
+	p->dst.addr[0] = (u64)h->w[6] | (u64)h->w[7] << 32;
+	p->dst.addr[1] = (u64)h->w[8] | (u64)h->w[9] << 32;
+	u64 proto = (u64)p->proto << 48, src = p->src.addr[0] ^ p->src.addr[1], dst = p->dst.addr[0] ^ p->dst.addr[1];
+	p->src.id = ((src ^ src >> 32) & 0xffffffff) | (u64)(h->w[10] & 0xffff) << 32 | proto;
+	p->dst.id = ((dst ^ dst >> 32) & 0xffffffff) | (u64)(h->w[10] >> 16) << 32 | proto;
+	p->len = 40 + (h->b[4] << 8 | h->b[5]);
+	p->headers = 40;
+	p->extra = 0;
+	p->v6 = 1;
+	return h->b[7] > 1;
+}
+
+// Reads a frame. 0 if it is nothing that could be forwarded here.
+INLINE int read_packet(struct __sk_buff *skb, struct packet *p)
+{
+	union head h;
+	if (skb->pkt_type || skb->vlan_present) return 0;
+	if (skb->protocol == swap(IPV4)) {
+		if (load_bytes(skb, ETH, &h, 28) || !read_v4(&h, p)) return 0;
+	} else if (skb->protocol == swap(IPV6)) {
+		if (load_bytes(skb, ETH, &h, 48) || !read_v6(&h, p)) return 0;
+	} else {
+		return 0;
+	}
+	u32 l4 = p->headers;
+	if (p->len > skb->len - ETH) return 0;
+	if (p->proto == UDP) {
+		p->flags = 0;
+		p->headers += 8;
+		// Absent: the engine computes it. And there are no aggregates of datagrams here.
+		u32 word = p->v6 ? h.w[11] : h.w[6];
+		return p->len >= p->headers && word >> 16 && !skb->gso_size;
+	}
+	if (p->proto != TCP || p->len < p->headers + 20) return 0;
+	u8 rest[8];
+	if (load_bytes(skb, ETH + l4 + 8, rest, 8)) return 0;
+	u32 header = rest[4] >> 4 << 2;
+	p->flags = rest[5];
+	p->extra ^= *(u32 *)rest;
+	p->headers += header;
+	return header >= 20 && p->len >= p->headers;
+}
+
+// ---- deciding ----------------------------------------------------------------------------------------------------------
+
+// The decision about a frame, and whom it is about.
+struct told {
+	u64 src, dst, mixed;
+	u32 handle;
+	u32 reply;
+	u32 hop;
+	u32 valid;
+};
+
+INLINE u64 mix(const struct packet *p, u32 len)
+{
+	u64 x = (u64)p->extra << 32 | (u64)p->flags << 24 | len;
+	return p->v6 ? x ^ p->src.addr[0] ^ ROTL(p->dst.addr[0], 17) ^ ROTL(p->src.addr[1], 31) ^ ROTL(p->dst.addr[1], 47) : x;
+}
+
+INLINE void share(u32 what)
+{
+	u32 at = processor();
+	u64 *all = map_lookup(&lvs_shares, &at);
+	if (all) all[what & (SHARE_WORDS - 1)]++;
+}
+
+// Whether the packet is forwarded here: then `t` says how. Else what it is.
+INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32 gso, struct told *t)
+{
+	u64 shadow = 0;
+	t->reply = 1;
+	u32 handle = find(conf, p, v6, 1, &shadow);
+	if (handle == HANDLE_NONE) {
+		t->reply = 0;
+		if (!(p->src.id >> 32 & 0xffff)) return SHARE_UNKNOWN;
+		handle = find(conf, p, v6, 0, &shadow);
+	}
+	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
+	u64 *slot = slot_of(handle, v6);
+	if (!slot) return SHARE_UNKNOWN;
+	t->handle = handle;
+	u64 *hot = v6 ? slot + WIDE_HOT : slot;
+	u64 word = READ(slot[0]), state = READ(hot[HOT_STATE]), flags = READ(hot[HOT_FLAGS]) >> 32;
+	if (!(word & KIND_LIVE) || word & shadow) return SHARE_UNPUBLISHED;
+	u64 epoch = READ(conf[CONF_EPOCH]) & 0xffff;
+	if (!epoch || (state >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
+	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
+	u32 method = way & WAY_METHOD;
+	if (flags & FLAGS_UP) return SHARE_UNFIT;
+	if (v6 && !(way & WAY_SERVER_V6)) return SHARE_UNFIT;
+	if (method == METHOD_NAT) {
+		if (flags & FLAG_NO_OUTPUT) return SHARE_UNFIT;
+	} else if (method != METHOD_ROUTE || t->reply) {
+		return SHARE_UNFIT;
+	}
+	if (p->proto == TCP) {
+		if ((state & 0xff) != STATE_TCP_ESTABLISHED || (p->flags & (FIN_SYN_RST | ACK)) != ACK) return SHARE_UNFIT;
+	} else if ((state & 0xff) != STATE_NONE) {
+		return SHARE_UNFIT;
+	}
+	u32 hop;
+	if (t->reply) {
+		hop = (v6 ? READ(slot[WIDE_ENDS]) >> 32 : READ(slot[NARROW_SERVER]) >> 48) & 0xffff;
+	} else {
+		u32 record = READ(hot[HOT_SERVER]) >> 32;
+		u64 *server = map_lookup(&lvs_servers, &record);
+		if (!server) return SHARE_UNPUBLISHED;
+		u64 known = READ(*server);
+		if ((known >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
+		hop = known & 0xffff;
+	}
+	if (!hop) return SHARE_UNPUBLISHED;
+	u64 *out = map_lookup(&lvs_hops, &hop);
+	if (!out) return SHARE_UNPUBLISHED;
+	u32 mtu = READ(out[HOP_LINK]) >> 32;
+	if (gso) {
+		if (gso < SEGMENT_MIN || p->headers + gso > mtu) return SHARE_UNFIT;
+	} else if (p->len > mtu) {
+		return SHARE_UNFIT;
+	}
+	t->hop = hop;
+	return t->reply ? SHARE_REPLIES : SHARE_REQUESTS;
+}
+
+INLINE int decide(const u64 *conf, const struct packet *p, u32 gso, struct told *t)
+{
+	return p->v6 ? decide_for(conf, p, 1, gso, t) : decide_for(conf, p, 0, gso, t);
+}
+
+SEC("socket") int lvs_filter(struct __sk_buff *skb)
+{
+	u32 zero = 0;
+	u64 *conf = map_lookup(&lvs_conf, &zero);
+	struct told *t = map_lookup(&lvs_told, &zero);
+	if (!conf || !t) return PASS;
+	t->valid = 0;
+	// The engine's own, on its way back to the host.
+	if (skb->mark && skb->mark == conf[CONF_MARK]) return 0;
+	struct packet p;
+	__builtin_memset(&p, 0, sizeof p);
+	int what = SHARE_OTHER;
+	if (read_packet(skb, &p)) {
+		t->src = p.src.id;
+		t->dst = p.dst.id;
+		t->mixed = mix(&p, skb->len);
+		what = decide(conf, &p, skb->gso_size, t);
+	}
+	t->valid = what == SHARE_REQUESTS || what == SHARE_REPLIES ? 2 : 1;
+	if (t->valid == 2) return 0;
+	share(what);
+	return PASS;
+}
+
+// ---- forwarding --------------------------------------------------------------------------------------------------------
+
+INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u64 now)
+{
+	u64 server = READ(hot[HOT_SERVER]);
+	hot[HOT_DEADLINE] = now + (u64)(u32)server * 1000000000ULL;
+	u32 record = server >> 32, at = processor() * (u32)conf[CONF_SERVERS] + record;
+	u64 *counts = map_lookup(&lvs_counts, &at);
+	if (t->reply) {
+		if (counts) {
+			counts[COUNT_OUT_PACKETS]++;
+			counts[COUNT_OUT_BYTES] += len;
+		}
+		return;
+	}
+	__sync_fetch_and_add((u32 *)&hot[HOT_FLAGS], 1);
+	if (counts) {
+		counts[COUNT_IN_PACKETS]++;
+		counts[COUNT_IN_BYTES] += len;
+	}
+}
+
+// New addresses and one hop less, in an IPv4 header.
+INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
+{
+	u32 hop = ip[2] & 0xffff;
+	u64 sum = (u16)~(ip[2] >> 16);
+	sum += (u64)(u32)~ip[3] + src + (u32)~ip[4] + dst + (u16)~hop;
+	u32 less = (hop & 0xff00) | ((hop - 1) & 0xff);
+	sum += less;
+	ip[3] = src;
+	ip[4] = dst;
+	ip[2] = less | (u32)(u16)~fold(sum) << 16;
+}
+
+INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, const struct told *t, u8 proto, const u8 *macs)
+{
+	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (data + ETH + 28 > end) return -1;
+	__builtin_memcpy(data, macs, 12);
+	u32 *ip = (u32 *)(data + ETH);
+	u64 at = READ(slot[NARROW_VIRT]);
+	if ((at >> 48 & WAY_METHOD) != METHOD_NAT) {
+		rewrite_v4(ip, ip[3], ip[4]);
+		return 0;
+	}
+	u64 to = t->reply ? at : READ(slot[NARROW_SERVER]);
+	u32 addr = to, old = t->reply ? ip[3] : ip[4];
+	u16 port = to >> 32, old_port, *ports = (u16 *)(ip + 5);
+	if (t->reply) {
+		rewrite_v4(ip, addr, ip[4]);
+		old_port = ports[0];
+		ports[0] = port;
+	} else {
+		rewrite_v4(ip, ip[3], addr);
+		old_port = ports[1];
+		ports[1] = port;
+	}
+	// These know whether a checksum is unfinished.
+	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
+	if (l4_csum_replace(skb, field, old, addr, zero | BPF_F_PSEUDO_HDR | 4)) return -1;
+	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
+	return 0;
+}
+
+INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told *t, u8 proto, const u8 *macs)
+{
+	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (data + ETH + 48 > end) return -1;
+	__builtin_memcpy(data, macs, 12);
+	u32 *ip = (u32 *)(data + ETH);
+	data[ETH + 7]--;
+	u64 ends = READ(slot[WIDE_ENDS]);
+	if ((ends >> 48 & WAY_METHOD) != METHOD_NAT) return 0;
+	u64 to[2] = { READ(slot[t->reply ? WIDE_VIRT : WIDE_SERVER]), READ(slot[t->reply ? WIDE_VIRT + 1 : WIDE_SERVER + 1]) };
+	u32 old[4];
+	u32 *addr = t->reply ? ip + 2 : ip + 6;
+	for (int i = 0; i < 4; i++) old[i] = addr[i];
+	addr[0] = to[0]; addr[1] = to[0] >> 32; addr[2] = to[1]; addr[3] = to[1] >> 32;
+	u16 *ports = (u16 *)(ip + 10), port, old_port;
+	if (t->reply) {
+		port = ends;
+		old_port = ports[0];
+		ports[0] = port;
+	} else {
+		port = ends >> 16;
+		old_port = ports[1];
+		ports[1] = port;
+	}
+	long diff = csum_diff(old, 16, (u32 *)to, 16, 0);
+	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
+	if (l4_csum_replace(skb, field, 0, diff, zero | BPF_F_PSEUDO_HDR)) return -1;
+	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
+	return 0;
+}
+
+// Does what `t` says.
+INLINE int forward(struct __sk_buff *skb, const u64 *conf, const struct packet *p, const struct told *t, const int v6, u64 now)
+{
+	u64 *slot = slot_of(t->handle, v6);
+	u64 *out = map_lookup(&lvs_hops, &t->hop);
+	if (!slot || !out) return NEXT;
+	u32 ifindex = READ(out[HOP_LINK]);
+	// Ethernet pads short frames, and senders may as well.
+	if (skb->len > ETH + p->len && !skb->gso_size && change_tail(skb, ETH + p->len, 0)) goto lost;
+	u32 headers = ETH + (v6 ? 48 : 28);
+	if ((void *)(long)skb->data + headers > (void *)(long)skb->data_end && pull_data(skb, headers)) goto lost;
+	account(conf, v6 ? slot + WIDE_HOT : slot, t, p->len, now);
+	u8 *macs = (u8 *)(out + HOP_MACS);
+	if (v6 ? forward_v6(skb, slot, t, p->proto, macs) : forward_v4(skb, slot, t, p->proto, macs)) goto lost;
+	share(t->reply ? SHARE_REPLIES : SHARE_REQUESTS);
+	return redirect(ifindex, 0);
+lost:
+	share(SHARE_LOST);
+	return SHOT;
+}
+
+SEC("tc") int lvs_ingress(struct __sk_buff *skb)
+{
+	u32 zero = 0;
+	u64 *conf = map_lookup(&lvs_conf, &zero);
+	struct told *told = map_lookup(&lvs_told, &zero);
+	if (!conf || !told) return NEXT;
+	u32 seen = told->valid;
+	told->valid = 0;
+	// What the engine has seen and left.
+	if (seen == 1 || (skb->mark && skb->mark == conf[CONF_MARK])) return NEXT;
+	struct packet p;
+	__builtin_memset(&p, 0, sizeof p);
+	if (!read_packet(skb, &p)) return NEXT;
+	struct told t = *told;
+	u64 now = ktime() - conf[CONF_BASE];
+	if (!seen || t.src != p.src.id || t.dst != p.dst.id || t.mixed != mix(&p, skb->len)) {
+		// Nobody has looked: there is no engine.
+		if (now > READ(conf[CONF_ALIVE])) return NEXT;
+		int what = decide(conf, &p, skb->gso_size, &t);
+		if (what == SHARE_UNKNOWN || what == SHARE_UNPUBLISHED) return NEXT;
+		u64 *slot = p.v6 ? slot_of(t.handle, 1) : slot_of(t.handle, 0);
+		if (!slot || now > READ((p.v6 ? slot + WIDE_HOT : slot)[HOT_DEADLINE])) return NEXT;
+		if (what == SHARE_UNFIT) {
+			// The host would reset what it does not know. Its sender repeats this until a successor is there.
+			share(SHARE_WAITING);
+			return SHOT;
+		}
+	}
+	return p.v6 ? forward(skb, conf, &p, &t, 1, now) : forward(skb, conf, &p, &t, 0, now);
+}

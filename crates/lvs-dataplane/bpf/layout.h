@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// What the engine and its programs in the kernel share: numbers, not types, because the engine writes the same memory as
+// 64-bit words. `lvs-dataplane/src/in_kernel/layout.rs` has the other half, and a test compares the two.
+#pragma once
+
+// ---- connections (lvs-core/src/conn/table/slot.rs) ----
+
+#define WAYS 8
+#define NARROW_BYTES 64
+#define WIDE_BYTES 128
+
+// Word 0 of a slot.
+#define IDENTITY 0x00ffffffffffffffULL
+#define KIND_LIVE 0x0100000000000000ULL
+#define KIND_TEMPLATE 0x0200000000000000ULL
+#define KIND_NO_CPORT 0x0400000000000000ULL
+#define KIND_HIDDEN 0x0800000000000000ULL
+#define KIND_SHADOWED_IN 0x1000000000000000ULL
+#define KIND_SHADOWED_OUT 0x2000000000000000ULL
+#define KIND_TOLD_APART (KIND_TEMPLATE | KIND_NO_CPORT | KIND_HIDDEN)
+// An address of IPv4 and a port.
+#define PEER 0x0000ffffffffffffULL
+
+// Words of a narrow slot; those of a wide one's second line have the same numbers from HOT on.
+#define NARROW_VIRT 1
+#define NARROW_SERVER 2
+#define WIDE_CLIENT 1
+#define WIDE_VIRT 3
+#define WIDE_SERVER 5
+#define WIDE_ENDS 7
+#define WIDE_HOT 8
+#define HOT_DEADLINE 3
+#define HOT_SERVER 4
+#define HOT_FLAGS 5
+#define HOT_STATE 7
+
+// The way of a connection: forwarding method, and which ends are of IPv6.
+#define WAY_METHOD 7
+#define WAY_CLIENT_V6 8
+#define WAY_SERVER_V6 16
+#define METHOD_NAT 0
+#define METHOD_ROUTE 3
+#define METHOD_FULL_NAT 5
+
+// Flags with which a packet may change more than counters and the deadline.
+#define FLAGS_UP 0x7e003e00U
+#define FLAG_NO_OUTPUT 0x80U
+#define STATE_TCP_ESTABLISHED 1
+#define STATE_NONE 0
+
+// A word of tags.
+#define TAG_OVERFLOWED 0x80ULL
+
+// ---- settings of the engine: words of the only entry of lvs_conf ----
+
+#define CONF_KEY0 0
+#define CONF_KEY1 1
+#define CONF_NARROW_BUCKETS 2
+#define CONF_WIDE_BUCKETS 3
+// CLOCK_MONOTONIC at the engine's time 0, in nanoseconds.
+#define CONF_BASE 4
+// Connections that were published in this epoch are in force; 0 for none.
+#define CONF_EPOCH 5
+// Until when connections go on without an engine, in its time.
+#define CONF_ALIVE 6
+// Frames with this mark are given back to the host; 0 for none.
+#define CONF_MARK 7
+// As far as counters are used, a CPU.
+#define CONF_SERVERS 8
+#define CONF_WORDS 16
+
+// ---- ways out: lvs_hops ----
+
+// Words: interface | MTU << 32; 6 bytes of destination, 6 of source, 4 unused.
+#define HOP_WORDS 4
+#define HOP_LINK 0
+#define HOP_MACS 1
+
+// ---- servers, by record: lvs_servers ----
+
+// One word: hop | epoch << 16.
+
+// ---- counters of a server and a CPU: lvs_counts ----
+
+#define COUNT_IN_PACKETS 0
+#define COUNT_IN_BYTES 1
+#define COUNT_OUT_PACKETS 2
+#define COUNT_OUT_BYTES 3
+#define COUNT_WORDS 4
+
+// ---- what became of frames, a CPU: lvs_shares ----
+
+#define SHARE_REQUESTS 0
+#define SHARE_REPLIES 1
+// Of no connection, or of one that is looked up elsewhere.
+#define SHARE_UNKNOWN 2
+// Of a connection that is not published, or not in this epoch.
+#define SHARE_UNPUBLISHED 3
+// It may change the connection's state, or does not fit.
+#define SHARE_UNFIT 4
+// No TCP or UDP, or with options, fragments, tags.
+#define SHARE_OTHER 5
+// Of a known connection, while there is no engine: dropped, its sender repeats it.
+#define SHARE_WAITING 6
+// Dropped for want of memory.
+#define SHARE_LOST 7
+#define SHARE_WORDS 8
