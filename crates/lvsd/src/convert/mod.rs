@@ -81,6 +81,8 @@ pub fn convert(
         Kind::Ldirectord => ldirectord::read(text),
         Kind::LvsConf => lvs_conf::read(text),
     };
+    without_twins(&mut services, &mut lost);
+    without_loops(&mut services);
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd --check-config`.\n",
         printable(name)

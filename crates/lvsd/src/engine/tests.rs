@@ -96,6 +96,9 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+/// A service's scheduler and servers.
+type Shown = (String, Vec<(SocketAddr, ServerConfig)>);
+
 /// A daemon's link and its clock.
 struct Daemon {
     world: World,
@@ -146,12 +149,7 @@ impl Daemon {
     }
 
     /// Services of ours with their servers, and VIPs.
-    fn held(
-        &self,
-    ) -> (
-        BTreeMap<String, (String, Vec<(SocketAddr, ServerConfig)>)>,
-        BTreeSet<IpAddr>,
-    ) {
+    fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.engine().0;
         let told = |service: &ServiceInfo| {
             let mut servers: Vec<_> = service
