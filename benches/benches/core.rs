@@ -6,12 +6,16 @@
 use std::cell::RefCell;
 use std::env;
 use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lvs_bench::memory::{self, Clients, Pipeline, Setup, segment, vip};
 use lvs_bench::yardsticks::{LineTable, Yardsticks};
-use lvs_core::{Hook, Instant, TcpFlags, Verdict};
+use lvs_core::{
+    DropReason, Family, FilterLists, Hook, Instant, Prefix, ServiceConfig, ServiceKey,
+    SourceFilter, TcpFlags, Verdict,
+};
 use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::parse;
 use lvs_dataplane::packet::rewrite::nat::{self, End};
@@ -168,5 +172,62 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(core, steps, pipeline, new_connection, first_packet, expiry);
+/// What a filter by source costs a packet that would open a connection, by the number of its prefixes: it is refused by one
+/// of them.
+fn filter(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("filter");
+    group.throughput(Throughput::Elements(1));
+    let six: SocketAddr = "[2001:db8::1]:80".parse().expect("an address");
+    for prefixes in [1_u32, 10, 1_000, 10_000, 65_536] {
+        for dst in [vip(), six] {
+            // Multiplied by an odd number, they are scattered over all of the addresses.
+            let source = |n: u32| {
+                let n = (n % prefixes).wrapping_mul(0x9e37_79b1);
+                match dst {
+                    SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::from_bits(n)),
+                    SocketAddr::V6(_) => {
+                        IpAddr::from(Ipv6Addr::from_bits(u128::from(n) << 72 | 0x2a << 120))
+                    }
+                }
+            };
+            let bits = if dst.is_ipv4() { 32 } else { 56 };
+            let deny = (0..prefixes).map(|n| Prefix::new(source(n), bits).expect("short enough"));
+            let lists = FilterLists {
+                deny: deny.collect(),
+                ..FilterLists::default()
+            };
+            let filter = SourceFilter::new(lists).expect("not too many");
+            let mut director = Setup::default().director();
+            if dst == six {
+                let config = ServiceConfig::new(Family::V6, "rr");
+                let key = ServiceKey::tcp(six);
+                let added = director.control.add_service(key, config, None);
+                added.expect("a new service");
+            }
+            let set = director.control.set_filter(None, filter);
+            set.expect("a filter for all");
+            let mut at = 0_u32;
+            let family = if dst.is_ipv4() { "IPv4" } else { "IPv6" };
+            group.bench_function(BenchmarkId::new(family, prefixes), |bencher| {
+                bencher.iter(|| {
+                    at = at.wrapping_add(STEP);
+                    let meta = segment((source(at), 40_000), dst, TcpFlags::SYN);
+                    let verdict = director.handle_packet(&meta, Instant::ZERO);
+                    assert_eq!(verdict, Verdict::Drop(DropReason::Filtered));
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(
+    core,
+    steps,
+    pipeline,
+    new_connection,
+    first_packet,
+    expiry,
+    filter
+);
 criterion_main!(core);

@@ -58,7 +58,7 @@ pub fn vip() -> SocketAddr {
 
 /// A segment from `client` to the service.
 #[must_use]
-pub fn segment(client: (Ipv4Addr, u16), dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
+pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
     PacketMeta {
         hook: Hook::Local,
         tuple: Tuple {

@@ -42,6 +42,9 @@ enum Command {
     /// Be a user without rights at the control socket (for `attack`, on the director)
     #[command(hide = true)]
     HostileUser(attack::UserOptions),
+    /// Measure how long single packets take (for `attack`, on the client's host)
+    #[command(hide = true)]
+    Probe(attack::ProbeOptions),
     /// Send every datagram back (for `attack`, on a real server)
     #[command(hide = true)]
     Echo {
@@ -74,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Command::Strike(options) => attack::strike(&options),
         Command::Honest(options) => attack::honest(&options),
         Command::HostileUser(options) => attack::user(&options),
+        Command::Probe(options) => attack::probe(&options),
         Command::Echo { port } => attack::echo(port),
         Command::Conformance(options) => conformance::run(&options),
         Command::Transcripts(options) => transcripts::run(&options),

@@ -8,7 +8,7 @@ use lvs_testbed::attack;
 #[test]
 fn attacks_are_bounded_and_counted() -> Result<()> {
     for name in attack::names() {
-        attack::run(name, 1, None)?.check()?;
+        attack::run(name, 1, 1, None)?.check()?;
     }
     Ok(())
 }

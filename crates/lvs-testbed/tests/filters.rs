@@ -196,3 +196,91 @@ fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
     ensure!(!arrives(&site, vip, 3000)?);
     Ok(())
 }
+
+/// `-S` is ipvsadm's to the byte, says what it does not save, and `filter save` and `restore` bring that back: all, or nothing.
+#[test]
+fn filters_are_saved_and_restored() -> Result<()> {
+    let mut site = site("save")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    site.lvsadm("-A -f 7 -6 -s rr")?;
+    let dir = site.director.dir().display().to_string();
+    let (program, vip) = (lvs_testbed::programs::find("lvsadm")?, site.vip);
+    let lvsadm = program.display();
+    let saved = |after: &str| {
+        site.director.sh(&format!(
+            "cd {dir}; {lvsadm} -S -n > rules 2> said; cat said; {after}"
+        ))
+    };
+    ensure!(saved("")?.is_empty());
+    site.lvsadm(&format!(
+        "filter add {vip}:80 --deny 203.0.113.0/24,2001:db8:bad::/48 --allow 203.0.113.9"
+    ))?;
+    site.lvsadm("filter add fwmark6:7 --deny ::/0")?;
+    site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
+    site.lvsadm(&format!(
+        "filter add [{}]:80 --deny 2001:db8::/32",
+        site.vip6
+    ))?;
+    site.lvsadm("filter add all --deny 198.51.100.0/24")?;
+    site.lvsadm("mark add --source 198.18.0.0/15 --drop")?;
+    let said = saved("")?;
+    let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
+    ensure!(
+        said.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+            && said.contains("1 rule(s) for marks"),
+        "{said}"
+    );
+    ensure!(saved("cat rules")? == format!("{said}{plain}"));
+    // What is ipvsadm keeps to what ipvsadm says.
+    let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
+    ensure!(site.director.sh(&quiet)?.is_empty());
+
+    let filters = site.lvsadm("filter save")?;
+    for line in [
+        format!("tcp:{vip}:80 allow 203.0.113.9"),
+        format!("tcp:{vip}:80 deny 2001:db8:bad::/48"),
+        "fwmark6:7 deny ::/0".to_owned(),
+        "all deny 198.51.100.0/24".to_owned(),
+    ] {
+        ensure!(filters.contains(&line), "{filters}");
+    }
+    let restore = |text: &str| {
+        site.director
+            .sh(&format!("{lvsadm} filter restore <<'END'\n{text}END\n"))
+    };
+    let listed = || site.lvsadm("filter list");
+    let before = listed()?;
+    // Another set, and back again.
+    restore("all allow 10.0.0.0/8\n")?;
+    ensure!(listed()?.lines().count() == 2, "{}", listed()?);
+    restore(&filters)?;
+    ensure!(listed()? == before, "{}", listed()?);
+    for (bad, why) in [
+        (
+            "all deny 10.0.0.0/8\nudp:192.0.2.77:53 deny 10.0.0.0/8\n",
+            "line 2: ",
+        ),
+        ("all deny 10.0.0.0/8\nall deny ten\n", "line 2: "),
+        (
+            "all deny 10.0.0.0/8\nall allow 10.0.0.0/8\n",
+            "both allowed and denied",
+        ),
+        (
+            "\nall keep 10.0.0.0/8\n",
+            "line 2: expected SERVICE|all allow|deny PREFIX",
+        ),
+    ] {
+        let refused = restore(bad).err().context("it was taken")?;
+        let refused = format!("{refused:#}");
+        ensure!(
+            refused.contains(why) && refused.contains("nothing was changed"),
+            "{bad}: {refused}"
+        );
+        ensure!(listed()? == before, "{}", listed()?);
+    }
+    // An empty file removes all of them.
+    restore("# none\n")?;
+    ensure!(listed()? == "no filters\n", "{}", listed()?);
+    Ok(())
+}

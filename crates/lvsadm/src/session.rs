@@ -1,8 +1,12 @@
 //! Carries out command lines on an engine.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use lvs_core::api::{Call, ConnInfo, Done, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_core::ServiceKey;
+use lvs_core::api::{
+    Call, ConnInfo, Done, FilterItem, MarkText, ServiceInfo, SyncDaemon, Timeouts,
+};
 use lvs_core::ipvsadm::{
     Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, render,
 };
@@ -73,6 +77,7 @@ impl Session {
                     let mut text = String::new();
                     render::save(&mut text, services, *numeric, &run.names);
                     run.output.write_all(text.as_bytes())?;
+                    self.tell_unsaved(run)?;
                     Ok(Outcome::new(0))
                 }
                 Err(text) => {
@@ -90,6 +95,41 @@ impl Session {
             }
             _ => self.change(run, &command),
         }
+    }
+
+    /// Says what ipvsadm's command lines cannot: the output of `-S` is for whatever reads ipvsadm's.
+    fn tell_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
+        if run.is_ipvsadm() {
+            return Ok(());
+        }
+        // An engine that does not know the call has none.
+        let filters = self.client.collect::<FilterItem>(&Call::FilterList {});
+        let filters: BTreeSet<String> = filters
+            .unwrap_or_default()
+            .into_iter()
+            .map(|item| {
+                let service = item.service.map(ServiceKey::from);
+                service.map_or_else(String::new, |key| key.to_string())
+            })
+            .collect();
+        let marks = self.client.collect::<MarkText>(&Call::MarkList {});
+        let counts = [
+            (
+                filters.len(),
+                "filter(s) by source: `lvsadm filter save` does",
+            ),
+            (
+                marks.map_or(0, |marks| marks.len()),
+                "rule(s) for marks: `lvsadm mark list` shows them",
+            ),
+        ];
+        for (count, what) in counts {
+            if count > 0 {
+                let text = format!("{}: -S does not save {count} {what}\n", run.argv0);
+                error(run, text.as_bytes())?;
+            }
+        }
+        Ok(())
     }
 
     fn change(&mut self, run: &mut Invocation<'_>, command: &Command) -> io::Result<Outcome> {

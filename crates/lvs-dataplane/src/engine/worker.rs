@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::{ConnId, Instant, Shard};
-use tracing::{error, info};
+use tracing::{debug, error, info};
 
 use super::capture::{self, Capture, Shown};
 use super::decider::Decider;
@@ -49,6 +49,9 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// How much more of a processor packet workers get than other programs, where those want it too (setpriority(2)).
+const NICE: i32 = -10;
 
 /// What a packet worker owns.
 pub(crate) struct Worker {
@@ -121,6 +124,10 @@ impl Worker {
     pub(super) fn run(mut self) {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
+        // Packets are not to wait for what users of this host compute. Without the right to that, they do.
+        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+            debug!("packet workers run like any other process (setpriority: {error})");
+        }
         let mut poller = Poller::new();
         let mut ports = Vec::new();
         while !shared.is_stopping() {

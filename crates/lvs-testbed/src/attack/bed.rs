@@ -1,6 +1,7 @@
 //! What an attack takes place in: a site with an attacker beside the client, and an eye on the engine.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::honest::{Honest, HonestOptions, LARGE, SMALL};
-use super::{Attack, Means, Outcome};
+use super::probe::{Delays, REAL_TIME};
+use super::{Attack, Compared, Means, Outcome, users};
 use crate::netns::Host;
 use crate::programs;
 use crate::site::{Forward, Site, SiteOptions, Topology};
@@ -24,14 +26,31 @@ struct Bed {
 }
 
 /// Runs an attack.
-pub(super) fn run(attack: &'static Attack, time: Duration, rate: u64) -> Result<Outcome> {
+pub(super) fn run(
+    attack: &'static Attack,
+    time: Duration,
+    alone: Duration,
+    rate: u64,
+) -> Result<Outcome> {
     let mut bed = Bed::new(attack)?;
     let idle_kb = bed.memory("VmRSS")?;
     bed.forget_peak()?;
-    let before = Honest::run_on(&bed.site.client, &bed.honest(time))?;
+    let before = Honest::run_on(&bed.site.client, &bed.honest(alone))?;
     let drops_before = bed.drops()?;
     let echoed_before = bed.echoed()?;
-    let (sent, beside) = bed.attack(attack, time, rate)?;
+    let users = matches!(attack.means, Means::Users(_));
+    let without = users.then(|| bed.probe_beside(alone, None)).transpose()?;
+    let busy = users.then(|| bed.probe_beside(alone, Some(users::compute)));
+    let busy = busy.transpose()?;
+    let (sent, beside, delays) = bed.attack(attack, time, rate)?;
+    let delays = match (without, busy, delays) {
+        (Some(before), Some(busy_users), Some(beside)) => Some(Compared {
+            before,
+            busy_users,
+            beside,
+        }),
+        _ => None,
+    };
     let peak_kb = bed.memory("VmHWM")?;
     let mut drops = bed.drops()?;
     drops.retain(|reason, count| {
@@ -58,6 +77,7 @@ pub(super) fn run(attack: &'static Attack, time: Duration, rate: u64) -> Result<
         peak_kb,
         drops,
         echoed,
+        delays,
     })
 }
 
@@ -85,9 +105,16 @@ impl Bed {
             "ip addr add {OTHER}/32 dev eth0\nip route add 198.18.0.0/15 via 192.0.2.200\n\
              ip route add 2001:db8::/32 via fd00:192::200"
         ))?;
+        let users = matches!(attack.means, Means::Users(_));
         for server in site.servers.clone() {
-            let port = ECHO.to_string();
-            let program = server.spawn(programs::own()?, &["echo", &port])?;
+            let (own, port) = (programs::own()?.display().to_string(), ECHO.to_string());
+            let mut words = if users {
+                REAL_TIME.to_vec()
+            } else {
+                Vec::new()
+            };
+            words.extend([&*own, "echo", &port]);
+            let program = server.spawn(words[0], &words[1..])?;
             server.wait_for_port("udp", ECHO)?;
             site.programs.push(program);
         }
@@ -97,7 +124,40 @@ impl Bed {
         site.start_engine(attack.engine)?;
         let bed = Self { site, attacker };
         bed.services()?;
+        if users {
+            bed.many_servers()?;
+        }
         Ok(bed)
+    }
+
+    /// Something long to list: 16 services of 1,000 servers each.
+    fn many_servers(&self) -> Result<()> {
+        let mut rules = String::new();
+        for service in 0..16 {
+            writeln!(rules, "-A -t 198.51.100.{service}:80 -s rr")?;
+            for server in 0..1000 {
+                let (a, b) = (100 + server / 200, 1 + server % 200);
+                writeln!(rules, "-a -t 198.51.100.{service}:80 -r 10.0.{a}.{b}:80 -m")?;
+            }
+        }
+        self.site.lvsadm_restore(&rules).map(drop)
+    }
+
+    /// How long single packets take, beside users of the host or alone.
+    fn probe_beside(
+        &self,
+        time: Duration,
+        users: Option<fn(&Site, Duration) -> Result<u64>>,
+    ) -> Result<Delays> {
+        std::thread::scope(|scope| {
+            let users = users.map(|users| scope.spawn(move || users(&self.site, time)));
+            let delays = Delays::run_on(&self.site.client, self.site.service(ECHO), time);
+            if let Some(users) = users {
+                let ended = users.join();
+                ended.unwrap_or_else(|_| bail!("a thread panicked"))?;
+            }
+            delays
+        })
     }
 
     fn services(&self) -> Result<()> {
@@ -136,17 +196,28 @@ impl Bed {
     }
 
     /// The attack, and the honest client beside it.
-    fn attack(&self, attack: &Attack, time: Duration, rate: u64) -> Result<(u64, Honest)> {
+    fn attack(
+        &self,
+        attack: &Attack,
+        time: Duration,
+        rate: u64,
+    ) -> Result<(u64, Honest, Option<Delays>)> {
         let honest = self.honest(time);
         std::thread::scope(|scope| {
             let client = scope.spawn(|| Honest::run_on(&self.site.client, &honest));
-            let sent = match attack.means {
-                Means::Frames(_) => self.strike(attack.name, time, rate),
-                Means::Users(hostile) => hostile(&self.site, time),
+            let (sent, delays) = match attack.means {
+                Means::Frames(_) => (self.strike(attack.name, time, rate), None),
+                Means::Users(hostile) => {
+                    let users = scope.spawn(move || hostile(&self.site, time));
+                    let delays = self.probe_beside(time, None);
+                    let sent = users.join();
+                    let sent = sent.unwrap_or_else(|_| bail!("a thread panicked"));
+                    (sent, Some(delays?))
+                }
             };
             let beside = client.join();
             let beside = beside.unwrap_or_else(|_| bail!("the client panicked"));
-            Ok((sent?, beside?))
+            Ok((sent?, beside?, delays))
         })
     }
 

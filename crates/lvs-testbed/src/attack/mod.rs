@@ -16,6 +16,7 @@ mod fragments;
 mod frames;
 mod honest;
 mod land;
+mod probe;
 mod strike;
 mod users;
 
@@ -27,6 +28,7 @@ use serde::Serialize;
 
 pub use self::bed::echo;
 pub use self::honest::{Honest, HonestOptions, honest};
+pub use self::probe::{Delays, ProbeOptions, probe};
 use self::strike::Volley;
 pub use self::strike::{StrikeOptions, Target, strike};
 pub use self::users::{UserOptions, user};
@@ -223,9 +225,12 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub struct AttackOptions {
     /// Which; none or `all` is all of them
     pub names: Vec<String>,
-    /// Seconds that each one takes, and honest clients alone before it
+    /// Seconds that each one takes
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
+    /// Seconds of honest clients alone before it, at most as many
+    #[arg(long, default_value_t = 10)]
+    pub alone: u64,
     /// Frames a second, instead of each attack's own number
     #[arg(long)]
     pub rate: Option<u64>,
@@ -258,6 +263,19 @@ pub struct Outcome {
     pub drops: BTreeMap<String, u64>,
     /// Datagrams that the real servers have received on the port of the echo service.
     pub echoed: u64,
+    /// How long single packets took, where single packets are what is promised.
+    pub delays: Option<Compared>,
+}
+
+/// How long single packets took.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    /// Alone.
+    pub before: Delays,
+    /// Beside as many users of the host who do nothing but compute.
+    pub busy_users: Delays,
+    /// Beside the attack.
+    pub beside: Delays,
 }
 
 impl Outcome {
@@ -294,6 +312,14 @@ impl Outcome {
             attack.counted,
             self.drops
         );
+        if let Some(delays) = &self.delays {
+            let Delays { sent, lost, .. } = delays.beside;
+            ensure!(
+                lost == 0,
+                "{}: {lost} of {sent} packets were lost",
+                self.name
+            );
+        }
         if self.name == "land" {
             ensure!(self.echoed == 0, "{} datagrams went round", self.echoed);
         }
@@ -301,16 +327,17 @@ impl Outcome {
     }
 }
 
-/// Runs one attack for this many seconds.
+/// Runs one attack for so many seconds, and honest clients alone before it.
 ///
 /// # Errors
 ///
 /// When there is no such attack, or the testbed does not come up.
-pub fn run(name: &str, seconds: u64, rate: Option<u64>) -> Result<Outcome> {
+pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Outcome> {
     let attack = find(name)?;
     bed::run(
         attack,
         Duration::from_secs(seconds),
+        Duration::from_secs(alone.min(seconds)),
         rate.unwrap_or(attack.rate),
     )
 }
@@ -335,7 +362,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     };
     let mut outcomes = Vec::new();
     for name in chosen {
-        let outcome = run(name, options.seconds, options.rate)?;
+        let outcome = run(name, options.seconds, options.alone, options.rate)?;
         if options.json {
             println!("{}", serde_json::to_string(&outcome)?);
         } else {
@@ -387,6 +414,24 @@ fn table(outcomes: &[Outcome]) -> String {
         ));
         if let Some(error) = &beside.error {
             text.push_str(&format!("  first     {error}\n"));
+        }
+        if let Some(delays) = &outcome.delays {
+            for (beside, delays) in [
+                ("alone", &delays.before),
+                ("busy users", &delays.busy_users),
+                ("attack", &delays.beside),
+            ] {
+                text.push_str(&format!(
+                    "  packets   p50 {:.2} ms, p99 {:.2}, p99.9 {:.2}, longest {:.2}; {} of {} above 5 ms, {} lost ({beside})\n",
+                    delays.p50_ms,
+                    delays.p99_ms,
+                    delays.p999_ms,
+                    delays.longest_ms,
+                    delays.over_5_ms,
+                    delays.sent,
+                    delays.lost,
+                ));
+            }
         }
     }
     text

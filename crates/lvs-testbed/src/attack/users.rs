@@ -19,8 +19,17 @@ const HOLDERS: u32 = 32;
 
 /// Does all that an unprivileged user can do at the control socket, for so long; how often it was answered.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
+    nobody(site, time, &[])
+}
+
+/// As many users who know of no control socket and only compute.
+pub(super) fn compute(site: &Site, time: Duration) -> Result<u64> {
+    nobody(site, time, &["--compute"])
+}
+
+fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
     let own = programs::own()?;
-    let words = [
+    let mut words = vec![
         "setpriv".to_owned(),
         "--reuid=65534".to_owned(),
         "--regid=65534".to_owned(),
@@ -30,6 +39,7 @@ pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
         "hostile-user".to_owned(),
         format!("--for={}", time.as_millis()),
     ];
+    words.extend(more.iter().map(ToString::to_string));
     let printed = site.director.run(&words[0], &words[1..])?;
     let answered = printed.trim().parse();
     answered.with_context(|| format!("not a number: {printed}"))
@@ -41,6 +51,9 @@ pub struct UserOptions {
     /// For so long, in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
+    /// Do nothing but compute
+    #[arg(long)]
+    pub compute: bool,
 }
 
 /// The subcommand: prints how many requests were answered.
@@ -51,6 +64,15 @@ pub struct UserOptions {
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();
+    if options.compute {
+        std::thread::scope(|scope| {
+            for _ in 0..HOLDERS + LISTERS {
+                scope.spawn(|| while start.elapsed() < limit {});
+            }
+        });
+        println!("0");
+        return Ok(());
+    }
     let answered: u64 = std::thread::scope(|scope| {
         let holders = (0..HOLDERS).map(|_| scope.spawn(move || hold(start, limit)));
         let mut threads: Vec<_> = holders.collect();

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lvs_core::api::{Call, FilterItem, FilterSpec, ServiceId};
+use lvs_core::api::{Call, Done, FilterItem, FilterSpec, ServiceId};
 use lvs_core::{FilterLists, Prefix, ServiceKey, SourceFilter, parse_prefixes};
 
-use super::{Outcome, Trouble, Words, change, connect, service_named, service_text};
+use lvs_dataplane::control::Error;
+
+use super::{Outcome, Trouble, Words, change, connect, service_named, service_text, service_words};
 use crate::program::Invocation;
-use crate::session::json_list;
+use crate::session::{json_list, warn};
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let free: Vec<&str> = words.free.iter().map(String::as_str).collect();
@@ -17,10 +19,13 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             let scope = scope_named(run, scope)?;
             return list(run, Some(scope));
         }
+        ["save"] => return save(run),
+        ["restore"] => return restore(run),
         [word @ ("add" | "del" | "set" | "off"), scope] => (word, scope_named(run, scope)?),
         _ => {
             return Err(Trouble::Usage(
-                "expected list [SERVICE], or add, del, set or off and a SERVICE or all".into(),
+                "expected list [SERVICE], save, restore, or add, del, set or off and a SERVICE or all"
+                    .into(),
             ));
         }
     };
@@ -158,6 +163,122 @@ fn list(run: &mut Invocation<'_>, only: Option<Option<ServiceId>>) -> Outcome {
         }
     }
     Ok(0)
+}
+
+/// Prints all filters as [`restore`] reads them: a line for each prefix, `SERVICE allow|deny PREFIX`.
+fn save(run: &mut Invocation<'_>) -> Outcome {
+    let items: Vec<FilterItem> = connect(run)?.collect(&Call::FilterList {})?;
+    writeln!(
+        run.output,
+        "# {} filter(s) by source; `lvsadm filter restore` replaces all filters by what it reads",
+        together(items.clone()).len()
+    )?;
+    for (service, lists) in together(items).into_values() {
+        let name = service.map_or_else(|| "all".to_owned(), service_words);
+        for (word, list) in [("allow", lists.allow), ("deny", lists.deny)] {
+            for prefix in list {
+                writeln!(run.output, "{name} {word} {prefix}")?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Replaces all filters by those of the standard input: all of them, or nothing is changed.
+fn restore(run: &mut Invocation<'_>) -> Outcome {
+    let mut text = String::new();
+    run.input.read_to_string(&mut text)?;
+    let wanted = read(run, &text)?;
+    let mut client = connect(run)?;
+    let items: Vec<FilterItem> = client.collect(&Call::FilterList {})?;
+    let mut changes = Vec::new();
+    // Which line a change comes from.
+    let mut lines = Vec::new();
+    for (service, _) in together(items).into_values() {
+        if !wanted.contains_key(&order(service)) {
+            changes.push(Call::FilterSet(FilterSpec {
+                service,
+                filter: SourceFilter::default(),
+            }));
+            lines.push(None);
+        }
+    }
+    for Wanted {
+        line,
+        service,
+        lists,
+    } in wanted.into_values()
+    {
+        let filter = SourceFilter::new(lists).map_err(|error| at(line, &error))?;
+        changes.push(Call::FilterSet(FilterSpec { service, filter }));
+        lines.push(Some(line));
+    }
+    match client.call::<Done>(&Call::Apply { changes }) {
+        Ok(done) => {
+            warn(run, &done)?;
+            Ok(0)
+        }
+        Err(Error::Refused(failure)) => {
+            let line = failure.change.and_then(|change| *lines.get(change)?);
+            let place = line.map_or_else(String::new, |line| format!("line {line}: "));
+            let message = failure.message.trim_end();
+            Err(Trouble::Engine(format!(
+                "{place}{message}; nothing was changed"
+            )))
+        }
+        // Without an answer nobody knows.
+        Err(error) => Err(Trouble::Engine(format!(
+            "{error}; `lvsadm filter list` shows whether the filters were replaced"
+        ))),
+    }
+}
+
+/// A filter of a file.
+struct Wanted {
+    /// The line that names it first, from 1.
+    line: usize,
+    service: Option<ServiceId>,
+    lists: FilterLists,
+}
+
+fn at(line: usize, error: &str) -> Trouble {
+    Trouble::Engine(format!("line {line}: {error}; nothing was changed"))
+}
+
+/// Filters by what they are for, of a file as [`save`] writes it.
+fn read(run: &Invocation<'_>, text: &str) -> Result<BTreeMap<String, Wanted>, Trouble> {
+    let mut all = BTreeMap::new();
+    let mut named: Option<(&str, Option<ServiceId>)> = None;
+    for (line, words) in (1..).zip(text.lines()) {
+        let words: Vec<&str> = words
+            .split('#')
+            .next()
+            .unwrap_or("")
+            .split_whitespace()
+            .collect();
+        let (name, word, prefix) = match words[..] {
+            [] => continue,
+            [name, word @ ("allow" | "deny"), prefix] => (name, word, prefix),
+            _ => return Err(at(line, "expected SERVICE|all allow|deny PREFIX")),
+        };
+        let service = match named {
+            Some((before, service)) if before == name => service,
+            _ => scope_named(run, name).map_err(|trouble| at(line, &trouble.text()))?,
+        };
+        named = Some((name, service));
+        let prefix: Prefix = prefix.parse().map_err(|error: String| at(line, &error))?;
+        let wanted = all.entry(order(service)).or_insert_with(|| Wanted {
+            line,
+            service,
+            lists: FilterLists::default(),
+        });
+        if word == "allow" {
+            wanted.lists.allow.push(prefix);
+        } else {
+            wanted.lists.deny.push(prefix);
+        }
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

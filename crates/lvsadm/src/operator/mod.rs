@@ -22,9 +22,9 @@ mod words;
 use std::io;
 use std::time::Duration;
 
-use lvs_core::Protocol;
 use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
+use lvs_core::{Family, Protocol, ServiceKey};
 use lvs_dataplane::control::{Client, Error};
 
 pub(crate) use self::table::OPERATORS;
@@ -74,6 +74,16 @@ pub(crate) enum Trouble {
     Engine(String),
     /// Input or output.
     Io(io::Error),
+}
+
+impl Trouble {
+    /// What it says by itself.
+    fn text(&self) -> String {
+        match self {
+            Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
+            Self::Io(error) => error.to_string(),
+        }
+    }
 }
 
 impl From<io::Error> for Trouble {
@@ -220,20 +230,22 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` and the like, and a server, by the rules of ipvsadm's options.
+/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the rules of ipvsadm's options.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,
     server: &str,
 ) -> Result<(ServiceId, std::net::SocketAddr), Trouble> {
-    let (option, service) = match service.split_once(':') {
-        Some(("tcp", rest)) => ("-t", rest),
-        Some(("udp", rest)) => ("-u", rest),
-        Some(("sctp", rest)) => ("--sctp-service", rest),
-        Some(("fwmark", rest)) => ("-f", rest),
-        _ => ("-t", service),
+    let (option, service, six) = match service.split_once(':') {
+        Some(("tcp", rest)) => ("-t", rest, None),
+        Some(("udp", rest)) => ("-u", rest, None),
+        Some(("sctp", rest)) => ("--sctp-service", rest, None),
+        Some(("fwmark", rest)) => ("-f", rest, None),
+        Some(("fwmark6", rest)) => ("-f", rest, Some("-6")),
+        _ => ("-t", service, None),
     };
-    let words = ["-d", option, service, "-r", server];
+    let words = ["-d", option, service].into_iter().chain(six);
+    let words: Vec<&str> = words.chain(["-r", server]).collect();
     match ipvsadm::parse("lvsadm", &words, &run.names) {
         Ok(Command::DeleteServer { service, server }) => Ok((service, server)),
         Err(refusal) => Err(Trouble::Usage(
@@ -247,16 +259,29 @@ fn service_and_server(
 
 /// A service by itself, as [`service_and_server`] takes it.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
-    let server = if service.contains('[') {
-        "[::1]"
+    let server = if service.contains('[') || service.starts_with("fwmark6:") {
+        "[::1]:1"
     } else {
         "127.0.0.1"
     };
     service_and_server(run, service, server).map(|(service, _)| service)
 }
 
+/// A service as [`service_named`] reads it.
+fn service_words(service: ServiceId) -> String {
+    match ServiceKey::from(service) {
+        ServiceKey::Address { protocol, addr } => {
+            format!("{}:{addr}", protocol.to_string().to_ascii_lowercase())
+        }
+        ServiceKey::Mark { family, mark } => {
+            let six = if family == Family::V6 { "6" } else { "" };
+            format!("fwmark{six}:{mark}")
+        }
+    }
+}
+
 fn service_text(service: ServiceId) -> String {
-    lvs_core::ServiceKey::from(service).to_string()
+    ServiceKey::from(service).to_string()
 }
 
 fn protocol(name: &str) -> Option<Protocol> {

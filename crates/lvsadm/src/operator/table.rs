@@ -49,7 +49,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drain",
         arguments: "SERVICE SERVER",
         summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. Where lvsd looks after the service, it is asked, and keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
+        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. Where lvsd looks after the service, it is asked, and keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
         flags: &[
             flag(
                 "--deadline",
@@ -206,7 +206,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "limit",
         arguments: "SERVICE",
         summary: "show or set what a service accepts at most",
-        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT or fwmark:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
         flags: &[
             flag("--connections", "N", "connections at a time; 0: no limit"),
             flag(
@@ -236,9 +236,9 @@ pub(crate) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "filter",
-        arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all]",
+        arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all | save | restore]",
         summary: "manage whose new connections are accepted, by source prefix",
-        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. A filter has up to 65,536 prefixes.",
+        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
         flags: &[
             flag("--allow", "LIST", "prefixes, separated by commas"),
             flag("--deny", "LIST", "prefixes, separated by commas"),

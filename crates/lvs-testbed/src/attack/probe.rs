@@ -1,0 +1,132 @@
+//! How long single packets take beside an attack: datagrams to an echo service at a steady rate, over one connection.
+//!
+//! Both ends run with a real-time priority, so that what is measured is the director and the links, not how long the ends wait
+//! for a processor.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::netns::Host;
+use crate::programs;
+
+/// How a program runs whose own delays shall not count.
+pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
+/// When an answer is missed.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of a datagram: its number.
+const LEN: usize = 8;
+
+/// What to ask.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProbeOptions {
+    /// An echo service
+    pub target: SocketAddr,
+    /// Microseconds between two datagrams
+    #[arg(long, default_value_t = 1000)]
+    pub every_us: u64,
+    /// For so long, in milliseconds
+    #[arg(long = "for", value_name = "MS")]
+    pub for_ms: u64,
+}
+
+/// How long datagrams took to the server and back, in milliseconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Delays {
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Those that did not come back.
+    pub lost: u64,
+    /// The median.
+    pub p50_ms: f64,
+    /// The 99th of a hundred.
+    pub p99_ms: f64,
+    /// The 999th of a thousand.
+    pub p999_ms: f64,
+    /// The longest.
+    pub longest_ms: f64,
+    /// How many took more than 5 ms.
+    pub over_5_ms: u64,
+}
+
+impl Delays {
+    /// Measures on a client host.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot run.
+    pub fn run_on(host: &Host, target: SocketAddr, time: Duration) -> Result<Self> {
+        let own = programs::own()?.display().to_string();
+        let (target, time) = (target.to_string(), format!("--for={}", time.as_millis()));
+        let words = [&REAL_TIME[1..], &[&own, "probe", &target, &time]].concat();
+        let printed = host.run(REAL_TIME[0], &words)?;
+        serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
+    }
+}
+
+/// The subcommand: prints the report as one line of JSON.
+///
+/// # Errors
+///
+/// When there is no way to the service.
+pub fn probe(options: &ProbeOptions) -> Result<()> {
+    println!("{}", serde_json::to_string(&measure(options)?)?);
+    Ok(())
+}
+
+fn measure(options: &ProbeOptions) -> Result<Delays> {
+    let socket = UdpSocket::bind(if options.target.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    })?;
+    socket.connect(options.target)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let every = Duration::from_micros(options.every_us.max(1));
+    let count = Duration::from_millis(options.for_ms).as_micros() / every.as_micros();
+    let count = u64::try_from(count).context("too many datagrams")?;
+    let start = Instant::now();
+    // A datagram is due at a time that its number tells; what keeps it from leaving then counts.
+    let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
+    let mut took: Vec<Duration> = thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..count {
+                thread::sleep(due(number).saturating_duration_since(Instant::now()));
+                let _ = socket.send(&number.to_be_bytes());
+            }
+        });
+        let mut took = Vec::new();
+        let mut answer = [0; LEN + 1];
+        // The first one that does not come for so long is the end, if all were sent.
+        let end = due(count) + PATIENCE;
+        while (took.len() as u64) < count && Instant::now() < end {
+            if let Ok(LEN) = socket.recv(&mut answer)
+                && let Some((number, _)) = answer.split_first_chunk()
+            {
+                let number = u64::from_be_bytes(*number);
+                took.push(due(number).elapsed());
+            }
+        }
+        took
+    });
+    took.sort_unstable();
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let nth = |thousandths: usize| {
+        let at = (took.len() * thousandths / 1000).min(took.len().saturating_sub(1));
+        took.get(at).copied().map_or(0.0, ms)
+    };
+    let answered = took.len() as u64;
+    let long = Duration::from_millis(5);
+    Ok(Delays {
+        sent: count,
+        lost: count.saturating_sub(answered),
+        p50_ms: nth(500),
+        p99_ms: nth(990),
+        p999_ms: nth(999),
+        longest_ms: took.last().copied().map_or(0.0, ms),
+        over_5_ms: took.iter().filter(|time| **time > long).count() as u64,
+    })
+}
