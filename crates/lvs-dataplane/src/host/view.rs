@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::mark::MarkRule;
@@ -25,6 +25,8 @@ use crate::packet::wire::Mac;
 pub(crate) struct View {
     /// Greater than that of every view before it.
     pub(crate) generation: u64,
+    /// Differs from the last view's where packets may go another way than before.
+    pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,
     /// What the host does not see.
@@ -37,11 +39,13 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
+    /// Ports of the host's own programs, read once if somebody asks.
+    pub(crate) ephemeral: OnceLock<(u16, u16)>,
 }
 
 /// A port as it is now.
 #[derive(Clone, Debug)]
-pub(crate) struct Port {
+pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
@@ -51,8 +55,8 @@ pub(crate) struct Port {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Ports {
-    all: Vec<Option<Port>>,
+struct PortTable {
+    all: Vec<Option<KnownPort>>,
     by_ifindex: HashMap<u32, PortId>,
 }
 
@@ -90,7 +94,7 @@ impl FromIterator<IpAddr> for LastBytes {
 pub(crate) struct Tables {
     /// The kernel's tables.
     pub(crate) state: NetState,
-    ports: Arc<Ports>,
+    ports: Arc<PortTable>,
     /// The port that every way leads through, if the host routes what the engine sends.
     hop: Option<PortId>,
     /// Virtual addresses of services and of rules for marks.
@@ -125,7 +129,7 @@ impl Tables {
         self.answered = self.own.iter().copied().collect();
     }
 
-    pub(crate) fn set_port(&mut self, port: PortId, properties: Port) {
+    pub(crate) fn set_port(&mut self, port: PortId, properties: KnownPort) {
         let ports = Arc::make_mut(&mut self.ports);
         if ports.all.len() <= port.index() {
             ports.all.resize(port.index() + 1, None);
@@ -134,7 +138,7 @@ impl Tables {
         ports.all[port.index()] = Some(properties);
     }
 
-    pub(crate) fn remove_port(&mut self, port: PortId) -> Option<Port> {
+    pub(crate) fn remove_port(&mut self, port: PortId) -> Option<KnownPort> {
         let ports = Arc::make_mut(&mut self.ports);
         let gone = ports.all.get_mut(port.index()).and_then(Option::take)?;
         ports.by_ifindex.remove(&gone.ifindex);
@@ -152,12 +156,12 @@ impl Tables {
         self.hop.is_some()
     }
 
-    pub(crate) fn port(&self, port: PortId) -> Option<&Port> {
+    pub(crate) fn port(&self, port: PortId) -> Option<&KnownPort> {
         self.ports.all.get(port.index())?.as_ref()
     }
 
     /// The interfaces in use, with their ports; not those of the host's device.
-    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &Port)> {
+    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &KnownPort)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
         ports.filter(|(port, _)| *port != PortId::HOST && self.hop != Some(*port))
@@ -237,7 +241,13 @@ impl Host for View {
     }
 
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
-        local_nodes::ports(addr, self.tables.state.is_local(addr))
+        if !self.tables.state.is_local(addr) {
+            return LocalAddress::new(addr);
+        }
+        local_nodes::ports(
+            addr,
+            *self.ephemeral.get_or_init(local_nodes::ephemeral_ports),
+        )
     }
 }
 
