@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check twins help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -48,6 +48,9 @@ lint:
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+twins: ## 1,000,000 frames through the packet path with and without the programs of the path in the kernel
+	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test in_kernel_twins -- --nocapture
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang

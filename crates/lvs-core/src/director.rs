@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::memory::{Layout, Memory};
 use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
@@ -49,11 +50,17 @@ pub struct Director {
 impl Director {
     /// A director without services. `options.shards` is taken as 1.
     pub fn new(options: Options) -> Self {
+        Self::new_in(options, Memory::heap)
+    }
+
+    /// As [`new`](Self::new), with its connections in memory that the caller supplies, all zeros.
+    pub fn new_in(options: Options, memory: impl FnOnce(Layout) -> Memory) -> Self {
         let control = Control::new(Options {
             shards: 1,
             ..options
         });
-        let shard = control.shard(0).expect("the only one");
+        let memory = memory(control.layout());
+        let shard = control.shard_in(0, memory).expect("the only one");
         Self {
             control,
             shard,

@@ -196,7 +196,7 @@ pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
     counts(out, "", &stats.rates)
 }
 
-/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard in the place of a CPU.
+/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard instead of a CPU.
 ///
 /// # Errors
 /// Those of `out`.

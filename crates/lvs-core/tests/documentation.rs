@@ -148,6 +148,54 @@ fn the_code_map_names_files_that_exist() {
     assert!(seen > 20, "paths in the code map: {seen}");
 }
 
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn spelled_out(path: &str) -> Vec<String> {
+    match path.split_once('{') {
+        Some((before, rest)) => {
+            let (names, after) = rest.split_once('}').expect("a closing brace");
+            let names = names.split(',');
+            names.map(|name| format!("{before}{name}{after}")).collect()
+        }
+        None => vec![path.to_owned()],
+    }
+}
+
+fn sources_below(directory: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path.display().to_string());
+        }
+    }
+}
+
+/// Files are named by the end of their path where it is clear which crate they are in.
+#[test]
+fn files_that_architecture_names_exist() {
+    let page = text("ARCHITECTURE.md");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut sources = Vec::new();
+    sources_below(&crates, &mut sources);
+    let words = page.split('`').skip(1).step_by(2);
+    let named: Vec<&str> = words
+        .filter(|word| word.ends_with(".rs") && !word.contains("NAME"))
+        .collect();
+    assert!(named.len() > 50, "{named:?}");
+    for path in named.into_iter().flat_map(spelled_out) {
+        let end = format!("/{path}");
+        assert!(
+            sources.iter().any(|source| source.ends_with(&end)),
+            "ARCHITECTURE.md: there is no {path}"
+        );
+    }
+    let way = section("ARCHITECTURE.md", "### From socket to socket");
+    let files = way.split('`').skip(1).step_by(2);
+    let alternatives = way.matches("(or `").count();
+    assert_eq!(files.count() - alternatives, 15, "{way}");
+}
+
 /// The names of the tests below a directory of crates, and the files that they are in.
 fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     for entry in fs::read_dir(directory).expect("a directory") {
@@ -214,5 +262,37 @@ fn every_deviation_has_its_test() {
                 "ARCHITECTURE.md: the deviation that {test} pins is missing"
             );
         }
+    }
+}
+
+/// What a client may ask is decided by the method's name before its parameters are read: by the same list as by the call.
+#[cfg(feature = "api")]
+#[test]
+fn what_a_method_needs_is_what_its_call_needs() {
+    use lvs_core::api::Access;
+
+    let source = text("crates/lvs-core/src/api/call.rs");
+    let mut lines = source.lines().map(str::trim);
+    let mut methods = Vec::new();
+    while let Some(line) = lines.next() {
+        if let Some(name) = line
+            .strip_prefix("#[serde(rename = \"")
+            .and_then(|line| line.strip_suffix("\")]"))
+            && let Some(variant) = lines.next()
+        {
+            let end = variant.find(|c: char| !c.is_alphanumeric());
+            methods.push((name, &variant[..end.unwrap_or(variant.len())]));
+        }
+    }
+    assert!(methods.len() >= 29, "{methods:?}");
+    let access = source.split("pub const fn access").nth(1);
+    let reads = access.and_then(|access| access.split("=> Access::Read").next());
+    let reads = reads.expect("reads come first");
+    for (name, variant) in methods {
+        let reads = reads
+            .split(|c: char| !c.is_alphanumeric())
+            .any(|word| word == variant);
+        let expected = if reads { Access::Read } else { Access::Write };
+        assert_eq!(Access::of_method(name), expected, "{name}");
     }
 }

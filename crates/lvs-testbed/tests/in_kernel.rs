@@ -4,8 +4,13 @@
 
 mod common;
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Mode, Site, SiteOptions};
+use lvs_testbed::listing::{Row, rows};
+use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, wait_until};
+use nix::sys::signal::Signal;
 
 const ON: [&str; 2] = ["--in-kernel", "on"];
 
@@ -82,3 +87,190 @@ macro_rules! method {
 
 method!(nat, Nat);
 method!(dr, Dr);
+
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies from there.
+fn counted(server: &Host) -> Result<[u64; 4]> {
+    let listing = server.sh("nft -j list table inet seen")?;
+    let listing: serde_json::Value = serde_json::from_str(&listing)?;
+    let items = listing["nftables"].as_array().context("a list")?;
+    let counter = |name: &str| {
+        let found = items.iter().find(|item| item["counter"]["name"] == name);
+        let counter = found.map(|item| &item["counter"]);
+        let number = |field: &str| counter.and_then(|counter| counter[field].as_u64());
+        number("packets").zip(number("bytes")).context("a counter")
+    };
+    let (requests, replies) = (counter("requests")?, counter("replies")?);
+    Ok([requests.0, replies.0, requests.1, replies.1])
+}
+
+/// What the servers have seen is what the listing says, whichever way the packets took.
+#[test]
+fn counters_are_those_of_the_servers() -> Result<()> {
+    let Some(site) = site("ink-counters", Forward::Nat, 2)? else {
+        return Ok(());
+    };
+    for server in &site.servers {
+        server.sh("nft -f - <<'END'\n\
+                   table inet seen {\n\
+                   counter requests { }\n\
+                   counter replies { }\n\
+                   chain in { type filter hook prerouting priority -400; tcp dport 80 counter name requests; }\n\
+                   chain out { type filter hook postrouting priority 400; tcp sport 80 counter name replies; }\n\
+                   }\nEND")?;
+    }
+    site.add_service(80, "rr")?;
+    site.serve("some", 40 << 20)?;
+    for _ in 0..4 {
+        let url = format!("http://{}/some", site.vip);
+        site.client
+            .run("curl", &["-sS", "-f", "-m", "60", "-o", "/dev/null", &url])?;
+    }
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
+    // The last acknowledgements are on their way, and the snapshot of two seconds.
+    common::wait_for_snapshot();
+    let listing = site.lvsadm("-L -n --stats --exact")?;
+    let rows: Vec<Row> = rows(&listing).into_iter().filter(Row::is_server).collect();
+    let mut sum = [0; 4];
+    for (server, row) in site.servers.iter().zip(&rows) {
+        let seen = counted(server)?;
+        let mut told = [0; 4];
+        for (column, told) in told.iter_mut().enumerate() {
+            *told = row.number(column + 1)?;
+        }
+        ensure!(
+            told == seen,
+            "{seen:?} were seen by {}: {listing}",
+            server.name()
+        );
+        sum.iter_mut()
+            .zip(told)
+            .for_each(|(sum, told)| *sum += told);
+    }
+    ensure!(
+        sum[0] >= requests && sum[1] >= replies,
+        "{sum:?}: {listing}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
+    let Some(site) = site("ink-removed", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    site.add_service(80, "rr")?;
+    site.serve("long", 400 << 20)?;
+    let url = format!("http://{}/long", site.vip);
+    let arguments = [
+        "-sS",
+        "--limit-rate",
+        "20M",
+        "-m",
+        "60",
+        "-o",
+        "/dev/null",
+        &url,
+    ];
+    let _download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    let server = format!("{}:80", site.real_address(0));
+    site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
+    let before = shares(&site)?;
+    std::thread::sleep(Duration::from_millis(700));
+    let after = shares(&site)?;
+    ensure!(before.0 == after.0, "requests: {before:?}, then {after:?}");
+    // It comes back, and its connection goes on, in the kernel too.
+    site.lvsadm(&format!("-a -t {} -r {server} -m", site.service(80)))?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(30),
+        flows,
+    )
+}
+
+#[test]
+fn a_capture_sees_everything() -> Result<()> {
+    let Some(site) = site("ink-capture", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    site.add_service(80, "rr")?;
+    site.serve("long", 400 << 20)?;
+    let url = format!("http://{}/long", site.vip);
+    let arguments = [
+        "-sS",
+        "--limit-rate",
+        "20M",
+        "-m",
+        "60",
+        "-o",
+        "/dev/null",
+        &url,
+    ];
+    let _download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    let file = site.testbed.dir().join("capture.pcapng");
+    site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
+    // A link of 20 MB/s has so many in a moment; beside the kernel there would be next to none.
+    ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
+    let before = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )
+}
+
+/// Killed, it leaves nothing behind that forwards; its successor begins anew.
+#[test]
+fn an_engine_that_ends_takes_its_programs_with_it() -> Result<()> {
+    let Some(mut site) = site("ink-kill", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        site.add_service(80, "rr")?;
+        common::bulk(&site)?;
+        ensure!(shares(&site)?.0 > 100, "packets in the kernel");
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(signal)?;
+        engine.wait(Duration::from_secs(10))?;
+        let url = format!("http://{}/s/1", site.vip);
+        let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
+        ensure!(answer.is_err(), "nobody forwards: {answer:?}");
+        site.start_engine(&ON)?;
+        ensure!(
+            shares(&site)? == (0, 0),
+            "its successor has forwarded nothing yet"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn ipv6() -> Result<()> {
+    for (forward, flag) in [(Forward::Nat, "-m"), (Forward::Dr, "-g")] {
+        let Some(site) = site("ink-v6", forward, 2)? else {
+            return Ok(());
+        };
+        let virt = SocketAddr::from((site.vip6, 80));
+        site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+        for index in 0..site.servers.len() {
+            let server = SocketAddr::from((site.real_address6(index), 80));
+            site.lvsadm(&format!("-a -t {virt} -r {server} {flag}"))?;
+        }
+        let mut load = LoadOptions::new(virt);
+        load.requests = 300;
+        site.client.load(&load)?.all_ok(300)?;
+        let (requests, replies) = shares(&site)?;
+        ensure!(requests > 100, "{forward:?}: {requests} requests");
+        ensure!(
+            (replies > 100) == (forward == Forward::Nat),
+            "{replies} replies"
+        );
+    }
+    Ok(())
+}

@@ -169,7 +169,7 @@ pub enum Call {
     /// Replace the filter of a service, or the director's. Connections that are open go on. Answer: [`Done`](super::Done).
     #[serde(rename = "filter.set")]
     FilterSet(FilterSpec),
-    /// Virtual addresses that the engine shall own: answer ARP for and announce. Replaces the set that `owner` gave before. Answer: [`Done`](super::Done).
+    /// Virtual addresses that the engine owns: it answers ARP for them and announces them. Replaces the set that `owner` gave before. Answer: [`Done`](super::Done).
     #[serde(rename = "vips.own")]
     VipsOwn {
         /// The addresses.
@@ -182,7 +182,8 @@ pub enum Call {
     #[serde(rename = "local.get")]
     LocalGet {},
     /// Make all of these changes, or none: all are checked before the first is made, each against what those before it
-    /// leave, and packets meet either none of them or all. Answer: [`Done`](super::Done). A refusal names the first
+    /// leave. Packets that open connections may meet a long list half made, since they do not wait for all of it; a
+    /// list of up to 16 changes without a flush they do not. Answer: [`Done`](super::Done). A refusal names the first
     /// change that cannot be made ([`Failure::change`](super::Failure::change)).
     #[serde(rename = "apply")]
     Apply {

@@ -93,7 +93,7 @@ impl Control {
             told.verdict = match told.server {
                 Some(_) if lost.is_some() => lost.unwrap_or_default().to_string(),
                 Some(server) => belongs_to_a_connection(server),
-                None => "left to this host: it is no business of the director's".to_string(),
+                None => "left to this host: it belongs to no service and no connection".to_string(),
             };
             return told;
         };

@@ -39,7 +39,7 @@ impl OnServerDown {
     }
 }
 
-/// Settings of a service that the kernel's IPVS has not.
+/// Settings of a service that the kernel's IPVS does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]

@@ -13,7 +13,6 @@ mod publish;
 mod room;
 mod settings;
 mod sync;
-mod transition;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;

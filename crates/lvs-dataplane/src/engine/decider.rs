@@ -35,7 +35,7 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// What comes in by the present batch is none of the director's business: it comes out of a tunnel of the host's, and
+    /// What comes in by the present batch is not for the director: it comes out of a tunnel of the host's, and
     /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether to remember the last decision for a capture.

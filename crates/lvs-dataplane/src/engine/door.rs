@@ -104,3 +104,30 @@ impl Requests {
         self.shared.wake_keeper();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use lvs_core::{Control, Options};
+
+    use super::*;
+    use crate::engine::shared::{HostSide, Side};
+    use crate::packet::net::PortId;
+
+    #[test]
+    fn what_does_not_fit_the_queue_is_counted_and_holds_nobody_up() {
+        let side = Side::Host(HostSide::new(1).expect("descriptors"));
+        let control = Control::new(Options::default());
+        let shared = Arc::new(Shared::new(control, side, false));
+        let (mut requests, queue) = Requests::new(shared);
+        let request = Request::Resolve(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        let requested = std::iter::repeat_n(request, REQUESTS_MAX + 3);
+        requests.send(requested);
+        assert_eq!(requests.refused, 3);
+        assert_eq!(queue.try_iter().count(), REQUESTS_MAX);
+        let request = Request::Confirm(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        requests.send(std::iter::once(request));
+        assert_eq!((requests.refused, queue.try_iter().count()), (3, 1));
+    }
+}

@@ -222,7 +222,7 @@ impl Net for Network {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::view::{Port, Tables};
+    use crate::host::view::{KnownPort, Tables};
     use crate::netlink::NetState;
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         let port = PortId(3);
         tables.set_port(
             port,
-            Port {
+            KnownPort {
                 ifindex: 7,
                 name: Arc::from("eth0"),
                 info,

@@ -14,7 +14,7 @@ use super::door::Requests;
 use super::shared::{HostSide, Shared, Side};
 use super::worker::Worker;
 use crate::host::EngineSide;
-use crate::host::view::{Port, Tables, View};
+use crate::host::view::{KnownPort, Tables, View};
 use crate::netlink::NetState;
 use crate::packet::common::Common;
 use crate::packet::frame::Frame;
@@ -61,7 +61,7 @@ impl Rig {
         let shared = Arc::new(Shared::new(control, side, false));
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
         let mut tables = Tables::new(network);
-        let known = Port {
+        let known = KnownPort {
             ifindex: 1,
             name: Arc::from("memory"),
             info: port,

@@ -68,6 +68,8 @@ pub(super) enum Side {
 pub(super) struct HostSide {
     keeper: Mailbox<Keeper>,
     published: Published,
+    /// Those of the last view.
+    ways: AtomicU64,
     doors: Vec<Door>,
     /// Packet workers that have not ended.
     working: AtomicUsize,
@@ -80,6 +82,7 @@ impl HostSide {
         Ok(Self {
             keeper: Mailbox::new()?,
             published: Published::default(),
+            ways: AtomicU64::new(0),
             doors: (0..workers)
                 .map(|_| Door::new())
                 .collect::<Result<_, _>>()?,
@@ -399,8 +402,11 @@ impl EngineSide for Shared {
 
     fn publish(&self, view: Arc<View>) {
         if let Some(host) = self.host() {
+            let ways = view.ways;
             host.published.publish(view);
-            if let Some(in_kernel) = self.in_kernel() {
+            if let Some(in_kernel) = self.in_kernel()
+                && host.ways.swap(ways, Ordering::AcqRel) != ways
+            {
                 in_kernel.changed();
             }
             for door in &host.doors {

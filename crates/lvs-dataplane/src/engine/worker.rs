@@ -438,8 +438,11 @@ impl Worker {
         self.ports.attach(port, io);
     }
 
+    /// Closing a packet socket waits for the kernel: that is for the keeper.
     pub(super) fn detach(&mut self, port: PortId) {
-        self.ports.detach(port);
+        if let Some(io) = self.ports.detach(port) {
+            self.shared.post_keeper(move |_| drop(io));
+        }
     }
 
     /// Sends what waits for neighbours, or gives it up.
@@ -567,7 +570,7 @@ mod tests {
     use super::*;
     use crate::engine::shared::{HostSide, Side};
     use crate::host::EngineSide;
-    use crate::host::view::{Port as KnownPort, Tables, View};
+    use crate::host::view::{KnownPort, Tables, View};
     use crate::io::memory::MemoryIo;
     use crate::netlink::NetState;
     use crate::packet::frame::{Arena, Offload};

@@ -11,7 +11,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Conflict, LocalPool};
@@ -23,7 +23,7 @@ use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
 use super::trunks::Trunks;
-use super::view::{Port as KnownPort, Tables, View};
+use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
 use crate::in_kernel::InKernel;
@@ -112,6 +112,10 @@ pub(super) struct Next {
     /// Something differs from the last view; it is in the tables.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
+    /// Something differs in the tables that changes no packet's way.
+    pub(super) neighbours_differ: bool,
+    /// Grows with whatever may.
+    ways: u64,
     tables: Arc<Tables>,
     pub(super) marks: Option<Arc<[MarkRule]>>,
     pub(super) pmtu_disc: bool,
@@ -263,20 +267,24 @@ impl Keeper {
     /// Publishes a view if anything differs from the last one.
     fn publish(&mut self) {
         let next = &mut self.next;
-        if next.differs || next.tables_differ {
-            if std::mem::take(&mut next.tables_differ) {
+        if next.differs || next.tables_differ || next.neighbours_differ {
+            next.ways += u64::from(next.differs || next.tables_differ);
+            if next.tables_differ || next.neighbours_differ {
                 next.tables = Arc::new(self.tables.clone());
             }
-            next.differs = false;
+            (next.differs, next.tables_differ) = (false, false);
+            next.neighbours_differ = false;
             next.generation += 1;
             let view = Arc::new(View {
                 generation: next.generation,
+                ways: next.ways,
                 tables: next.tables.clone(),
                 intercept: self.intercept.clone(),
                 marks: next.marks.clone(),
                 pmtu_disc: next.pmtu_disc,
                 ignore_tunneled: next.ignore_tunneled,
                 config: next.config,
+                ephemeral: OnceLock::new(),
             });
             next.published.push_back(view.clone());
             self.engine.publish(view);

@@ -7,7 +7,7 @@ use lvs_core::api::Call;
 use tracing::{debug, info, warn};
 
 use super::keeper::Keeper;
-use super::view::Port as KnownPort;
+use super::view::KnownPort;
 use super::{HostError, Neighbour};
 use crate::io::PacketIo;
 use crate::io::af_packet::AfPacket;
@@ -34,9 +34,10 @@ impl Keeper {
             Ok(changes) => changes,
             Err(error) => return warn!("{error}"),
         };
-        if !changes.is_empty() {
-            self.next.tables_differ = true;
-        }
+        let ways = changes.links || changes.addresses || changes.routes || changes.moved;
+        self.next.tables_differ |= ways || changes.resynchronised;
+        // A neighbour that is asked again, or has answered as before.
+        self.next.neighbours_differ |= !changes.neighbours.is_empty();
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
         }

@@ -21,20 +21,20 @@ use crate::packet::intercept::{Endpoint, Endpoints};
 /// Where the host's own programs get their ports from.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The ports of a local address that stand for clients: of one that the host has as well, those that its own programs
-/// are not given.
-pub(crate) fn ports(addr: IpAddr, is_local: bool) -> LocalAddress {
-    let all = LocalAddress::new(addr);
-    if !is_local {
-        return all;
-    }
-    let ephemeral = fs::read_to_string(EPHEMERAL).unwrap_or_default();
-    let mut bounds = ephemeral.split_whitespace().map(str::parse::<u16>);
-    let (low, high) = match (bounds.next(), bounds.next()) {
+/// The ports that stand for clients of a local address which the host has as well: those that its own programs are not
+/// given.
+pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
+    free_ports(LocalAddress::new(addr), own.0, own.1)
+}
+
+/// The first and the last port that the host's own programs are given.
+pub(crate) fn ephemeral_ports() -> (u16, u16) {
+    let text = fs::read_to_string(EPHEMERAL).unwrap_or_default();
+    let mut bounds = text.split_whitespace().map(str::parse::<u16>);
+    match (bounds.next(), bounds.next()) {
         (Some(Ok(low)), Some(Ok(high))) => (low, high),
         _ => (32_768, 60_999),
-    };
-    free_ports(all, low, high)
+    }
 }
 
 /// The longer part of a range that is outside of `low` to `high`; all of it if there is none.

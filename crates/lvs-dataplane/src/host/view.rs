@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::mark::MarkRule;
@@ -26,6 +26,8 @@ use crate::packet::wire::Mac;
 pub(crate) struct View {
     /// Greater than that of every view before it.
     pub(crate) generation: u64,
+    /// Differs from the last view's where packets may go another way than before.
+    pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,
     /// What the host does not see.
@@ -38,11 +40,13 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
+    /// Ports of the host's own programs, read once if somebody asks.
+    pub(crate) ephemeral: OnceLock<(u16, u16)>,
 }
 
 /// A port as it is now.
 #[derive(Clone, Debug)]
-pub(crate) struct Port {
+pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
@@ -52,8 +56,8 @@ pub(crate) struct Port {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Ports {
-    all: Vec<Option<Port>>,
+struct PortTable {
+    all: Vec<Option<KnownPort>>,
     by_ifindex: HashMap<u32, PortId>,
 }
 
@@ -94,7 +98,7 @@ impl FromIterator<IpAddr> for LastBytes {
 pub(crate) struct Tables {
     /// The kernel's tables.
     pub(crate) state: NetState,
-    ports: Arc<Ports>,
+    ports: Arc<PortTable>,
     /// The port that every way leads through, if the host routes what the engine sends.
     hop: Option<PortId>,
     /// Where the kernel's tables say the same.
@@ -150,7 +154,7 @@ impl Tables {
         self.answered = self.own.iter().copied().collect();
     }
 
-    pub(crate) fn set_port(&mut self, port: PortId, properties: Port) {
+    pub(crate) fn set_port(&mut self, port: PortId, properties: KnownPort) {
         let ports = Arc::make_mut(&mut self.ports);
         if ports.all.len() <= port.index() {
             ports.all.resize(port.index() + 1, None);
@@ -159,7 +163,7 @@ impl Tables {
         ports.all[port.index()] = Some(properties);
     }
 
-    pub(crate) fn remove_port(&mut self, port: PortId) -> Option<Port> {
+    pub(crate) fn remove_port(&mut self, port: PortId) -> Option<KnownPort> {
         let ports = Arc::make_mut(&mut self.ports);
         let gone = ports.all.get_mut(port.index()).and_then(Option::take)?;
         ports.by_ifindex.remove(&gone.ifindex);
@@ -177,12 +181,12 @@ impl Tables {
         self.hop.is_some()
     }
 
-    pub(crate) fn port(&self, port: PortId) -> Option<&Port> {
+    pub(crate) fn port(&self, port: PortId) -> Option<&KnownPort> {
         self.ports.all.get(port.index())?.as_ref()
     }
 
     /// The interfaces in use, with their ports; not those of the host's device.
-    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &Port)> {
+    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &KnownPort)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
         ports.filter(|(port, _)| *port != PortId::HOST && self.hop != Some(*port))
@@ -284,7 +288,13 @@ impl Host for View {
     }
 
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
-        local_nodes::ports(addr, self.tables.state.is_local(addr))
+        if !self.tables.state.is_local(addr) {
+            return LocalAddress::new(addr);
+        }
+        local_nodes::ports(
+            addr,
+            *self.ephemeral.get_or_init(local_nodes::ephemeral_ports),
+        )
     }
 }
 

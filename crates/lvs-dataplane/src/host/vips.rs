@@ -13,7 +13,7 @@ use lvs_core::Instant;
 use tracing::{debug, error, info, warn};
 
 use super::listener::Answers;
-use super::view::{Port, Tables};
+use super::view::{KnownPort, Tables};
 use crate::packet::mld::{self, MembershipChange};
 use crate::packet::net::PortId;
 use crate::packet::wire::Mac;
@@ -99,14 +99,14 @@ impl Vips {
     }
 
     /// An interface is new: own addresses are asked for there, too.
-    pub(super) fn interface_added(&self, port: &Port) {
+    pub(super) fn interface_added(&self, port: &KnownPort) {
         for &addr in self.own.keys() {
             self.listen(port, addr, true);
         }
     }
 
     /// Has an interface take in the questions who has an own address, or no longer. Those of IPv4 are broadcast.
-    fn listen(&self, port: &Port, addr: IpAddr, member: bool) {
+    fn listen(&self, port: &KnownPort, addr: IpAddr, member: bool) {
         let (Some(socket), IpAddr::V6(addr)) = (&self.socket, addr) else {
             return;
         };
@@ -271,7 +271,7 @@ impl Vips {
     fn report(
         &self,
         id: PortId,
-        port: &Port,
+        port: &KnownPort,
         groups: &[Ipv6Addr],
         change: MembershipChange,
         v1: bool,
@@ -293,7 +293,7 @@ impl Vips {
         }
     }
 
-    fn send(&self, port: &Port, frame: &[u8]) {
+    fn send(&self, port: &KnownPort, frame: &[u8]) {
         let Some(socket) = &self.socket else { return };
         if port.info.ethernet
             && let Err(error) = socket.send_to(port.ifindex, frame)

@@ -30,7 +30,7 @@ use lvs_core::{Control, Counts, Instant};
 
 use self::layout::{COUNT_WORDS, HOP_WORDS, SHARE_WORDS, TOLD_BYTES, conf};
 use crate::packet::wire::Mac;
-use crate::sys::{self, PerCpuArray, Program, ProgramKind, SharedArray, TcLink};
+use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, TcLink};
 
 /// The programs, compiled.
 const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
@@ -218,6 +218,40 @@ impl InKernel {
     /// # Errors
     /// [`InKernelError`]; then nothing is left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, InKernelError> {
+        let this = Self::open_with(layout, |code| code)?;
+        this.set_clock(now);
+        Ok(this)
+    }
+
+    /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told by
+    /// [`set_virtual_time`](Self::set_virtual_time).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
+        Self::open_with(layout, |mut code| {
+            for instruction in &mut code {
+                // call bpf_ktime_get_ns: r0 = 0 instead.
+                if (instruction.code, instruction.immediate) == (0x85, 5) {
+                    (instruction.code, instruction.immediate) = (0xb7, 0);
+                }
+            }
+            code
+        })
+    }
+
+    /// It is `now`.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn set_virtual_time(&self, now: Instant) {
+        self.set(conf::BASE, now.as_nanos().wrapping_neg());
+        self.set(conf::ALIVE, u64::MAX);
+    }
+
+    fn open_with(
+        layout: Layout,
+        change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
+    ) -> Result<Self, InKernelError> {
         let processors = processors();
         let arrays = Arrays::new(&layout, processors)?;
         let told = PerCpuArray::new("lvs_told", TOLD_BYTES, 1).map_err(step("make memory"))?;
@@ -232,7 +266,7 @@ impl InKernel {
         let load = |section, kind, name| {
             let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
             let code = code.ok_or(InKernelError::Object)?;
-            Program::load(kind, name, &code).map_err(step("load a program"))
+            Program::load(kind, name, &change(code)).map_err(step("load a program"))
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
@@ -257,7 +291,6 @@ impl InKernel {
         this.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
         this.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
         this.set(conf::SERVERS, SERVERS.into());
-        this.set_clock(now);
         this.set(conf::EPOCH, 1);
         Ok(this)
     }

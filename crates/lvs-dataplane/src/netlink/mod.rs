@@ -153,6 +153,7 @@ impl Netlink {
                     addresses: true,
                     routes: true,
                     neighbours: fresh.differing_neighbours(state),
+                    moved: true,
                     steering: true,
                     resynchronised: true,
                 };

@@ -171,6 +171,8 @@ pub struct Changes {
     pub routes: bool,
     /// These neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
+    /// One of them has another link-layer address, or has none any more.
+    pub moved: bool,
     /// Something of what leads packets to a TUN device was deleted, by whomever.
     pub steering: bool,
     /// Events were lost, and everything was read anew.
@@ -511,6 +513,7 @@ impl NetState {
         self.neighbours.retain(|key, _| {
             let gone = key.0 == index;
             if gone {
+                changes.moved = true;
                 changes.neighbours.push(*key);
             }
             !gone
@@ -650,7 +653,10 @@ impl NetState {
             state: u16_at(payload, 8)?,
         };
         let neighbour = new.then_some(neighbour);
-        if self.neighbours.get(&key).copied() != neighbour {
+        let before = self.neighbours.get(&key).copied();
+        if before != neighbour {
+            let usable = |known: Option<Neighbour>| known.and_then(|known| known.usable());
+            changes.moved |= usable(before) != usable(neighbour);
             match neighbour {
                 Some(neighbour) => self.neighbours.insert(key, neighbour),
                 None => self.neighbours.remove(&key),

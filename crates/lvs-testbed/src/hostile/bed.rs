@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use lvs_core::{Director, Forwarding, Instant, Options, Tunnel};
+use lvs_core::{Control, Director, Forwarding, Instant, Options, Tunnel};
+use lvs_dataplane::in_kernel::InKernelError;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment;
 use lvs_dataplane::packet::frame::{Frame, Offload};
@@ -19,11 +20,23 @@ use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
 use super::oracle::{self, Health, Parts};
 use super::packet;
+use super::programs::{Noting, Programs};
 use super::scene::Scene;
 
 const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);
 const HOST: PortId = PortId(2);
+
+/// How much the clock moves with every frame.
+const STEP: Duration = Duration::from_micros(50);
+
+fn options(entropy: &mut Entropy<'_>) -> Options {
+    Options {
+        max_connections: entropy.pick(&[1024, 8192, 64]),
+        seed: entropy.u64(),
+        ..Options::default()
+    }
+}
 
 /// What a storm has shown.
 #[derive(Clone, Debug, Default)]
@@ -161,6 +174,10 @@ pub struct Bed {
     asked: Vec<(PortId, IpAddr)>,
     present: Vec<bool>,
     last: Option<(PortId, Frame)>,
+    /// The programs of the path in the kernel, which see each frame first.
+    programs: Option<Programs>,
+    /// What has left, while it is to be compared.
+    left: Option<Vec<(PortId, Frame)>>,
     summary: Summary,
 }
 
@@ -170,12 +187,32 @@ impl Bed {
     /// # Panics
     /// If the director does not take the scene's services and servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
+        Self::with(scene, entropy, None)
+    }
+
+    /// As [`new`](Self::new), with the programs of the path in the kernel in front.
+    ///
+    /// # Errors
+    /// If the kernel does not take them.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn in_kernel(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, InKernelError> {
+        // What the table will look like is known when all choices before it are made.
+        let mut before = entropy.clone();
+        drop(table(scene, &mut before));
+        let control = Control::new(options(&mut before));
+        let programs = Programs::new(control.layout())?;
+        Ok(Self::with(scene, entropy, Some(programs)))
+    }
+
+    fn with(scene: &Scene, entropy: &mut Entropy<'_>, programs: Option<Programs>) -> Self {
         let net = table(scene, entropy);
-        let mut director = Director::new(Options {
-            max_connections: entropy.pick(&[1024, 8192, 64]),
-            seed: entropy.u64(),
-            ..Options::default()
-        });
+        let options = options(entropy);
+        let mut director = match &programs {
+            None => Director::new(options),
+            Some(programs) => Director::new_in(options, |_| programs.memory()),
+        };
         director.advance(Instant::ZERO);
         let control = &mut director.control;
         let local = scene
@@ -204,6 +241,8 @@ impl Bed {
             asked: Vec::new(),
             present: vec![false; scene.servers.len()],
             last: None,
+            programs,
+            left: None,
             summary: Summary::default(),
         };
         for number in 0..scene.servers.len() {
@@ -222,6 +261,54 @@ impl Bed {
     /// # Panics
     /// If something that must hold does not.
     pub fn act(&mut self, act: Act) {
+        let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
+        if change && let Some(programs) = &self.programs {
+            programs.fold(&mut self.director.control);
+        }
+        self.do_act(act);
+        if change && let Some(programs) = &self.programs {
+            programs.changed();
+        }
+    }
+
+    /// As [`act`](Self::act); gives what has left because of it.
+    ///
+    /// # Panics
+    /// As [`act`](Self::act).
+    pub fn act_and_tell(&mut self, act: Act) -> Vec<(PortId, Frame)> {
+        self.left = Some(Vec::new());
+        self.act(act);
+        self.left.take().unwrap_or_default()
+    }
+
+    /// Packets that the programs of the path in the kernel have forwarded.
+    pub fn forwarded(&self) -> u64 {
+        self.programs
+            .as_ref()
+            .map_or(0, |programs| programs.forwarded)
+    }
+
+    /// What is listed: connections in order, and the counters of everything, of services and servers.
+    pub fn tell(&mut self) -> Vec<String> {
+        if let Some(programs) = &self.programs {
+            programs.fold(&mut self.director.control);
+        }
+        let all = self.director.shard.connections_from(0, self.now);
+        let mut told: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
+        told.sort();
+        let control = &self.director.control;
+        told.push(format!("{:?}", control.total_stats().live));
+        for service in control.services() {
+            told.push(format!("{} {:?}", service.key(), service.stats().live));
+            for server in service.servers() {
+                let stats = control.server_stats(server.id()).unwrap_or_default();
+                told.push(format!("{} {:?}", server.addr(), stats.live));
+            }
+        }
+        told
+    }
+
+    fn do_act(&mut self, act: Act) {
         match act {
             Act::Send(shots) => {
                 for shot in shots {
@@ -412,6 +499,22 @@ impl Bed {
             Side::Servers => SERVERS,
             Side::Host => HOST,
         };
+        if let Some(programs) = &mut self.programs
+            && from != Side::Host
+        {
+            let now = self.now + STEP;
+            if self.director.next_wakeup().is_some_and(|at| at <= now) {
+                self.director.advance(now);
+            }
+            if let Some(sent) = programs.pass(port, frame, &self.director.control, now) {
+                self.now = now;
+                self.last = Some(sent.clone());
+                self.left
+                    .iter_mut()
+                    .for_each(|left| left.push(sent.clone()));
+                return vec![sent];
+            }
+        }
         // Whatever an earlier frame has left in it.
         if self.slot.tailroom() + self.slot.len() < lvs_dataplane::packet::frame::MAX_FRAME {
             self.slot = Frame::new();
@@ -426,11 +529,20 @@ impl Bed {
             pmtu_disc: self.director.control.sysctls().pmtu_disc,
         };
         // The clock moves a little with every frame.
-        self.now = self.now + Duration::from_micros(50);
+        self.now = self.now + STEP;
         let slots = std::slice::from_mut(&mut self.slot);
-        let decide = &mut self.director;
-        self.pipeline
-            .process(port, slots, &env, decide, self.now, &mut self.output);
+        if let Some(programs) = &mut self.programs {
+            let mut decide = Noting::new(&mut self.director);
+            self.pipeline
+                .process(port, slots, &env, &mut decide, self.now, &mut self.output);
+            if let Some(conn) = decide.forwarded {
+                programs.publish(conn, &mut self.director, &self.net, self.now);
+            }
+        } else {
+            let decide = &mut self.director;
+            self.pipeline
+                .process(port, slots, &env, decide, self.now, &mut self.output);
+        }
         let after = &self.pipeline.counters;
         let whole = after.reassembled - before.reassembled;
         assert_eq!(after.received - before.received, 1);
@@ -475,6 +587,9 @@ impl Bed {
         if let Some(last) = sent.last() {
             self.last = Some(last.clone());
         }
+        self.left
+            .iter_mut()
+            .for_each(|left| left.extend_from_slice(&sent));
         sent
     }
 

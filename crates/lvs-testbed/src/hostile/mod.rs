@@ -15,14 +15,17 @@ mod entropy;
 mod generator;
 pub mod oracle;
 pub mod packet;
+mod programs;
 mod scene;
 mod shoot;
+mod twins;
 
 pub use bed::{Bed, Summary};
 pub use entropy::Entropy;
 pub use generator::{Act, Generator, Shot, Side};
 pub use scene::{Method, Scene};
 pub use shoot::{ShootOptions, shoot};
+pub use twins::twins;
 
 /// Frames that one director sees before another one with other settings takes its place.
 const WATCH: u64 = 5000;

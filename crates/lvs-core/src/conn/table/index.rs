@@ -70,7 +70,7 @@ impl Index {
         true
     }
 
-    /// Puts `new` in the place of `old`, which has the same hash.
+    /// Replaces `old` by `new`, which has the same hash.
     pub(crate) fn replace(&mut self, hash: u64, old: u32, new: u32) {
         if let Some(place) = self.place_of(hash, old) {
             self.places[place] = tagged(hash, new);

@@ -53,9 +53,7 @@ pub use self::find::Ahead;
 use self::memory::{Layout, Memory};
 use self::overflow::{Overflow, Side};
 pub(crate) use self::slot::Entry;
-use self::slot::{
-    Line, UNARMED, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity,
-};
+use self::slot::{Line, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity};
 use self::sparse::Sparse;
 pub(crate) use self::wheel::tick_of;
 use self::wheel::{Entries, Wheel};
@@ -65,6 +63,9 @@ use crate::{Instant, Protocol};
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
+
+/// Entries that end in one go, where that is all the same to them.
+const PORTION: usize = 128;
 
 /// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the overflow.
 #[derive(Debug)]
@@ -284,8 +285,7 @@ impl ConnTable {
             (Some(slot), Some(buckets)) => {
                 let handle = u32::try_from(slot).ok()?;
                 let entry = self.slots.entry(handle);
-                entry.set_armed(UNARMED);
-                entry.write(draft);
+                entry.fill(draft);
                 self.occupy(handle, buckets.tag);
                 handle
             }
@@ -300,10 +300,9 @@ impl ConnTable {
         let slot = self.overflow.take()?;
         let handle = self.slots.overflow + slot;
         let entry = self.slots.entry(handle);
-        entry.set_armed(UNARMED);
         self.overflow.sequence += 1;
         entry.set_sequence(self.overflow.sequence);
-        entry.write(draft);
+        entry.fill(draft);
         if self.enter(handle, Side::BOTH) {
             self.move_home(handle, true);
             return Some(handle);
@@ -424,7 +423,14 @@ impl ConnTable {
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
-        self.wheel.take_due(&self.slots, now, budget, &mut due);
+        // Few enough that their slots are still in the caches when they end: not where that decides on who ends first, nor
+        // in the present tick, whose other entries stay and would be looked at again.
+        let few = self.controlled.is_empty() && self.wheel.tick() < tick_of(now);
+        let mut portion = if few { PORTION.min(*budget) } else { *budget };
+        *budget -= portion;
+        let (wheel, slots) = (&mut self.wheel, &self.slots);
+        wheel.take_due(slots, now, &mut portion, &mut due);
+        *budget += portion;
         // A controlled entry ends before the one that controls it.
         if due
             .iter()

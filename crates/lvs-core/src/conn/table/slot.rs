@@ -509,6 +509,15 @@ impl<'a> Entry<'a> {
 
     /// Writes everything but deadline and wheel; the first word last.
     pub(super) fn write(self, draft: &Draft) {
+        self.write_armed(draft, self.armed());
+    }
+
+    /// Writes a free slot: nothing of it is read, so that the processor does not wait for its line.
+    pub(super) fn fill(self, draft: &Draft) {
+        self.write_armed(draft, UNARMED);
+    }
+
+    fn write_armed(self, draft: &Draft, armed: u32) {
         let (key, server) = (&draft.key, draft.server_addr);
         let front = |n: usize, word: u64| self.front[n].store(word, Relaxed);
         let identity =
@@ -535,7 +544,7 @@ impl<'a> Entry<'a> {
             };
         self.set_hot(4, both(draft.timeout, draft.server));
         self.set_hot(5, both(draft.in_packets, draft.flags));
-        self.set_control(draft.control);
+        self.set_hot(6, both(draft.control, armed));
         let states = u64::from(draft.state.0) | u64::from(draft.old_state.0) << 8;
         self.set_hot(7, states | both(0, draft.mark));
         self.front[0].store(identity | draft.kinds(), Release);

@@ -17,6 +17,11 @@ impl<T> Default for Sparse<T> {
 }
 
 impl<T: Default> Sparse<T> {
+    /// Whether no handle ever had a value.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn get(&self, handle: u32) -> Option<&T> {
         let part = self.0.get(handle as usize / PART)?.as_ref()?;
         part.get(handle as usize % PART)

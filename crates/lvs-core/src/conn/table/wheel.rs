@@ -139,6 +139,11 @@ impl Wheel {
         }
     }
 
+    /// The tick being worked on.
+    pub(super) const fn tick(&self) -> u64 {
+        self.tick
+    }
+
     /// The next tick up to `limit` in which something may be due. Moves on over empty ticks, spreading at most `budget`
     /// records on the way; `None` if nothing is due up to `limit` or the budget is spent.
     pub(super) fn next_tick(

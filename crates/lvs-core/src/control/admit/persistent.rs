@@ -135,7 +135,7 @@ pub(crate) fn template_key(
     (key, false)
 }
 
-/// A mark in the place of a virtual address: in an IPv6 address, its first word.
+/// A mark instead of a virtual address: in an IPv6 address, its first word.
 fn mark_addr(mark: u32, v4: bool) -> SocketAddr {
     let addr = if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(mark))

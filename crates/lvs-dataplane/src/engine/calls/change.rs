@@ -80,3 +80,35 @@ impl Shared {
         Ok(warnings)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::api::{ServiceId, ServiceSpec};
+    use lvs_core::{Control, Family, Options, ServiceConfig};
+
+    use super::*;
+    use crate::engine::shared::HostSide;
+
+    #[test]
+    fn what_is_done_and_not_followed_is_a_success_with_a_warning() {
+        let side = Side::Host(HostSide::new(1).expect("descriptors"));
+        let shared = Shared::new(Control::new(Options::default()), side, false);
+        shared.keeper().expect("a host has one").close();
+        let service = ServiceId::Tcp {
+            address: ([192, 0, 2, 1], 80).into(),
+        };
+        let add = Call::ServiceAdd(ServiceSpec {
+            service,
+            config: ServiceConfig::new(Family::V4, "rr"),
+            owner: None,
+        });
+        let answer = shared.apply(vec![add.clone()], false).expect("it is done");
+        let done: Done = serde_json::from_value(answer).expect("it is that");
+        assert_eq!(done.warnings.len(), 1);
+        assert!(done.warnings[0].contains("keeper"), "{done:?}");
+        assert_eq!(shared.control().services().count(), 1);
+
+        let refusal = shared.apply(vec![add], false).expect_err("there is one");
+        assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
+    }
+}

@@ -20,9 +20,7 @@ use super::decider::Decider;
 use super::report::Report;
 use super::shared::{Shared, Side};
 use crate::control::server::Sink;
-use crate::host::local_nodes;
 use crate::mailbox::{Closing, Mailbox};
-use crate::netlink::Netlink;
 use crate::packet::frame::Frame;
 use crate::packet::intercept::Intercept;
 use crate::packet::net::PortId;
@@ -65,15 +63,11 @@ impl Host for NoHost<'_> {
     }
 
     fn mtu(&self, interface: &str) -> Option<u32> {
-        if self.virtual_time {
-            return self.net.mtu(interface);
-        }
-        let (_, state) = Netlink::open().ok()?;
-        Some(state.link_by_name(interface)?.mtu)
+        self.net.mtu(interface)
     }
 
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
-        local_nodes::ports(addr, false)
+        LocalAddress::new(addr)
     }
 }
 

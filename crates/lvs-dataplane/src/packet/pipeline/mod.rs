@@ -55,7 +55,7 @@ pub trait Decide {
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
 
-    /// Whether it is worth the while to read ahead what packets will need.
+    /// Whether it is worthwhile to read ahead what packets will need.
     fn is_cold(&self) -> bool {
         false
     }

@@ -396,7 +396,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether what stands in the place of the port is one number.
+/// Whether what stands where the port should is one number.
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())

@@ -1,0 +1,166 @@
+//! The programs of the path in the kernel in front of a packet path in memory.
+
+use std::fmt;
+
+use lvs_core::memory::{Layout, Memory};
+use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
+use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
+use lvs_dataplane::packet::frame::{Frame, Offload};
+use lvs_dataplane::packet::net::PortId;
+use lvs_dataplane::packet::pipeline::Decide;
+use lvs_dataplane::packet::testing::Table;
+use lvs_dataplane::packet::ways::{Way, Ways};
+
+use super::generator::MACS;
+
+/// The kernel tries programs out on frames of up to a page.
+const LONGEST: usize = 3000;
+/// The loopback interface, whose link-layer address is all zeros.
+const LOOPBACK: u32 = 1;
+/// `TC_ACT_REDIRECT`.
+const REDIRECTED: i32 = 7;
+
+/// The programs, and what they need.
+pub(super) struct Programs {
+    kernel: InKernel,
+    /// Of the director, when it was last seen.
+    generation: u32,
+    /// Packets that they have forwarded.
+    pub(super) forwarded: u64,
+}
+
+impl fmt::Debug for Programs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kernel.fmt(f)
+    }
+}
+
+impl Programs {
+    pub(super) fn new(layout: Layout) -> Result<Self, InKernelError> {
+        Ok(Self {
+            kernel: InKernel::open_in_virtual_time(layout)?,
+            generation: 0,
+            forwarded: 0,
+        })
+    }
+
+    /// For the director's table. Slots are used again at once, so that it is as full as another one's.
+    pub(super) fn memory(&self) -> Memory {
+        let memory = self.kernel.memory().expect("as long as the layout");
+        memory.quarantined(std::time::Duration::ZERO)
+    }
+
+    /// Something has changed.
+    pub(super) fn changed(&self) {
+        self.kernel.changed();
+    }
+
+    pub(super) fn fold(&self, control: &mut Control) {
+        self.kernel.fold(control);
+    }
+
+    /// What becomes of a frame; `None` if it is not for the programs.
+    pub(super) fn pass(
+        &mut self,
+        port: PortId,
+        frame: &Frame,
+        control: &Control,
+        now: Instant,
+    ) -> Option<(PortId, Frame)> {
+        // What is unfinished cannot be said here.
+        let bytes = frame.bytes();
+        if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
+            return None;
+        }
+        if control.generation() != self.generation {
+            self.generation = control.generation();
+            self.kernel.changed();
+        }
+        let mut bytes = bytes.to_vec();
+        if bytes[..6] == MACS[port.index()] {
+            bytes[..6].fill(0);
+        }
+        self.kernel.set_virtual_time(now);
+        let run = self.kernel.ingress().test_run(LOOPBACK, &bytes, 0);
+        let (verdict, out) = match run {
+            Ok(run) => run,
+            // It wants to see a whole IP header where the EtherType announces one.
+            Err(_) if bytes.len() < 14 + 40 => return None,
+            Err(error) => panic!("the kernel tries programs out: {error}"),
+        };
+        if verdict != REDIRECTED {
+            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            return None;
+        }
+        self.forwarded += 1;
+        let from = MACS.iter().position(|mac| out[6..12] == mac[..]);
+        let port = from.expect("it leaves by one of the ports");
+        Some((
+            PortId(u16::try_from(port).unwrap_or(0)),
+            Frame::from_bytes(&out),
+        ))
+    }
+
+    /// Publishes a connection, if that is possible.
+    pub(super) fn publish(
+        &mut self,
+        conn: ConnId,
+        director: &mut Director,
+        net: &Table,
+        now: Instant,
+    ) -> Option<()> {
+        let epoch = self.kernel.epoch();
+        if director.shard.is_behind() || !director.shard.is_ripe(conn, 1, epoch) {
+            return None;
+        }
+        let offer = director.shard.offer(conn)?;
+        let ways = Ways::of(&offer, net)?;
+        let hop = |way: Way| {
+            let out = WayOut {
+                ifindex: LOOPBACK,
+                mtu: way.mtu,
+                to: way.to,
+                from: way.from,
+            };
+            self.kernel.hop(out, now)
+        };
+        let server = hop(ways.server)?;
+        let client = match ways.client {
+            Some(way) => Some(hop(way)?),
+            None => None,
+        };
+        if self.kernel.set_server(offer.record, server, epoch) {
+            director.shard.publish(conn, epoch, client);
+        }
+        Some(())
+    }
+}
+
+/// A director, and the connection that it has forwarded a packet of.
+pub(super) struct Noting<'a> {
+    director: &'a mut Director,
+    pub(super) forwarded: Option<ConnId>,
+}
+
+impl<'a> Noting<'a> {
+    pub(super) const fn new(director: &'a mut Director) -> Self {
+        Self {
+            director,
+            forwarded: None,
+        }
+    }
+}
+
+impl Decide for Noting<'_> {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        let verdict = self.director.handle_packet(meta, now);
+        if let Verdict::Forward(forward) = &verdict {
+            self.forwarded = forward.conn;
+        }
+        verdict
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.director.handle_icmp_error(error, now)
+    }
+}

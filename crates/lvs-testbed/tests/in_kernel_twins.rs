@@ -1,0 +1,46 @@
+//! The programs of the path in the kernel against the packet path: the same frames, honest and hostile, go through one with and one without
+//! them, and the same frames leave, with the same connections, states, deadlines and counters. `make twins` takes 1,000,000 frames.
+
+use lvs_dataplane::in_kernel::InKernelError;
+use lvs_testbed::hostile::{Method, twins};
+
+fn same(names: &[&str], seed: u64) {
+    let frames = std::env::var("LVS_TWINS_FRAMES").ok();
+    let frames = frames.and_then(|frames| frames.parse().ok());
+    let frames: u64 = frames.unwrap_or(60_000);
+    for name in names {
+        let method = Method::named(name).expect("a method");
+        match twins(method, seed, frames) {
+            Ok(forwarded) => {
+                println!("{name}: {forwarded} of {frames} frames were forwarded by the programs");
+                assert!(forwarded > frames / 20, "{forwarded} of {frames}");
+            }
+            // Without BPF there is nothing to compare.
+            Err(InKernelError::Permission(_)) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn nat() {
+    same(&["nat4", "nat6"], 1);
+}
+
+#[test]
+fn direct_routing() {
+    same(&["dr4", "dr6"], 2);
+}
+
+/// Of these the programs forward nothing, and change nothing.
+#[test]
+fn tunnels_are_left_alone() {
+    for name in ["ipip-4in4", "gue-6in6"] {
+        let method = Method::named(name).expect("a method");
+        match twins(method, 3, 5000) {
+            Ok(forwarded) => assert_eq!(forwarded, 0),
+            Err(InKernelError::Permission(_)) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
