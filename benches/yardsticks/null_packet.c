@@ -1,7 +1,7 @@
 // null_packet: a forwarder that does nothing but forward, on packet sockets, both ways, with the virtio_net_hdr that carries
 // aggregates of 64 KiB and unfinished checksums. It writes link-layer addresses and looks at nothing.
 //
-// null_packet -a IF -b IF -r v3|mmsg (how it receives) -x mmsg|ring (how it sends)
+// null_packet -a IF -b IF -r v2|v3|mmsg (how it receives) -x mmsg|ring (how it sends)
 //             -A, -B the addresses of IF a and b; -P, -Q those of the neighbours there
 #include "yardstick.h"
 
@@ -12,6 +12,12 @@ enum {
     // Not a power of two: the first lines of all slots would share a few places of the cache.
     SLOT = 17 * 4096,
     SLOTS = 256,
+    // Of the V2 receive ring, as ours: an odd number of cache lines, and as many slots as fill whole pages in a block.
+    V2_SLOT = 27 * 64,
+    V2_BLOCK = 64 * V2_SLOT,
+    V2_BLOCKS = 128,
+    V2_SLOTS = 64 * V2_BLOCKS,
+    V2_RESERVE = 62,
 };
 
 struct way {
@@ -29,7 +35,7 @@ struct way {
     uint64_t forwarded, refused;
 };
 
-static int by_v3 = 1, by_ring;
+static int by_v3 = 1, by_v2, by_ring;
 
 static int packet_socket(void) {
     int fd = socket(AF_PACKET, SOCK_RAW, 0), one = 1;
@@ -70,6 +76,16 @@ static void set_up(struct way *w, const char *in, const char *out, const char *o
             setsockopt(w->in, SOL_PACKET, PACKET_RX_RING, &request, sizeof request))
             DIE("receive ring");
         w->ring = map(w->in, (size_t)BLOCK * BLOCKS);
+    } else if (by_v2) {
+        // What is longer than a slot would wait in the socket's queue: no case of the bench sends such frames by this way.
+        struct tpacket_req request = {
+            .tp_block_size = V2_BLOCK, .tp_block_nr = V2_BLOCKS, .tp_frame_size = V2_SLOT, .tp_frame_nr = V2_SLOTS};
+        int reserve = V2_RESERVE;
+        if (setsockopt(w->in, SOL_PACKET, PACKET_VERSION, &v2, sizeof v2) ||
+            setsockopt(w->in, SOL_PACKET, PACKET_RESERVE, &reserve, sizeof reserve) ||
+            setsockopt(w->in, SOL_PACKET, PACKET_RX_RING, &request, sizeof request))
+            DIE("receive ring");
+        w->ring = map(w->in, (size_t)V2_BLOCK * V2_BLOCKS);
     } else {
         setsockopt(w->in, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room);
         w->buffers = map(-1, (size_t)SLOT * BATCH);
@@ -150,6 +166,24 @@ static unsigned receive_v3(struct way *w) {
     return frames;
 }
 
+static unsigned receive_v2(struct way *w) {
+    struct tpacket2_hdr *taken[BATCH];
+    unsigned frames = 0;
+    for (; frames < BATCH; frames++) {
+        struct tpacket2_hdr *frame = (void *)(w->ring + (size_t)w->block * V2_SLOT);
+        if (!(__atomic_load_n(&frame->tp_status, __ATOMIC_ACQUIRE) & TP_STATUS_USER))
+            break;
+        forward(w, (uint8_t *)frame + frame->tp_mac - VNET, frame->tp_snaplen + VNET);
+        taken[frames] = frame;
+        w->block = (w->block + 1) % V2_SLOTS;
+    }
+    if (frames)
+        flush(w);
+    for (unsigned i = 0; i < frames; i++)
+        __atomic_store_n(&taken[i]->tp_status, TP_STATUS_KERNEL, __ATOMIC_RELEASE);
+    return frames;
+}
+
 static unsigned receive_mmsg(struct way *w) {
     struct iovec vectors[BATCH];
     struct mmsghdr messages[BATCH] = {0};
@@ -173,7 +207,7 @@ int main(int count, char **arguments) {
         switch (option) {
         case 'a': a = optarg; break;
         case 'b': b = optarg; break;
-        case 'r': by_v3 = !strcmp(optarg, "v3"); break;
+        case 'r': by_v3 = !strcmp(optarg, "v3"), by_v2 = !strcmp(optarg, "v2"); break;
         case 'x': by_ring = !strcmp(optarg, "ring"); break;
         case 'A': macs[0] = optarg; break;
         case 'B': macs[1] = optarg; break;
@@ -196,7 +230,7 @@ int main(int count, char **arguments) {
     while (!stopping) {
         unsigned frames = 0;
         for (int i = 0; i < 2; i++)
-            frames += by_v3 ? receive_v3(&ways[i]) : receive_mmsg(&ways[i]);
+            frames += by_v3 ? receive_v3(&ways[i]) : by_v2 ? receive_v2(&ways[i]) : receive_mmsg(&ways[i]);
         if (!frames)
             poll(waits, 2, -1);
     }

@@ -314,6 +314,7 @@ impl Bed {
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_engine("af_packet", method),
             Contender::Tun => self.start_engine("tun", Method::Nat),
+            Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
             Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
             Contender::NullV3Ring => self.start_null(yardsticks, "v3", "ring"),
             Contender::NullMmsg => self.start_null(yardsticks, "mmsg", "mmsg"),

@@ -31,6 +31,8 @@ pub(super) enum Contender {
     AfPacket(Method),
     /// This project's engine, on a TUN device, NAT.
     Tun,
+    /// Does nothing: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
+    NullV2Send,
     /// Does nothing: `TPACKET_V3` ring in, `sendmmsg` out.
     NullV3Send,
     /// Does nothing: `TPACKET_V3` ring in, `TPACKET_V2` ring out.
@@ -61,6 +63,7 @@ impl Contender {
             Self::AfPacket(Method::Dr) => "ours-dr",
             Self::AfPacket(Method::Tunnel) => "ours-tunnel",
             Self::Tun => "ours-tun",
+            Self::NullV2Send => "null-v2-sendmmsg",
             Self::NullV3Send => "null-v3-sendmmsg",
             Self::NullV3Ring => "null-v3-ring",
             Self::NullMmsg => "null-recvmmsg",
@@ -93,7 +96,7 @@ impl Contender {
     pub(super) fn is_null_packet(self) -> bool {
         matches!(
             self,
-            Self::NullV3Send | Self::NullV3Ring | Self::NullMmsg | Self::Testpmd
+            Self::NullV2Send | Self::NullV3Send | Self::NullV3Ring | Self::NullMmsg | Self::Testpmd
         )
     }
 

@@ -6,7 +6,8 @@ use super::rows::{Against, Bound, Group, Job, Memory, Row, Work};
 use super::tcp::{Percentile, Tcp};
 
 const NAT: Contender = Contender::AfPacket(Method::Nat);
-const NULLS: [Contender; 3] = [
+const NULLS: [Contender; 4] = [
+    Contender::NullV2Send,
     Contender::NullV3Send,
     Contender::NullV3Ring,
     Contender::NullMmsg,

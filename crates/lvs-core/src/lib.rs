@@ -77,7 +77,7 @@ pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
-    Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Offer, Reset, Shard,
+    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Offer, Reset, Shard,
     helper_ports, worker_of,
 };
 pub use stats::{Counts, Stats};

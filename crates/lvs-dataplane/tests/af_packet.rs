@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -26,6 +27,10 @@ fn open(name: &str) -> AfPacket {
     AfPacket::open(sys::if_index(name).unwrap(), name).unwrap()
 }
 
+fn open_without_ring(name: &str) -> AfPacket {
+    AfPacket::open_without_ring(sys::if_index(name).unwrap(), name).unwrap()
+}
+
 /// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out on the other.
 struct Wire {
     stop: Arc<AtomicBool>,
@@ -34,11 +39,11 @@ struct Wire {
 }
 
 impl Wire {
-    fn new(host: &Host) -> Self {
+    fn new(host: &Host, open: fn(&str) -> AfPacket) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let longest = Arc::new(AtomicUsize::new(0));
         let (stopped, longest_seen) = (Arc::clone(&stop), Arc::clone(&longest));
-        let (mut a, mut b) = host.run(|| (open("wa"), open("wb")));
+        let (mut a, mut b) = host.run(move || (open("wa"), open("wb")));
         let thread = thread::spawn(move || {
             let mut batch = frames();
             let mut poller = Poller::new();
@@ -87,6 +92,15 @@ fn hosts() -> (Host, Host, Host) {
 
 #[test]
 fn aggregates_pass_whole_and_arrive_right() {
+    aggregates_pass(open);
+}
+
+#[test]
+fn aggregates_pass_whole_and_arrive_right_without_a_ring() {
+    aggregates_pass(open_without_ring);
+}
+
+fn aggregates_pass(open: fn(&str) -> AfPacket) {
     const LEN: usize = 256 << 20;
     let (left, middle, right) = hosts();
     // The far device cannot segment or checksum: the kernel has to do it when we send there.
@@ -94,7 +108,7 @@ fn aggregates_pass_whole_and_arrive_right() {
         if !offload {
             middle.sh("ethtool -K wb tx off tso off gso off");
         }
-        let wire = Wire::new(&middle);
+        let wire = Wire::new(&middle, open);
         let listener = right.run(|| TcpListener::bind("10.0.0.2:5000").unwrap());
         let receiver = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -145,8 +159,13 @@ fn pattern(position: usize) -> u8 {
 
 #[test]
 fn an_idle_round_trip() {
+    idle_round_trip(open);
+    idle_round_trip(open_without_ring);
+}
+
+fn idle_round_trip(open: fn(&str) -> AfPacket) {
     let (left, middle, right) = hosts();
-    let wire = Wire::new(&middle);
+    let wire = Wire::new(&middle, open);
     let server = right.run(|| UdpSocket::bind("10.0.0.2:7").unwrap());
     thread::spawn(move || {
         let mut buf = [0; 64];
@@ -177,10 +196,179 @@ fn an_idle_round_trip() {
     wire.end();
 }
 
+/// A frame of a group that is nobody's, numbered, so long.
+fn numbered(number: u32, len: usize) -> Frame {
+    let mut bytes = vec![0; len];
+    bytes[..6].copy_from_slice(&[0x33, 0x33, 0x0a, 0, 0, 1]);
+    bytes[6..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 0x88, 0xb5]);
+    bytes[14..18].copy_from_slice(&number.to_be_bytes());
+    for (at, byte) in bytes[18..].iter_mut().enumerate() {
+        *byte = pattern(at + number as usize);
+    }
+    Frame::from_bytes(&bytes)
+}
+
+/// The number of such a frame, if it is one, and whether it is as it was made.
+fn number_of(frame: &Frame) -> Option<(u32, bool)> {
+    let bytes = frame.bytes();
+    let number = u32::from_be_bytes(bytes.get(14..18)?.try_into().unwrap());
+    (bytes[12..14] == [0x88, 0xb5]).then(|| {
+        let whole = numbered(number, bytes.len()).bytes() == bytes;
+        (number, whole)
+    })
+}
+
+#[test]
+fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
+    const ALL: u32 = 30_000;
+    let (left, middle, _right) = hosts();
+    left.ip("link set wl mtu 9000");
+    middle.ip("link set wa mtu 9000");
+    for open in [open as fn(&str) -> AfPacket, open_without_ring] {
+        let mut receiver = middle.run(move || open("wa"));
+        let mut sender = left.run(|| open_without_ring("wl"));
+        let mut batch = frames();
+        let (mut sent, mut expected) = (0, 0);
+        let end = Instant::now() + Duration::from_secs(60);
+        while expected < ALL {
+            assert!(Instant::now() < end, "{expected} of {ALL} frames came");
+            let mut some: Vec<_> = (sent..ALL.min(sent + 64))
+                .map(|number| {
+                    // Those just as long as a slot takes are among them.
+                    let len = match number % 7 {
+                        0..4 => 60 + number as usize % 1400,
+                        4 => 1500 + number as usize % 200,
+                        _ => 1600 + number as usize % 7000,
+                    };
+                    numbered(number, len)
+                })
+                .collect();
+            sent += u32::try_from(some.len()).unwrap();
+            assert_eq!(sender.send(&mut some), 0);
+            loop {
+                let count = receiver.recv(&mut batch).unwrap();
+                for frame in &batch[..count] {
+                    let Some((number, whole)) = number_of(frame) else {
+                        continue;
+                    };
+                    assert_eq!((number, whole), (expected, true));
+                    expected += 1;
+                }
+                // What was sent may be on its way still.
+                if sent == expected || (count == 0 && sent < expected + 2000) {
+                    break;
+                }
+            }
+        }
+        assert_eq!(receiver.drops(), 0);
+        assert_eq!(receiver.counters(), Default::default());
+    }
+}
+
+#[test]
+fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
+    let (left, middle, _right) = hosts();
+    let mut receiver = middle.run(move || open("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    let mut send = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            let len = if number % 100 == 99 { 1500 } else { 60 };
+            assert_eq!(sender.send(&mut [numbered(number, len)]), 0);
+        }
+    };
+    let next = |receiver: &mut AfPacket, batch: &mut [Frame]| {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let count = receiver.recv(batch).unwrap();
+            let found = batch[..count].iter().filter_map(number_of);
+            let found: Vec<_> = found.inspect(|(_, whole)| assert!(whole)).collect();
+            if !found.is_empty() {
+                return found;
+            }
+            assert!(Instant::now() < end, "nothing comes");
+        }
+    };
+    let mut kept = frames();
+    send(0..64);
+    let first = next(&mut receiver, &mut kept[..32]);
+    assert_eq!(first[0].0, 0);
+    assert!(kept[0].slot().is_some(), "it is in the ring");
+    // More than the ring has slots, while some of the first are still lent.
+    const FLOOD: u32 = 20_000;
+    send(64..FLOOD);
+    let mut batch = frames();
+    let mut last = u32::try_from(first.len()).unwrap() - 1;
+    let mut came = last + 1;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while came < 8000 {
+        assert!(Instant::now() < deadline, "{came} came");
+        for (number, _) in next(&mut receiver, &mut batch) {
+            assert!(number > last, "{number} after {last}");
+            (last, came) = (number, came + 1);
+        }
+    }
+    let lost = receiver.drops();
+    assert!(lost > 5000, "{came} came, {lost} were lost");
+    let still: Vec<_> = kept[..first.len()].iter().filter_map(number_of).collect();
+    assert_eq!(still, first, "nobody wrote into them");
+    drop(kept);
+    while receiver.recv(&mut batch).unwrap() > 0 {}
+    drop(batch);
+    let mut batch = frames();
+    // The ring goes on where it was, and round.
+    for start in (FLOOD..FLOOD + 20_000).step_by(50) {
+        send(start..start + 50);
+        let mut came = start;
+        while came < start + 50 {
+            for (number, _) in next(&mut receiver, &mut batch) {
+                assert_eq!(number, came);
+                came += 1;
+            }
+        }
+    }
+    assert_eq!(receiver.drops(), lost);
+}
+
+#[test]
+fn a_socket_that_cannot_have_a_ring_receives_without() {
+    const PACKET_VNET_HDR: i32 = 15;
+    let (left, middle, _right) = hosts();
+    let mut sender = left.run(|| open_without_ring("wl"));
+    for (slots, len) in [
+        (0, 1728),
+        (8, 0),
+        (8, 24),
+        (usize::MAX, 1728),
+        (1 << 30, 1 << 16),
+    ] {
+        let socket = middle.run(move || {
+            let socket = sys::PacketSocket::new().unwrap();
+            socket.set_packet_option(PACKET_VNET_HDR, 1).unwrap();
+            let ring = sys::PacketRing::new(&socket, slots, len, 0);
+            assert!(ring.is_err(), "{slots} slots of {len} bytes: {ring:?}");
+            socket.bind(sys::if_index("wa").unwrap()).unwrap();
+            socket
+        });
+        assert_eq!(sender.send(&mut [numbered(1, 60)]), 0);
+        let mut poller = Poller::new();
+        poller.add(socket.as_fd());
+        poller.wait(Some(Duration::from_secs(5))).unwrap();
+        let mut batch = sys::MessageBatch::new(1);
+        let mut buffer = [0; 2048];
+        let buffers = [&mut buffer[..]].into_iter();
+        assert_eq!(batch.receive(socket.as_fd(), buffers).unwrap(), 1);
+    }
+}
+
 #[test]
 fn an_interface_goes_down_and_goes_away() {
+    down_and_away(open);
+    down_and_away(open_without_ring);
+}
+
+fn down_and_away(open: fn(&str) -> AfPacket) {
     let (left, middle, _right) = hosts();
-    let mut packets = middle.run(|| open("wa"));
+    let mut packets = middle.run(move || open("wa"));
     let mut batch = frames();
     let mut until = |packets: &mut AfPacket, kind: ErrorKind| {
         let end = Instant::now() + Duration::from_secs(5);
@@ -218,7 +406,7 @@ fn an_interface_goes_down_and_goes_away() {
     assert_eq!(packets.send(&mut one), 1);
     // A new one of this name is opened anew.
     left.veth("wl", &middle, "wa");
-    middle.run(|| open("wa"));
+    middle.run(move || open("wa"));
     let gone = middle.run(|| AfPacket::open(9999, "ghost"));
     assert!(
         matches!(gone, Err(OpenError::NoInterface { .. })),

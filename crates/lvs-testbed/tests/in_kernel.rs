@@ -213,10 +213,7 @@ fn a_capture_sees_everything() -> Result<()> {
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 50);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
     let file = site.testbed.dir().join("capture.pcapng");
-    site.lvsadm(&format!(
-        "capture tcp port 80 -c 300 -w {}",
-        file.display()
-    ))?;
+    site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
     // A link of 20 MB/s has so many in a moment; beside the kernel there would be next to none.
     ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
     let before = shares(&site)?;

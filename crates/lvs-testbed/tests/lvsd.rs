@@ -446,3 +446,208 @@ fn probes_leave_no_time_wait() -> Result<()> {
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
 }
+
+fn lvsd(site: &Site, words: &str) -> Result<String> {
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let program = programs::find("lvsd")?;
+    site.director.sh(&format!(
+        "{} --config {path} {words} 2>&1",
+        program.display()
+    ))
+}
+
+/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss of
+/// the engine, and says so.
+#[test]
+fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
+    let site = site("admin")?;
+    let path = configure(&site, 3)?;
+    let state = site.testbed.dir().join("state").display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_usable(&site, 3, &daemon)?;
+    let (service, server) = (site.service(80), format!("{}:80", site.real_address(0)));
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    let said = site.lvsadm(&format!(
+        "drain {service} {server} --deadline 20s --active --why disk"
+    ))?;
+    ensure!(said.contains("drained"), "{said}");
+    wait_usable(&site, 2, &daemon)?;
+    let told = lvsd(&site, "status")?;
+    ensure!(
+        told.contains("drain: ") && told.contains(": disk"),
+        "{told}"
+    );
+    ensure!(told.contains("2 of 3 servers usable"), "{told}");
+
+    let text = fs::read_to_string(&path)?;
+    fs::write(&path, format!("{text}weight = 2\n"))?;
+    let told = lvsd(&site, "reload")?;
+    ensure!(told.contains("reloaded"), "{told}");
+    ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
+    fs::write(&path, "[[service]]\nnane = 1\n")?;
+    let told = lvsd(&site, "reload || echo status $?")?;
+    ensure!(told.contains("status 3"), "{told}");
+    fs::write(&path, &text)?;
+
+    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon = start(&site, &["--state", &state])?;
+    wait_until("the daemon", Duration::from_secs(10), || {
+        lvsd(&site, "status").is_ok_and(|told| told.contains("2 of 3 servers usable"))
+    })?;
+    ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
+    // Nobody who may not change things can end it.
+    let denied = site
+        .director
+        .sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {} undrain {service} {server} 2>&1 || echo status $?",
+            programs::find("lvsadm")?.display()
+        ));
+    if let Ok(denied) = denied {
+        ensure!(denied.contains("status"), "{denied}");
+        ensure!(usable(&site) == 2);
+    }
+    site.lvsadm(&format!("undrain {service} {server}"))?;
+    wait_usable(&site, 3, &daemon)?;
+
+    // In maintenance it leaves the service.
+    let host = site.real_address(0);
+    site.lvsadm(&format!("maintenance all {host} --for 1h"))?;
+    wait_until("the server to be gone", Duration::from_secs(40), || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| !text.contains(&server))
+    })?;
+    site.lvsadm(&format!("undrain all {host}"))?;
+    wait_usable(&site, 3, &daemon)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
+/// Below the quorum the sorry server answers, and no longer when the quorum is back; a program is
+/// told of both.
+#[test]
+fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
+    let mut site = site("sorry")?;
+    let path = configure(&site, 2)?;
+    let told = site.testbed.dir().join("told").display().to_string();
+    let script = site.testbed.dir().join("notify").display().to_string();
+    fs::write(&script, format!("#!/bin/sh\ncat >> {told}\n"))?;
+    site.director.sh(&format!(
+        "chmod 755 {script}; touch {told}; chmod 666 {told}"
+    ))?;
+    let text = fs::read_to_string(&path)?.replace(
+        "scheduler = \"rr\"\n",
+        &format!(
+            "scheduler = \"rr\"\nquorum = 2\nsorry = \"{}:80\"\n",
+            site.real_address(2)
+        ),
+    );
+    fs::write(
+        &path,
+        format!("[lvsd]\nnotify = \"{script}\"\nnotify_user = \"root\"\n{text}"),
+    )?;
+    let mut daemon = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_usable(&site, 2, &daemon)?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 20;
+    let report = common::ok(site.client.load(&load)?, 20)?;
+    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    site.programs.remove(0).kill();
+    wait_until("the sorry server", Duration::from_secs(10), || {
+        lvsd(&site, "status").is_ok_and(|told| told.contains("BELOW ITS QUORUM; the sorry server"))
+    })?;
+    wait_usable(&site, 2, &daemon)?;
+    let report = common::ok(site.client.load(&load)?, 20)?;
+    ensure!(report.servers.contains_key("rs3"), "{report:?}");
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    wait_until("the quorum", Duration::from_secs(10), || {
+        lvsd(&site, "status")
+            .is_ok_and(|told| told.contains("2 of 2 servers usable") && !told.contains("BELOW"))
+    })?;
+    for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
+        let word = format!("\"event\":\"{event}\"");
+        wait_until(event, Duration::from_secs(10), || {
+            fs::read_to_string(&told).is_ok_and(|events| events.contains(&word))
+        })?;
+    }
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
+/// A thousand random edits of one service, each loaded, while another is used: not one of its
+/// requests fails, and the end is what a cold start makes of the last file.
+#[test]
+fn a_thousand_reloads_break_nothing() -> Result<()> {
+    let site = site("reloads")?;
+    let path = configure(&site, 3)?;
+    let base = fs::read_to_string(&path)?;
+    let mut daemon = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_usable(&site, 3, &daemon)?;
+    let mut load = site.load();
+    load.sizes = vec![1000, 20_011];
+    load.concurrency = 20;
+    load.keepalive = true;
+    load.pause_ms = 5;
+    let steady = site.client.steady_load(&load)?;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |bound: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % bound
+    };
+    let other = site.service(81);
+    for _ in 0..1000 {
+        let scheduler = ["rr", "wlc", "sh", "mh"][usize::try_from(next(4))?];
+        let mut text = format!(
+            "{base}\n[[service]]\naddress = \"{other}\"\nscheduler = \"{scheduler}\"\nforward = \"nat\"\ndrain = \"0s\"\n"
+        );
+        for host in 0..next(20) {
+            write!(
+                text,
+                "[[service.server]]\naddress = \"10.9.{}.{host}:80\"\n",
+                next(2)
+            )?;
+            if scheduler == "wlc" {
+                writeln!(text, "weight = {}", next(5))?;
+            }
+        }
+        fs::write(&path, text)?;
+        daemon.signal(Signal::SIGHUP)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let told = lvsd(&site, "reload --force")?;
+    ensure!(told.contains("reloaded"), "{told}\n{}", daemon.log());
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 1000, "{report:?}");
+    let rules = |site: &Site| -> Result<Vec<String>> {
+        let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
+        rules.sort();
+        Ok(rules)
+    };
+    let after = rules(&site)?;
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    let mut cold = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_until("the same as a cold start", Duration::from_secs(10), || {
+        rules(&site).is_ok_and(|now| now == after)
+    })
+    .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
+    ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
+    Ok(())
+}

@@ -210,14 +210,18 @@ fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
         Err(error) => error,
     };
     let code = refuse(&error);
-    if arguments.command.is_some() {
-        return Err(code);
-    }
-    let kept = last_good::recall(&address(arguments, &Config::default())).ok_or(code)?;
+    let address = address(arguments, &Config::default());
+    let (kept, why) = match arguments.command {
+        None => (last_good::recall(&address), "the engine runs"),
+        // Nobody has stopped the engine before this one: it has crashed.
+        Some(Command::Engine) => (last_good::kept(&address), "the last engine has crashed"),
+        Some(_) => return Err(code),
+    };
+    let kept = kept.ok_or(code)?;
     log::say(
         Level::ERROR,
         format_args!(
-            "lvsd: the engine runs, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
+            "lvsd: {why}, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
             arguments.config.display()
         ),
     );
@@ -242,7 +246,10 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
         Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
-        Ok(_only) if all => stop_engine(&address),
+        Ok(_only) if all => {
+            last_good::forget(&address);
+            stop_engine(&address)
+        }
         Ok(_only) => Ok(()),
     };
     match result {

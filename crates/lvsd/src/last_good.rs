@@ -38,9 +38,27 @@ pub fn keep(path: &Path, text: &str) {
 
 /// The configuration that was kept for the engine that runs at `address`.
 pub fn recall(address: &Address) -> Option<(Config, Report)> {
-    let path = path(address)?;
     Client::connect(address).ok()?;
-    Config::load(&path).ok()
+    kept(address)
+}
+
+/// The configuration that was kept for an engine at `address` that nobody has stopped, whether it
+/// runs or has crashed.
+pub fn kept(address: &Address) -> Option<(Config, Report)> {
+    Config::load(&path(address)?).ok()
+}
+
+/// Forgets it: the engine at `address` is stopped.
+pub fn forget(address: &Address) {
+    if let Some(path) = path(address) {
+        remove(&path);
+    }
+}
+
+/// Forgets the one at `path`.
+pub fn remove(path: &Path) {
+    // It may not be there.
+    let _ = std::fs::remove_file(path);
 }
 
 #[cfg(test)]
@@ -57,6 +75,9 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
         assert!(recall(&address).is_none(), "no engine runs");
+        assert!(super::kept(&address).is_some(), "one that crashed");
+        forget(&address);
+        assert!(super::kept(&address).is_none(), "one that was stopped");
         assert_eq!(path(&Address::new("@name")), None);
     }
 }

@@ -182,6 +182,8 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
                     overdue: &actual.overdue,
                     plan: &mut plan,
                     urgent: &mut urgent,
+                    failed: Vec::new(),
+                    emptied: Vec::new(),
                 }
                 .run(there);
                 let id = Some(service.id);
@@ -267,6 +269,10 @@ struct OneService<'a> {
     plan: &'a mut Plan,
     /// Changes of health, which go first.
     urgent: &'a mut Vec<Call>,
+    /// Those that take a server away, behind the others of its service.
+    failed: Vec<Call>,
+    /// Good servers that are to have no new connections, behind those that come.
+    emptied: Vec<Call>,
 }
 
 impl OneService<'_> {
@@ -295,6 +301,8 @@ impl OneService<'_> {
             arrived |= now.is_none() && server.health == Health::Up;
             self.wanted(server, now);
         }
+        self.urgent.append(&mut self.failed);
+        self.plan.changes.append(&mut self.emptied);
         let stays = service.servers.iter().filter(|server| !server.leaves);
         let wanted: HashSet<SocketAddr> = stays.map(|server| server.address).collect();
         let told = service.servers.iter().filter(|server| server.leaves);
@@ -308,7 +316,8 @@ impl OneService<'_> {
         }
     }
 
-    /// A server that the service should have.
+    /// A server that the service should have. What brings a server comes before what takes one away,
+    /// so that the service is never without one that is good before and after.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,
@@ -320,7 +329,7 @@ impl OneService<'_> {
             (None, None) => {}
             (None, Some(config)) => self.plan.changes.push(Call::ServerAdd(spec(config))),
             // Its check has failed.
-            (Some(_), None) => self.urgent.push(Call::ServerDelete {
+            (Some(_), None) => self.failed.push(Call::ServerDelete {
                 service: self.desired.id,
                 server: server.address,
             }),
@@ -330,6 +339,8 @@ impl OneService<'_> {
                     ..now
                 };
                 let changes = match same_server(&weight_only, &config) {
+                    _ if config.weight == 0 && server.health == Health::Down => &mut self.failed,
+                    _ if config.weight == 0 && now.weight != 0 => &mut self.emptied,
                     true => &mut *self.urgent,
                     false => &mut self.plan.changes,
                 };
@@ -628,6 +639,40 @@ mod tests {
             }
         }
 
+        /// Between two changes a service never has fewer good servers than both before and after.
+        #[test]
+        fn no_service_is_without_servers_on_the_way(desired in desired(), history in history()) {
+            let mut engine = engine(&history);
+            let before = actual(&engine);
+            let plan = diff(&desired, &before);
+            let good = |actual: &Actual, service: &DesiredService| {
+                let down: HashSet<SocketAddr> = service.servers.iter()
+                    .filter(|s| s.health == Health::Down).map(|s| s.address).collect();
+                let there = actual.services.iter().find(|s| s.service == service.id);
+                there.map_or(0, |there| there.servers.iter()
+                    .filter(|s| s.config.weight > 0 && !down.contains(&s.server)).count())
+            };
+            let count = |actual: &Actual| -> Vec<usize> {
+                desired.services.iter().map(|service| good(actual, service)).collect()
+            };
+            let first = count(&before);
+            let mut on_the_way = Vec::new();
+            for change in &plan.changes {
+                engine.apply(std::slice::from_ref(change)).expect("the list is one that can be");
+                on_the_way.push(count(&actual(&engine)));
+            }
+            let last = count(&actual(&engine));
+            for (n, counts) in on_the_way.iter().enumerate() {
+                for (service, now) in counts.iter().enumerate() {
+                    if plan.conflicts.contains(&desired.services[service].id) {
+                        continue;
+                    }
+                    let least = first[service].min(last[service]);
+                    prop_assert!(*now >= least, "{now} of {least} after {:?} in {:#?}", plan.changes[n], plan.changes);
+                }
+            }
+        }
+
         /// A server that is there before and after is never deleted, and no service is deleted and
         /// added again.
         #[test]
@@ -882,7 +927,7 @@ mod tests {
             Duration::ZERO,
             &[],
         );
-        assert_eq!(told(&plan), "02 e3 +4 -1");
+        assert_eq!(told(&plan), "e3 02 +4 -1");
         assert_eq!(plan.urgent, 2);
     }
 }

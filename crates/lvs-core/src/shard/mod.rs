@@ -22,6 +22,7 @@ use core::sync::atomic::Ordering;
 use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
+pub use crate::conn::Ahead;
 use crate::conn::{ConnTable, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
@@ -180,12 +181,19 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Reads what deciding on a packet between these two will read, and changes nothing: whoever does so for all packets
-    /// of a batch before deciding on the first waits for memory once, not for each. What comes back means nothing; it is
-    /// there to be used ([`core::hint::black_box`]), so that the reads are not left out.
+    /// Where deciding on a packet between these two will look. To be asked for all packets of a batch before
+    /// [`warm`](Self::warm) is called for the first.
     #[inline]
-    pub fn warm(&self, tuple: &Tuple) -> u64 {
-        self.table.warm(tuple.protocol, tuple.src, tuple.dst)
+    pub fn ahead(&self, tuple: &Tuple) -> Ahead {
+        self.table.ahead(tuple.protocol, tuple.src, tuple.dst)
+    }
+
+    /// Reads what deciding on a packet will read, and changes nothing: whoever does so for all packets of a batch before
+    /// deciding on the first waits for memory once, not for each. What comes back means nothing; it is there to be used
+    /// ([`core::hint::black_box`]), so that the reads are not left out.
+    #[inline]
+    pub fn warm(&self, ahead: &Ahead) -> u64 {
+        self.table.warm(ahead)
     }
 
     /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if there may be more.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    AcceptReason, ConnId, Connection, DropReason, Explanation, Forward, IcmpError, Instant, Offer,
-    PacketMeta, Shard, Tuple, Verdict,
+    AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, IcmpError, Instant,
+    Offer, PacketMeta, Shard, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -204,8 +204,12 @@ impl Decider {
 }
 
 impl Decide for Decider {
-    fn warm(&self, tuple: &Tuple) -> u64 {
-        self.shard.warm(tuple)
+    fn ahead(&self, tuple: &Tuple) -> Option<Ahead> {
+        Some(self.shard.ahead(tuple))
+    }
+
+    fn warm(&self, ahead: &Ahead) -> u64 {
+        self.shard.warm(ahead)
     }
 
     fn is_cold(&self) -> bool {

@@ -1,37 +1,59 @@
 //! The network as a packet worker sees it: the keeper's view, and what the worker remembers of it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use crate::host::view::View;
 use crate::packet::net::{Net, NextHop, PortId, PortInfo};
 use crate::packet::wire::Mac;
 
-/// All that the packet path asks about one address.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    local: bool,
-    vip: bool,
-    own: bool,
-    hop: Option<NextHop>,
+/// What is remembered of one address.
+struct Place {
+    /// When it was written.
+    generation: Cell<u32>,
+    /// What the address is: [`LOCAL`], [`VIP`], [`OWN`].
+    is: Cell<u8>,
+    addr: Cell<IpAddr>,
+    hop: Cell<Option<NextHop>>,
     /// Of the next hop.
+    mac: Cell<Option<Mac>>,
+}
+
+const LOCAL: u8 = 1;
+const VIP: u8 = 2;
+const OWN: u8 = 4;
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            generation: Cell::new(0),
+            is: Cell::new(0),
+            addr: Cell::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            hop: Cell::new(None),
+            mac: Cell::new(None),
+        }
+    }
+}
+
+/// What is remembered of a region of addresses for which the kernel's tables say the same.
+#[derive(Clone, Copy)]
+struct Region {
+    generation: u32,
+    local: bool,
+    hop: Option<NextHop>,
+    /// Each address is its own next hop.
+    on_link: bool,
+    /// Of the gateway, if there is one.
     mac: Option<Mac>,
 }
 
-/// An answer, whom it is about, and when it was given.
-#[derive(Clone, Copy)]
-struct Remembered {
-    generation: u32,
-    addr: IpAddr,
-    way: Way,
-}
-
 /// Answers about addresses, one place for all addresses with the same hash: a stranger may displace what is remembered
-/// by choosing addresses, and then costs a look into the tables, as without it.
+/// by choosing addresses, and then costs a look for its region, and where there are no regions one into the tables.
 struct Memo {
-    places: Box<[Cell<Option<Remembered>>]>,
+    places: Box<[Place]>,
+    regions: RefCell<Vec<Option<Region>>>,
     /// What was written in an earlier generation is forgotten.
     generation: u32,
 }
@@ -39,7 +61,8 @@ struct Memo {
 impl Memo {
     const BITS: u32 = 11;
 
-    fn place(&self, addr: IpAddr) -> &Cell<Option<Remembered>> {
+    #[inline]
+    fn place(&self, addr: IpAddr) -> &Place {
         let bits = match addr {
             IpAddr::V4(addr) => addr.to_bits(),
             IpAddr::V6(addr) => {
@@ -51,28 +74,14 @@ impl Memo {
         };
         &self.places[(bits.wrapping_mul(0x9e37_79b1) >> (32 - Self::BITS)) as usize]
     }
-
-    fn get(&self, addr: IpAddr) -> Option<Way> {
-        let found = self.place(addr).get()?;
-        (found.generation == self.generation && found.addr == addr).then_some(found.way)
-    }
-
-    fn put(&self, addr: IpAddr, way: Way) {
-        let generation = self.generation;
-        self.place(addr).set(Some(Remembered {
-            generation,
-            addr,
-            way,
-        }));
-    }
 }
 
 impl Default for Memo {
     fn default() -> Self {
-        let places = (0..1 << Self::BITS).map(|_| Cell::new(None)).collect();
         Self {
-            places,
-            generation: 0,
+            places: (0..1 << Self::BITS).map(|_| Place::default()).collect(),
+            regions: RefCell::default(),
+            generation: 1,
         }
     }
 }
@@ -94,7 +103,11 @@ impl Network {
     /// Takes another view. What is remembered of the last one is forgotten if it may differ.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
-            self.ways.generation = self.ways.generation.wrapping_add(1);
+            // 0 is never.
+            self.ways.generation = self.ways.generation.checked_add(1).unwrap_or_else(|| {
+                self.ways = Memo::default();
+                1
+            });
         }
         self.view = view;
     }
@@ -103,21 +116,67 @@ impl Network {
         &self.view
     }
 
-    fn way(&self, addr: IpAddr) -> Way {
-        if let Some(way) = self.ways.get(addr) {
-            return way;
+    /// What is known of an address.
+    #[inline]
+    fn way(&self, addr: IpAddr) -> &Place {
+        let place = self.ways.place(addr);
+        if place.generation.get() != self.ways.generation || place.addr.get() != addr {
+            self.find(addr, place);
         }
+        place
+    }
+
+    /// Finds out about an address.
+    fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
-        let hop = tables.route(addr);
-        let way = Way {
-            local: tables.state.is_local(addr),
-            vip: tables.vips.contains(&addr),
-            own: tables.own.contains(&addr),
-            hop,
-            mac: hop.and_then(|hop| tables.neighbour(hop.port, hop.addr)),
+        let region = self.region(addr);
+        let hop = region.hop.map(|hop| match region.on_link {
+            true => NextHop { addr, ..hop },
+            false => hop,
+        });
+        let mac = match hop {
+            Some(hop) if region.on_link => tables.neighbour(hop.port, addr),
+            _ => region.mac,
         };
-        self.ways.put(addr, way);
-        way
+        let bit = |is: bool, bit: u8| if is { bit } else { 0 };
+        let is = bit(region.local, LOCAL)
+            | bit(tables.is_vip(addr), VIP)
+            | bit(tables.is_own(addr), OWN);
+        place.generation.set(self.ways.generation);
+        place.is.set(is);
+        place.addr.set(addr);
+        place.hop.set(hop);
+        place.mac.set(mac);
+    }
+
+    /// What the kernel's tables say about an address and those around it.
+    fn region(&self, addr: IpAddr) -> Region {
+        let tables = &self.view.tables;
+        let generation = self.ways.generation;
+        let number = tables.regions().find(addr);
+        let mut regions = self.ways.regions.borrow_mut();
+        if let Some(number) = number
+            && let Some(Some(known)) = regions.get(number)
+            && known.generation == generation
+        {
+            return *known;
+        }
+        let found = tables.route_of_region(addr);
+        let gateway = found.and_then(|(hop, by_gateway)| by_gateway.then_some(hop));
+        let region = Region {
+            generation,
+            local: tables.state.is_local(addr),
+            hop: found.map(|(hop, _)| hop),
+            on_link: gateway.is_none(),
+            mac: gateway.and_then(|hop| tables.neighbour(hop.port, hop.addr)),
+        };
+        if let Some(number) = number {
+            if regions.len() <= number {
+                regions.resize(tables.regions().len(), None);
+            }
+            regions[number] = Some(region);
+        }
+        region
     }
 }
 
@@ -135,27 +194,116 @@ impl Net for Network {
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {
-        self.way(addr).local
+        self.way(addr).is.get() & LOCAL != 0
     }
 
     fn is_vip(&self, addr: IpAddr) -> bool {
-        self.way(addr).vip
+        self.way(addr).is.get() & VIP != 0
     }
 
     fn is_own_vip(&self, addr: IpAddr) -> bool {
-        self.way(addr).own
+        self.way(addr).is.get() & OWN != 0
     }
 
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
-        self.way(dst).hop
+        self.way(dst).hop.get()
     }
 
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
         let way = self.way(addr);
-        match way.hop {
+        match way.hop.get() {
             // The usual case: the neighbour is its own next hop.
-            Some(hop) if hop.port == port && hop.addr == addr => way.mac,
+            Some(hop) if hop.port == port && hop.addr == addr => way.mac.get(),
             _ => self.view.tables.neighbour(port, addr),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::view::{KnownPort, Tables};
+    use crate::netlink::NetState;
+
+    #[test]
+    fn what_is_known_of_a_region_is_what_the_tables_say_of_each_address() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let on_link = (ip("10.71.0.0"), 24);
+        let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))
+            .with_gateway(7, (ip("10.128.0.0"), 9), (ip("10.71.0.2"), [2; 6]))
+            .with_gateway(7, (ip("10.129.7.0"), 25), (ip("10.71.0.3"), [3; 6]))
+            // A gateway inside of what it leads to.
+            .with_gateway(7, (ip("192.0.2.0"), 24), (ip("192.0.2.1"), [4; 6]))
+            .with_gateway(7, (ip("2001:db8::"), 32), (ip("fe80::1"), [5; 6]));
+        let mut tables = Tables::new(state);
+        let info = PortInfo {
+            mac: Mac([2; 6]),
+            mtu: 1500,
+            ethernet: true,
+            offload: true,
+            gives_back: false,
+        };
+        let port = PortId(3);
+        tables.set_port(
+            port,
+            KnownPort {
+                ifindex: 7,
+                name: Arc::from("eth0"),
+                info,
+                running: true,
+                decapsulates: false,
+            },
+        );
+        tables.add_vip(ip("10.129.7.9"));
+        let view = View {
+            tables: Arc::new(tables),
+            ..View::default()
+        };
+        let mut network = Network::default();
+        network.take(Arc::new(view));
+        let tables = &network.view().tables;
+        let first = ["192.0.2.1", "10.71.0.2", "10.71.0.9", "10.128.0.1"];
+        let edges = [
+            "10.127.255.255",
+            "10.128.0.0",
+            "10.129.6.255",
+            "10.129.7.0",
+            "10.129.7.9",
+            "10.129.7.127",
+            "10.129.7.128",
+            "10.255.255.255",
+            "11.0.0.0",
+            "192.0.1.255",
+            "192.0.2.0",
+            "192.0.2.255",
+            "192.0.3.0",
+            "0.0.0.0",
+            "255.255.255.255",
+            "2001:db8::1",
+            "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff",
+            "2001:db9::",
+            "::",
+            "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        ];
+        let edges = first.into_iter().chain(edges);
+        let edges = edges.map(ip);
+        // More addresses than there are places for.
+        let many = (0..40_000_u32).map(|n| IpAddr::from((0x0a7f_ff00 + n * 211).to_be_bytes()));
+        let mut ways = 0;
+        for addr in edges.chain(many) {
+            assert_eq!(network.route(addr), tables.route(addr), "{addr}");
+            assert_eq!(
+                network.is_local(addr),
+                tables.state.is_local(addr),
+                "{addr}"
+            );
+            assert_eq!(network.is_vip(addr), tables.vips.contains(&addr), "{addr}");
+            if let Some(hop) = tables.route(addr) {
+                ways += 1;
+                let known = tables.neighbour(port, hop.addr);
+                assert_eq!(network.neighbour(port, hop.addr), known, "{addr}");
+            }
+        }
+        assert!(ways > 30_000, "{ways}");
     }
 }

@@ -70,7 +70,7 @@ impl Rig {
         };
         tables.set_port(PORT, known);
         for vip in vips {
-            tables.vips.insert(*vip);
+            tables.add_vip(*vip);
         }
         shared.publish(Arc::new(View {
             generation: 1,

@@ -651,7 +651,7 @@ mod tests {
             decapsulates: false,
         };
         tables.set_port(PORT, port);
-        tables.vips.insert(VIRT.0.into());
+        tables.add_vip(VIRT.0.into());
         shared.publish(Arc::new(View {
             generation: 1,
             tables: Arc::new(tables),

@@ -38,6 +38,9 @@ impl Keeper {
         self.next.tables_differ |= ways || changes.resynchronised;
         // A neighbour that is asked again, or has answered as before.
         self.next.neighbours_differ |= !changes.neighbours.is_empty();
+        if changes.links || changes.addresses || changes.routes || changes.resynchronised {
+            self.tables.follow_routes();
+        }
         if changes.links {
             self.follow_trunks();
             if let Err(error) = self.attach_links(false) {

@@ -6,6 +6,7 @@ mod links;
 mod listener;
 pub(crate) mod local_nodes;
 mod neighbours;
+mod regions;
 pub mod shield;
 pub mod steering;
 mod trunks;

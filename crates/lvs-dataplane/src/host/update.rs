@@ -337,6 +337,7 @@ impl Keeper {
         if tables.vips != reached || tables.own != answered {
             tables.vips = reached;
             tables.own = answered;
+            tables.follow_vips();
             tables.follow_own();
             self.next.tables_differ = true;
         }
@@ -443,7 +444,7 @@ impl Keeper {
         self.next.tables_differ = true;
         for addr in new {
             let own = self.setup.own_all_vips && !self.tables.state.is_local(addr);
-            self.tables.vips.insert(addr);
+            self.tables.add_vip(addr);
             if own || routed {
                 self.tables.own.insert(addr);
                 self.tables.follow_own();

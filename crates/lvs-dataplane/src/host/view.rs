@@ -14,6 +14,7 @@ use lvs_core::{Error, LocalAddress};
 
 use super::interception;
 use super::local_nodes;
+use super::regions::Regions;
 use crate::netlink::{NetState, RouteKind};
 use crate::packet::intercept::Intercept;
 use crate::packet::net::{NextHop, PortId, PortInfo};
@@ -73,6 +74,11 @@ impl LastBytes {
         (usize::from(last >> 6), 1 << (last & 63))
     }
 
+    fn add(&mut self, addr: IpAddr) {
+        let (word, bit) = Self::place(addr);
+        self.0[word] |= bit;
+    }
+
     fn may_have(self, addr: IpAddr) -> bool {
         let (word, bit) = Self::place(addr);
         self.0[word] & bit != 0
@@ -82,9 +88,7 @@ impl LastBytes {
 impl FromIterator<IpAddr> for LastBytes {
     fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> Self {
         let mut all = Self::default();
-        for (word, bit) in addresses.into_iter().map(Self::place) {
-            all.0[word] |= bit;
-        }
+        addresses.into_iter().for_each(|addr| all.add(addr));
         all
     }
 }
@@ -97,8 +101,12 @@ pub(crate) struct Tables {
     ports: Arc<PortTable>,
     /// The port that every way leads through, if the host routes what the engine sends.
     hop: Option<PortId>,
+    /// Where the kernel's tables say the same.
+    regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
+    /// Of these, and perhaps of some that were.
+    virtual_addresses: LastBytes,
     /// Those that the engine answers for.
     pub(crate) own: SharedSet<IpAddr>,
     /// Of the host.
@@ -114,6 +122,7 @@ impl Tables {
             ..Self::default()
         };
         this.follow_addresses();
+        this.follow_routes();
         this
     }
 
@@ -122,6 +131,22 @@ impl Tables {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
+    }
+
+    /// To be called when the kernel's addresses or routes have changed.
+    pub(crate) fn follow_routes(&mut self) {
+        self.regions = Arc::new(Regions::of(&self.state));
+    }
+
+    /// To be called when something is in [`vips`](Self::vips) that was not there.
+    pub(crate) fn follow_vips(&mut self) {
+        self.virtual_addresses = self.vips.iter().copied().collect();
+    }
+
+    /// Adds one to [`vips`](Self::vips).
+    pub(crate) fn add_vip(&mut self, addr: IpAddr) {
+        self.vips.insert(addr);
+        self.virtual_addresses.add(addr);
     }
 
     /// To be called when [`own`](Self::own) has changed.
@@ -187,6 +212,21 @@ impl Tables {
             .map_or("a port that is gone", |port| &port.name)
     }
 
+    /// Where the kernel's tables say the same.
+    pub(crate) fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Whether it is a virtual address.
+    pub(crate) fn is_vip(&self, addr: IpAddr) -> bool {
+        self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
+    }
+
+    /// Whether it is one that the engine answers for.
+    pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
+        self.answered.may_have(addr) && self.own.contains(&addr)
+    }
+
     /// Whether a packet from another host cannot have this source; most others are told from them at no cost. Where the host
     /// routes the packets, it has looked already, and its own come the same way.
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
@@ -199,6 +239,12 @@ impl Tables {
     }
 
     pub(crate) fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        Some(self.route_of_region(dst)?.0)
+    }
+
+    /// The way to `dst`, and whether it leads over a gateway, which may be `dst` itself. It is that of all addresses in the
+    /// same [region](Self::regions), but that without a gateway each is its own next hop.
+    pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
             return None;
@@ -210,12 +256,13 @@ impl Tables {
             None => self.port_of(hit.oif)?,
         };
         let link = self.state.link(hit.oif)?;
-        Some(NextHop {
+        let hop = NextHop {
             port,
             addr: hit.gateway.unwrap_or(dst),
             mtu: hit.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
             source: self.state.source_address(dst),
-        })
+        };
+        Some((hop, hit.gateway.is_some()))
     }
 }
 

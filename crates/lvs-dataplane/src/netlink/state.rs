@@ -349,6 +349,19 @@ impl NetState {
             .copied()
     }
 
+    /// All prefixes of a family that decide on anything: of routes, and of the host's own networks. Value and length.
+    pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = (u128, u8)> {
+        let family = if ipv4 { &self.v4 } else { &self.v6 };
+        let tables = [&family.local, &family.main, &family.default];
+        let routes = tables.into_iter().flat_map(|table| table.routes.keys());
+        let own = self
+            .addresses
+            .iter()
+            .filter(move |a| a.ip.is_ipv4() == ipv4);
+        let own = own.map(|a| (Bits::new(a.ip).prefix(a.prefix_len), a.prefix_len));
+        routes.map(|&(len, value)| (value, len)).chain(own)
+    }
+
     /// What is known of a neighbour.
     pub fn neighbour(&self, ifindex: u32, ip: IpAddr) -> Option<Neighbour> {
         self.neighbours.get(&(ifindex, ip)).copied()
@@ -705,7 +718,12 @@ impl NetState {
             metric: 0,
         };
         let prefix = (len, Bits::new(net).prefix(len));
-        self.v4.main.insert(prefix, route, false);
+        let family = if net.is_ipv4() {
+            &mut self.v4
+        } else {
+            &mut self.v6
+        };
+        family.main.insert(prefix, route, false);
     }
 
     fn add_neighbour(&mut self, index: u32, (addr, mac): (IpAddr, LinkAddress)) {

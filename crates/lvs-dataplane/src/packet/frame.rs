@@ -240,6 +240,15 @@ impl Frame {
         Some(&mut self.buf[self.start..self.start + n])
     }
 
+    /// Writes `header` in front of the frame, which stays as it is, and gives both; `None`, and nothing written, if there is no
+    /// room. What is in front of a frame has no meaning afterwards.
+    #[inline]
+    pub fn behind(&mut self, header: &[u8]) -> Option<&[u8]> {
+        let start = self.start.checked_sub(header.len())?;
+        self.buf[start..self.start].copy_from_slice(header);
+        Some(&self.buf[start..self.end])
+    }
+
     /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
     #[must_use]
     pub fn pull_front(&mut self, n: usize) -> bool {
@@ -365,6 +374,9 @@ mod tests {
             (&b"linkdatatail"[..], 60..72)
         );
         assert_eq!((frame.headroom(), frame.tailroom()), (60, 184));
+        assert_eq!(frame.behind(b"head"), Some(&b"headlinkdatatail"[..]));
+        assert_eq!(frame.behind(&[0; 61]), None);
+        assert_eq!(frame.place(), 60..72);
         let copy = frame.clone();
         assert!(copy.slot().is_none() && frame.slot().is_some_and(|slot| slot.is_of(&arena)));
         drop(frame.take());

@@ -3,22 +3,31 @@
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A mapping that is cut into slots of one size. A slot is lent once at a time and comes back by itself, when the [`Lent`] is
 /// dropped, by whichever thread; the backend then lends it again, or hands it to the kernel. Nothing is queued for that: each
 /// slot has a flag, and a ring's owner asks for its slots in order.
 ///
-/// What a ring of the kernel's needs beside this is its own mapping instead of an anonymous one, and the knowledge which
-/// slots the kernel has (`TP_STATUS_USER` of a packet ring, the fill ring of a umem): a slot that is not lent may be its.
+/// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins with a word that says whose
+/// it is: it takes the place of the flag, and a slot that comes back is the kernel's.
 pub struct Arena {
     memory: NonNull<u8>,
+    slots: usize,
     slot_len: usize,
-    /// Whether each slot is lent.
-    lent: Box<[AtomicBool]>,
+    owners: Owners,
+}
+
+/// How it is known which slots are lent.
+enum Owners {
+    /// A flag for each.
+    Flags(Box<[AtomicBool]>),
+    /// The first word of each: the kernel's if it is 0. The first bytes of a slot, so many, are never lent.
+    Words(usize),
 }
 
 // SAFETY: the pointer is to a mapping that this value owns until it is dropped; nothing in it belongs to a thread.
@@ -32,64 +41,137 @@ impl Arena {
     /// # Errors
     /// What `mmap` says; `InvalidInput` for no slots, empty ones, or more than there is address space for.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
-        let len = slots
-            .checked_mul(slot_len)
-            .filter(|&len| len > 0 && isize::try_from(len).is_ok())
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new anonymous mapping touches no memory that exists.
-        let memory = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if memory == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let memory = map(slots, slot_len, anonymous, -1)?;
+        let flags = (0..slots).map(|_| AtomicBool::new(false)).collect();
         Ok(Arc::new(Self {
             memory,
+            slots,
             slot_len,
-            lent: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            owners: Owners::Flags(flags),
         }))
     }
 
-    /// Lends a slot; `None` if it is lent already, or there is none of that number.
+    /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that says whose it is.
+    ///
+    /// # Errors
+    /// What `mmap` says.
+    pub(super) fn of_ring(
+        ring: BorrowedFd<'_>,
+        slots: usize,
+        slot_len: usize,
+        head: usize,
+    ) -> io::Result<Arc<Self>> {
+        assert!(size_of::<u32>() <= head && head <= slot_len && slot_len.is_multiple_of(4));
+        let memory = map(slots, slot_len, libc::MAP_SHARED, ring.as_raw_fd())?;
+        Ok(Arc::new(Self {
+            memory,
+            slots,
+            slot_len,
+            owners: Owners::Words(head),
+        }))
+    }
+
+    /// Lends a slot; `None` if it is lent already, or there is none of that number, or the kernel has a part in it.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
-        let lent = self.lent.get(slot)?;
+        let Owners::Flags(flags) = &self.owners else {
+            return None;
+        };
         // Acquire: what its last owner wrote is seen, and nothing of ours comes before.
-        if lent.swap(true, Ordering::Acquire) {
+        if flags.get(slot)?.swap(true, Ordering::Acquire) {
             return None;
         }
-        // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose length fits an isize.
-        let bytes = unsafe { self.memory.add(slot * self.slot_len) };
         Some(Lent {
-            bytes,
+            bytes: self.start(slot),
+            len: self.slot_len,
             slot,
             arena: Arc::clone(self),
         })
     }
 
-    /// The number of slots.
-    pub fn slots(&self) -> usize {
-        self.lent.len()
+    /// Lends a slot of a ring, whose word the caller has seen to be ours, and has changed so that this is not seen again.
+    ///
+    /// # Safety
+    /// The slot is neither the kernel's nor lent already, and its word is not 0.
+    pub(super) unsafe fn lend_of_ring(self: &Arc<Self>, slot: usize) -> Lent {
+        let Owners::Words(head) = self.owners else {
+            unreachable!("the caller has made a ring");
+        };
+        // SAFETY: a slot is not shorter than its head.
+        let bytes = unsafe { self.start(slot).add(head) };
+        Lent {
+            bytes,
+            len: self.slot_len - head,
+            slot,
+            arena: Arc::clone(self),
+        }
     }
 
-    /// Slots that are lent now.
-    pub fn lent(&self) -> usize {
-        let is_lent = |lent: &&AtomicBool| lent.load(Ordering::Relaxed);
-        self.lent.iter().filter(is_lent).count()
+    /// Where a slot begins.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
+        assert!(slot < self.slots, "a slot lies within its arena");
+        // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose length fits an isize.
+        unsafe { self.memory.add(slot * self.slot_len) }
     }
+
+    /// The number of slots.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Slots that are lent now; of a ring, those that are not the kernel's.
+    pub fn lent(&self) -> usize {
+        match &self.owners {
+            Owners::Flags(flags) => {
+                let is_lent = |lent: &&AtomicBool| lent.load(Ordering::Relaxed);
+                flags.iter().filter(is_lent).count()
+            }
+            Owners::Words(_) => {
+                let is_ours = |slot: &usize| self.word(*slot).load(Ordering::Relaxed) != 0;
+                (0..self.slots).filter(is_ours).count()
+            }
+        }
+    }
+
+    /// The first word of a slot of a ring.
+    pub(super) fn word(&self, slot: usize) -> &AtomicU32 {
+        assert!(
+            matches!(self.owners, Owners::Words(_)),
+            "the slots of a ring begin with a word"
+        );
+        // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples of four bytes in it, and
+        // are longer than the word; whoever has a slot has no reference to it, and the kernel's accesses are atomic too.
+        unsafe { AtomicU32::from_ptr(self.start(slot).as_ptr().cast()) }
+    }
+}
+
+/// Maps memory for slots.
+fn map(
+    slots: usize,
+    slot_len: usize,
+    flags: libc::c_int,
+    fd: libc::c_int,
+) -> io::Result<NonNull<u8>> {
+    let len = slots
+        .checked_mul(slot_len)
+        .filter(|&len| len > 0 && isize::try_from(len).is_ok())
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    let memory = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, fd, 0) };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `new` made, of that length; every `Lent` keeps the arena alive, so there is none.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.lent.len() * self.slot_len) };
+        // SAFETY: this is the mapping that `map` made, of that length; every `Lent` keeps the arena alive, so there is none.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.slots * self.slot_len) };
     }
 }
 
@@ -106,6 +188,7 @@ impl fmt::Debug for Arena {
 /// A slot of an [`Arena`] and the right to read and write it. Dropped, it is the arena's again.
 pub struct Lent {
     bytes: NonNull<u8>,
+    len: usize,
     slot: usize,
     arena: Arc<Arena>,
 }
@@ -132,9 +215,9 @@ impl Deref for Lent {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and its flag says that it is
-        // lent, so this value is its only owner, of which there is a shared reference.
-        unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.arena.slot_len) }
+        // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and its flag or word says that
+        // it is lent, so this value is its only owner, of which there is a shared reference.
+        unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }
 
@@ -142,15 +225,16 @@ impl DerefMut for Lent {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the reference to its only owner is exclusive.
-        unsafe { slice::from_raw_parts_mut(self.bytes.as_ptr(), self.arena.slot_len) }
+        unsafe { slice::from_raw_parts_mut(self.bytes.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(lent) = self.arena.lent.get(self.slot) {
-            // Release: what was written is seen by whoever lends it next.
-            lent.store(false, Ordering::Release);
+        // Release: what was written is seen by whoever lends it next.
+        match &self.arena.owners {
+            Owners::Flags(flags) => flags[self.slot].store(false, Ordering::Release),
+            Owners::Words(_) => self.arena.word(self.slot).store(0, Ordering::Release),
         }
     }
 }

@@ -10,6 +10,7 @@ mod device;
 mod packet;
 pub(crate) mod peercred;
 mod poll;
+mod ring;
 mod table;
 mod tun;
 mod turn;
@@ -26,6 +27,7 @@ pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
+pub use ring::{PacketRing, RingFrame};
 pub use table::table_memory;
 pub use tun::{TunDevice, TunOptions};
 pub use turn::{TurnBack, TurnedBack, turned};
@@ -123,6 +125,13 @@ fn set_buffer(
         set_option(fd, libc::SOL_SOCKET, plain, &bytes)?;
     }
     get_option(fd, libc::SOL_SOCKET, plain, 0_i32)
+}
+
+/// Bytes of a page of memory.
+fn page_size() -> usize {
+    // SAFETY: takes a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 /// Turns the -1 of a failed call into the error of `errno`.

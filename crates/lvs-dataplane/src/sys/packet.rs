@@ -234,6 +234,17 @@ impl PacketSocket {
         Ok(u32::try_from(address.sll_ifindex).ok())
     }
 
+    /// What has gone wrong with the socket since it was last used or asked, which is forgotten.
+    ///
+    /// # Errors
+    /// That.
+    pub fn take_error(&self) -> io::Result<()> {
+        match get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, 0_i32)? {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
     /// Reads and resets the kernel's counters.
     ///
     /// # Errors
@@ -398,43 +409,53 @@ impl MessageBatch {
         found
     }
 
-    /// Sends messages in order, each a virtio header and a frame (as many as there is room for), and returns how many
-    /// were taken.
+    /// Sends messages in order, each a frame behind its virtio header (as many as there is room for), and returns how many
+    /// were taken. The header is by itself, or the beginning of the bytes.
     ///
     /// # Errors
     /// What the kernel has against the first message.
     pub fn send<'a>(
         &mut self,
         fd: BorrowedFd<'_>,
-        messages: impl Iterator<Item = ([u8; VNET_HDR_LEN], &'a [u8])>,
+        messages: impl Iterator<Item = (Option<[u8; VNET_HDR_LEN]>, &'a [u8])>,
     ) -> io::Result<usize> {
         let mut count = 0;
-        for (i, (header, frame)) in messages.take(self.messages.len()).enumerate() {
-            self.headers[i] = header;
-            self.vectors[i] = [
-                libc::iovec {
-                    iov_base: self.headers[i].as_mut_ptr().cast(),
-                    iov_len: VNET_HDR_LEN,
-                },
-                libc::iovec {
-                    // The kernel only reads through it.
-                    iov_base: frame.as_ptr().cast_mut().cast(),
-                    iov_len: frame.len(),
-                },
-            ];
-            let header = &mut self.messages[i].msg_hdr;
-            header.msg_iov = self.vectors[i].as_mut_ptr();
-            header.msg_iovlen = 2;
-            header.msg_control = std::ptr::null_mut();
-            header.msg_controllen = 0;
-            header.msg_flags = 0;
+        for (i, (header, bytes)) in messages.take(self.messages.len()).enumerate() {
+            let bytes = libc::iovec {
+                // The kernel only reads through it.
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            };
+            let vectors = &mut self.vectors[i];
+            let len = match header {
+                // The kernel has less to do for one vector.
+                None => {
+                    vectors[0] = bytes;
+                    1
+                }
+                Some(header) => {
+                    self.headers[i] = header;
+                    let header = libc::iovec {
+                        iov_base: self.headers[i].as_mut_ptr().cast(),
+                        iov_len: VNET_HDR_LEN,
+                    };
+                    *vectors = [header, bytes];
+                    2
+                }
+            };
+            let message = &mut self.messages[i].msg_hdr;
+            message.msg_iov = vectors.as_mut_ptr();
+            message.msg_iovlen = len;
+            message.msg_control = std::ptr::null_mut();
+            message.msg_controllen = 0;
+            message.msg_flags = 0;
             count = i + 1;
         }
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours and to a caller's
-        // frame, all alive until this function returns, with their true lengths; the kernel writes `msg_len` only.
+        // SAFETY: the first `count` headers point to one vector each, to a caller's bytes, or two, to a header of ours and
+        // a caller's bytes, all alive until this function returns, with their true lengths; the kernel writes `msg_len` only.
         let n = check(unsafe {
             libc::sendmmsg(
                 fd.as_raw_fd(),

@@ -7,7 +7,7 @@ mod keepalived;
 mod ldirectord;
 mod lvs_conf;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -76,11 +76,13 @@ pub fn convert(
     text: &str,
     include: &dyn Fn(&str) -> Vec<(String, String)>,
 ) -> Result<Converted, String> {
-    let (services, mut lost, rest) = match kind {
+    let (mut services, mut lost, rest) = match kind {
         Kind::Keepalived => keepalived::read(text, include)?,
         Kind::Ldirectord => ldirectord::read(text),
         Kind::LvsConf => lvs_conf::read(text),
     };
+    without_twins(&mut services, &mut lost);
+    without_loops(&mut services);
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd --check-config`.\n",
         printable(name)
@@ -96,6 +98,55 @@ pub fn convert(
         return Err(format!("there is no virtual server in {name}"));
     }
     Ok(Converted { toml, lost, rest })
+}
+
+/// Leaves each address and mark to the first service that has it.
+fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
+    let mut seen = HashSet::new();
+    services.retain_mut(|service| {
+        let protocol = service.keys.get("protocol").cloned().unwrap_or_default();
+        let before = service.addresses.len();
+        service.addresses.retain(|address| {
+            let first = seen.insert((address.clone(), protocol.clone()));
+            if !first {
+                lost.push(format!(
+                    "{address}: there is a virtual server with this address above it"
+                ));
+            }
+            first
+        });
+        let mark = service
+            .fwmark
+            .map(|(mark, six)| (format!("mark {mark} {six}"), String::new()));
+        if let Some(mark) = mark
+            && !seen.insert(mark.clone())
+        {
+            lost.push(format!(
+                "{}: there is a virtual server with this mark above it",
+                mark.0
+            ));
+            return false;
+        }
+        before == 0 || !service.addresses.is_empty()
+    });
+}
+
+/// Takes out servers that are virtual servers: their packets would go round.
+fn without_loops(services: &mut [Service]) {
+    let all: HashSet<String> = services
+        .iter()
+        .flat_map(|service| service.addresses.clone())
+        .collect();
+    for service in services {
+        let lost = &mut service.lost;
+        service.servers.retain(|server| {
+            let is_one = all.contains(&server.address);
+            if is_one {
+                lost.push(format!("server {}: it is a virtual server", server.address));
+            }
+            !is_one
+        });
+    }
 }
 
 /// A service.
@@ -401,6 +452,17 @@ virtual_server fwmark 7
             "{:?}",
             done.lost
         );
+    }
+
+    #[test]
+    fn twins_and_loops_are_left_out() {
+        let text = "virtual_server 192.0.2.1 80 { real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
+        let (done, config) = converted(Kind::Keepalived, &text.repeat(2));
+        assert_eq!(
+            (config.services.len(), config.services[0].servers.len()),
+            (1, 1)
+        );
+        assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
     }
 
     #[test]

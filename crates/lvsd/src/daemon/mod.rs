@@ -256,6 +256,9 @@ impl<P: Prober> Daemon<P> {
     /// Says that the daemon ends, and what becomes of the engine.
     fn farewell(&self, all: bool) {
         self.options.notify.send("STOPPING=1");
+        if let (true, Some(kept)) = (all, &self.options.last_good) {
+            last_good::remove(kept);
+        }
         if !all {
             tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
         }

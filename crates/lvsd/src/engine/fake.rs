@@ -133,6 +133,8 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
+    /// What becomes of the next requests to change something.
+    faults: Vec<Fault>,
     directory: Option<tempfile::TempDir>,
     /// What a daemon has kept.
     given: Given,
@@ -140,7 +142,25 @@ struct State {
     reads_no_lists: bool,
 }
 
+/// What an engine does with a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// Refuses it for one of its changes, by chance.
+    Refuses(usize),
+    /// Refuses it, and does not say for which.
+    RefusesAll,
+    /// Makes the changes, and the connection ends before it answers.
+    Made,
+    /// The connection ends before it has made them.
+    Lost,
+}
+
 impl World {
+    /// Has the next requests go wrong.
+    pub(crate) fn go_wrong(&self, faults: &[Fault]) {
+        self.state().faults = faults.to_vec();
+    }
+
     /// Where a daemon here keeps what people want.
     pub(crate) fn admin(&self) -> std::path::PathBuf {
         let mut state = self.state();
@@ -376,6 +396,20 @@ impl EngineControl for FakeControl {
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
         self.with(|state| {
             state.requests += 1;
+            let fault = state.faults.pop();
+            match fault {
+                Some(Fault::Refuses(n)) => {
+                    let mut failure = Failure::new(FailureCode::Invalid, "by chance");
+                    failure.change = (changes.len() > 1).then_some(n % changes.len());
+                    return Err(ControlError::Refused(failure));
+                }
+                Some(Fault::RefusesAll) => {
+                    let failure = Failure::new(FailureCode::Malformed, "by chance");
+                    return Err(ControlError::Refused(failure));
+                }
+                Some(Fault::Lost) => return Err(ControlError::Lost("by chance".into())),
+                Some(Fault::Made) | None => {}
+            }
             if state.reads_no_lists && changes.len() > 1 {
                 let failure = Failure::new(FailureCode::Malformed, "apply: not a list");
                 return Err(ControlError::Refused(failure));
@@ -384,6 +418,9 @@ impl EngineControl for FakeControl {
                 engine.apply(changes)?;
             }
             state.changes.extend_from_slice(changes);
+            if let Some(Fault::Made) = fault {
+                return Err(ControlError::Lost("by chance".into()));
+            }
             Ok(Done::default())
         })?
     }

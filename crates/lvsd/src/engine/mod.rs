@@ -21,6 +21,8 @@ mod given;
 mod plan;
 pub mod process;
 pub mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;

@@ -246,53 +246,71 @@ impl ConnTable {
         (hash, false)
     }
 
-    /// Reads what a look-up of a packet between these two will read, whichever of them is the client, and changes
-    /// nothing: a batch of packets of which all are read first waits for memory once. The result says nothing; it is
-    /// there to be used.
+    /// Where a look-up of a packet between these two will look, whichever of them is the client. Reads the tags there, so
+    /// that [`warm`](Self::warm) does not wait for them.
     #[inline]
-    pub(crate) fn warm(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> u64 {
+    pub(crate) fn ahead(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else {
-            return self.warm_wide_client(protocol, src) ^ self.warm_wide_client(protocol, dst);
+            let side = |client| self.slots.buckets_of(false, client, protocol);
+            return self.tags_of(false, [side(src), side(dst)]);
         };
+        let layout = &self.slots.memory.layout;
         let identity = |addr: Ipv4Addr, port| narrow(addr.octets(), port) | protocol_part(protocol);
-        let hash = narrow_hash(self.slots.memory.layout.keys, identity(from, src.port()));
-        let read = self.warm_client(hash);
-        match self.addressee_hash(identity(to, dst.port())) {
+        let buckets = |hash| Some(Buckets::of(hash, layout.narrow_buckets));
+        let hash = narrow_hash(layout.keys, identity(from, src.port()));
+        let other = match self.addressee_hash(identity(to, dst.port())) {
             // What it leads to was read for the packet before.
-            (_, true) => read,
-            (hash, false) => read ^ self.warm_client(hash),
+            (_, true) => None,
+            (hash, false) => buckets(hash),
+        };
+        self.tags_of(true, [buckets(hash), other])
+    }
+
+    #[inline]
+    fn tags_of(&self, narrow: bool, sides: [Option<Buckets>; 2]) -> Ahead {
+        let tags = self.slots.tags(narrow);
+        let read = sides.iter().flatten().fold(0, |read, buckets| {
+            read ^ tags.word(buckets.first) ^ tags.word(buckets.second)
+        });
+        Ahead {
+            read,
+            narrow,
+            sides,
         }
     }
 
+    /// Reads what a look-up there will read, and changes nothing: a batch of packets of which all are read first waits for
+    /// memory once. The result says nothing; it is there to be used.
     #[inline]
-    fn warm_client(&self, hash: u64) -> u64 {
-        let buckets = Buckets::of(hash, self.slots.memory.layout.narrow_buckets);
-        let tags = self.slots.tags(true);
-        [buckets.first, buckets.second]
-            .into_iter()
-            .fold(0, |read, bucket| {
-                let lane = lanes(tags.word(bucket), buckets.tag).next();
-                let line = lane.map(|lane| self.slots.narrow_line(bucket * Layout::WAYS + lane));
-                read ^ line.map_or(0, |line| line[0].load(Relaxed))
-            })
+    pub(crate) fn warm(&self, ahead: &Ahead) -> u64 {
+        let tags = self.slots.tags(ahead.narrow);
+        let mut read = ahead.read;
+        for buckets in ahead.sides.iter().flatten() {
+            for bucket in [buckets.first, buckets.second] {
+                let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() else {
+                    continue;
+                };
+                let slot = bucket * Layout::WAYS + lane;
+                if ahead.narrow {
+                    read ^= self.slots.narrow_line(slot)[0].load(Relaxed);
+                } else {
+                    let line = |line| self.slots.memory.wide.line(line)[0].load(Relaxed);
+                    read ^= line(2 * slot) ^ line(2 * slot + 1);
+                }
+            }
+        }
+        read
     }
+}
 
-    fn warm_wide_client(&self, protocol: Protocol, client: SocketAddr) -> u64 {
-        let Some(buckets) = self.slots.buckets_of(false, client, protocol) else {
-            return 0;
-        };
-        let tags = self.slots.tags(false);
-        [buckets.first, buckets.second]
-            .into_iter()
-            .fold(0, |read, bucket| {
-                let lane = lanes(tags.word(bucket), buckets.tag).next();
-                let slot = lane.map(|lane| bucket * Layout::WAYS + lane);
-                let lines = slot.map(|slot| [2 * slot, 2 * slot + 1]);
-                lines.into_iter().flatten().fold(read, |read, line| {
-                    read ^ self.slots.memory.wide.line(line)[0].load(Relaxed)
-                })
-            })
-    }
+/// Where a look-up will look.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead {
+    /// So that what was read is used.
+    read: u64,
+    narrow: bool,
+    /// Of both ends, if it is worth the while.
+    sides: [Option<Buckets>; 2],
 }
 
 /// One hash, and what it is of.

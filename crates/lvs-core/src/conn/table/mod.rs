@@ -49,6 +49,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
 use self::buckets::{Buckets, Tags};
+pub use self::find::Ahead;
 use self::memory::{Layout, Memory};
 use self::overflow::{Overflow, Side};
 pub(crate) use self::slot::Entry;

@@ -28,7 +28,7 @@ mod warm;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use lvs_core::{Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
+use lvs_core::{Ahead, Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
 
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
@@ -60,8 +60,13 @@ pub trait Decide {
         false
     }
 
-    /// Reads what deciding on a datagram will read. The result means nothing.
-    fn warm(&self, _tuple: &Tuple) -> u64 {
+    /// Where deciding on a datagram will look; `None` if that is not known.
+    fn ahead(&self, _tuple: &Tuple) -> Option<Ahead> {
+        None
+    }
+
+    /// Reads what is there. The result means nothing.
+    fn warm(&self, _ahead: &Ahead) -> u64 {
         0
     }
 }

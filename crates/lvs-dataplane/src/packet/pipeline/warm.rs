@@ -20,13 +20,14 @@ pub(super) fn read_ahead<D: Decide>(frames: &[Frame], ethernet: bool, decide: &D
     if frames.len() < 2 {
         return;
     }
-    let mut read = 0;
-    for frame in frames.iter().take(AHEAD) {
-        if let Some(tuple) = ports_and_addresses(frame.bytes(), ethernet) {
-            read ^= decide.warm(&tuple);
-        }
+    // Where to look first, for all, and then what is there: what is read second depends on what was read first.
+    let mut ahead = [None; AHEAD];
+    for (ahead, frame) in ahead.iter_mut().zip(frames) {
+        let tuple = ports_and_addresses(frame.bytes(), ethernet);
+        *ahead = tuple.and_then(|tuple| decide.ahead(&tuple));
     }
-    black_box(read);
+    let read = ahead.iter().flatten();
+    black_box(read.fold(0, |read, ahead| read ^ decide.warm(ahead)));
 }
 
 fn ports_and_addresses(bytes: &[u8], ethernet: bool) -> Option<Tuple> {

@@ -1,0 +1,108 @@
+//! Regions of addresses for which the routing tables say the same.
+//!
+//! What the tables say about an address is said of all addresses between the nearest two ends of prefixes around it. So a
+//! packet worker that has asked for one of them knows the way to all: however many clients there are, there are few ways.
+
+use std::net::IpAddr;
+
+use crate::netlink::NetState;
+
+/// Prefixes of a family, beyond which it has no regions: a worker then asks for each address.
+const PREFIXES: usize = 4096;
+
+/// Where the regions begin, in order; the first begins at 0.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Regions {
+    v4: Option<Box<[u32]>>,
+    v6: Option<Box<[u128]>>,
+}
+
+impl Regions {
+    /// The regions of these tables.
+    pub(crate) fn of(state: &NetState) -> Self {
+        Self {
+            v4: starts(state.prefixes(true), 32).map(|starts| {
+                let starts = starts.into_iter().map(u32::try_from);
+                starts.map_while(Result::ok).collect()
+            }),
+            v6: starts(state.prefixes(false), 128).map(Vec::into_boxed_slice),
+        }
+    }
+
+    /// How many there are of both families.
+    pub(crate) fn len(&self) -> usize {
+        let v4 = self.v4.as_deref().map_or(0, <[u32]>::len);
+        v4 + self.v6.as_deref().map_or(0, <[u128]>::len)
+    }
+
+    /// The number of an address' region, below [`len`](Self::len); `None` if its family has none.
+    #[inline]
+    pub(crate) fn find(&self, addr: IpAddr) -> Option<usize> {
+        match addr {
+            IpAddr::V4(addr) => {
+                let starts = self.v4.as_deref()?;
+                Some(starts.partition_point(|&start| start <= addr.to_bits()) - 1)
+            }
+            IpAddr::V6(addr) => {
+                let before = self.v4.as_deref().map_or(0, <[u32]>::len);
+                let starts = self.v6.as_deref()?;
+                Some(before + starts.partition_point(|&start| start <= addr.to_bits()) - 1)
+            }
+        }
+    }
+}
+
+/// Where regions begin that are cut by prefixes (value and length) of addresses so wide; `None` if those are too many.
+fn starts(prefixes: impl Iterator<Item = (u128, u8)>, width: u8) -> Option<Vec<u128>> {
+    let mut starts = vec![0];
+    for (number, (value, len)) in prefixes.enumerate() {
+        if number >= PREFIXES {
+            return None;
+        }
+        let last = u128::MAX
+            .checked_shr(u32::from(128 - width + len.min(width)))
+            .unwrap_or(0);
+        starts.push(value);
+        // The one behind the last address of all is none.
+        let behind = (value | last).checked_add(1);
+        starts.extend(behind.filter(|&behind| width == 128 || behind >> width == 0));
+    }
+    starts.sort_unstable();
+    starts.dedup();
+    Some(starts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_cut_the_addresses_into_regions() {
+        let some = [
+            (0, 0),
+            (0x0a00_0000, 8),
+            (0x0a01_0000, 16),
+            (u32::MAX.into(), 32),
+        ];
+        let found = starts(some.into_iter(), 32).expect("few");
+        assert_eq!(
+            found,
+            [
+                0,
+                0x0a00_0000,
+                0x0a01_0000,
+                0x0a02_0000,
+                0x0b00_0000,
+                0xffff_ffff
+            ]
+        );
+        assert_eq!(starts([(0, 0)].into_iter(), 128), Some(vec![0]));
+        let all = [(u128::MAX, 128), (1 << 127, 1)];
+        assert_eq!(
+            starts(all.into_iter(), 128),
+            Some(vec![0, 1 << 127, u128::MAX])
+        );
+        let many = (0..4097_u128).map(|n| (n, 32));
+        assert_eq!(starts(many, 32), None);
+    }
+}

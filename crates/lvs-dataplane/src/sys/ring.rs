@@ -1,0 +1,162 @@
+//! The receive ring of a packet socket (`TPACKET_V2`): the kernel copies frames into memory that this process reads.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::arena::{Arena, Lent};
+use super::packet::{PacketSocket, VNET_HDR_LEN};
+use super::{page_size, set_option};
+
+/// What a slot begins with, which the kernel writes and nobody else is to change.
+const HEAD: usize = size_of::<libc::tpacket2_hdr>();
+/// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor `TP_STATUS_USER`.
+const TAKEN: u32 = 1 << 30;
+
+/// The ring of one socket, in the order in which the kernel fills it.
+///
+/// A frame that is longer than a slot is not in the ring, or only its beginning: it waits in the socket's queue, as without
+/// a ring, and its slot says when it is its turn. So slots need not be as long as the longest frame, and nothing changes
+/// places.
+#[derive(Debug)]
+pub struct PacketRing {
+    arena: Arc<Arena>,
+    next: usize,
+}
+
+/// A frame in a ring, or the sign of one in the socket's queue.
+#[derive(Debug)]
+pub struct RingFrame {
+    /// The slot without its head. Dropped, it is the kernel's again.
+    pub memory: Lent,
+    /// Where the frame begins in `memory`. In front of it is its virtio header.
+    pub start: usize,
+    /// Bytes of it in `memory`.
+    pub captured: usize,
+    /// Its length.
+    pub len: usize,
+    /// The whole frame is in the socket's queue, behind all those whose slots came before.
+    pub queued: bool,
+    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control information.
+    pub vlan: Option<(u16, u16)>,
+}
+
+impl RingFrame {
+    /// The virtio header.
+    pub fn header(&self) -> Option<&[u8; VNET_HDR_LEN]> {
+        self.memory.get(..self.start)?.last_chunk()
+    }
+}
+
+impl PacketRing {
+    /// Gives a socket a ring of at least so many slots of `slot_len` bytes, a multiple of 16, in which `reserve` bytes more
+    /// than usual stand in front of a frame. To be called before the socket is bound; it has virtio headers. If this fails the
+    /// socket receives as before.
+    ///
+    /// # Errors
+    /// If the kernel has no such rings or no memory, or this process may not map them.
+    pub fn new(
+        socket: &PacketSocket,
+        slots: usize,
+        slot_len: usize,
+        reserve: u32,
+    ) -> io::Result<Self> {
+        let fd = socket.as_fd();
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        // Slots follow one another without gaps where blocks, which are whole pages, are whole slots too.
+        let page = page_size();
+        let mut in_block = 1;
+        while slot_len == 0 || !(in_block * slot_len).is_multiple_of(page) {
+            in_block += 1;
+            if in_block > page || slot_len == 0 {
+                return Err(invalid());
+            }
+        }
+        let blocks = slots.div_ceil(in_block);
+        let slots = blocks.checked_mul(in_block).ok_or_else(invalid)?;
+        let number = |n: usize| u32::try_from(n).map_err(|_| invalid());
+        let request = libc::tpacket_req {
+            tp_block_size: number(in_block * slot_len)?,
+            tp_block_nr: number(blocks)?,
+            tp_frame_size: number(slot_len)?,
+            tp_frame_nr: number(slots)?,
+        };
+        let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
+        socket.set_packet_option(libc::PACKET_VERSION, version)?;
+        socket.set_packet_option(
+            libc::PACKET_RESERVE,
+            libc::c_int::try_from(reserve).map_err(|_| invalid())?,
+        )?;
+        socket.set_packet_option(libc::PACKET_COPY_THRESH, 1)?;
+        let raw = fd.as_raw_fd();
+        set_option(raw, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        match Arena::of_ring(fd, slots, slot_len, HEAD) {
+            Ok(arena) => Ok(Self { arena, next: 0 }),
+            Err(error) => {
+                let none = libc::tpacket_req {
+                    tp_block_size: 0,
+                    tp_block_nr: 0,
+                    tp_frame_size: 0,
+                    tp_frame_nr: 0,
+                };
+                set_option(raw, libc::SOL_PACKET, libc::PACKET_RX_RING, &none)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The next frame, if it is there.
+    #[inline]
+    pub fn next_frame(&mut self) -> Option<RingFrame> {
+        let word = self.arena.word(self.next);
+        // Acquire: what the kernel wrote before is seen.
+        let status = word.load(Ordering::Acquire);
+        if status & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        word.store(TAKEN, Ordering::Relaxed);
+        // SAFETY: the slot begins with such a header, which the kernel has finished, as its status says, and does not touch
+        // before the status is 0.
+        let header = unsafe {
+            self.arena
+                .start(self.next)
+                .cast::<libc::tpacket2_hdr>()
+                .read()
+        };
+        // SAFETY: its status said that it is ours and does not any more, so it is lent only once; it is not 0.
+        let memory = unsafe { self.arena.lend_of_ring(self.next) };
+        self.next += 1;
+        if self.next == self.arena.slots() {
+            self.next = 0;
+        }
+        let length = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+            // Kernels before 3.14 do not tell the identifier; it is 802.1Q then.
+            let tpid = if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
+                header.tp_vlan_tpid
+            } else {
+                0x8100
+            };
+            (tpid, header.tp_vlan_tci)
+        });
+        Some(RingFrame {
+            memory,
+            start: usize::from(header.tp_mac).saturating_sub(HEAD),
+            captured: length(header.tp_snaplen),
+            len: length(header.tp_len),
+            queued: status & libc::TP_STATUS_COPY != 0,
+            vlan,
+        })
+    }
+
+    /// Slots.
+    pub fn slots(&self) -> usize {
+        self.arena.slots()
+    }
+
+    /// Slots with frames that wait to be read or are lent.
+    pub fn filled(&self) -> usize {
+        self.arena.lent()
+    }
+}
