@@ -324,17 +324,17 @@ fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
     // nftables at every hook of the stack, and connection tracking: no.
     for hook in ["prerouting", "input", "forward", "output", "postrouting"] {
         director(&format!(
-            "nft 'add table inet all; flush table inet all; \
-             add chain inet all c {{ type filter hook {hook} priority -400; }}; \
-             add rule inet all c tcp dport 80 counter drop; add rule inet all c tcp sport 80 counter drop'"
+            "nft 'add table inet whole; flush table inet whole; \
+             add chain inet whole c {{ type filter hook {hook} priority -400; }}; \
+             add rule inet whole c tcp dport 80 counter drop; add rule inet whole c tcp sport 80 counter drop'"
         ))?;
         ensure!(served(&site)?, "{hook}");
-        let seen = director("nft list table inet all")?;
+        let seen = director("nft list table inet whole")?;
         ensure!(
             seen.matches("packets 0 bytes 0").count() == 2,
             "{hook}: {seen}"
         );
-        director("nft delete table inet all")?;
+        director("nft delete table inet whole")?;
     }
     // iptables, where it is there.
     if director("command -v iptables-legacy >/dev/null && iptables-legacy -L -n >/dev/null 2>&1 && echo yes || true")?
