@@ -246,8 +246,9 @@ fn filters_are_saved_and_restored() -> Result<()> {
         ensure!(filters.contains(&line), "{filters}");
     }
     let restore = |text: &str| {
-        site.director
-            .sh(&format!("{lvsadm} filter restore <<'END'\n{text}END\n"))
+        site.director.sh(&format!(
+            "{lvsadm} filter restore <<'END'\n{text}# end of filters\nEND\n"
+        ))
     };
     let listed = || site.lvsadm("filter list");
     let before = listed()?;
@@ -279,7 +280,13 @@ fn filters_are_saved_and_restored() -> Result<()> {
         );
         ensure!(listed()? == before, "{}", listed()?);
     }
-    // An empty file removes all of them.
+    // What ended early removes none of them; a file without filters, all.
+    for early in ["", "all deny 10.0.0.0/8\n"] {
+        let refused = site
+            .director
+            .sh(&format!("printf '{early}' | {lvsadm} filter restore"));
+        ensure!(refused.is_err() && listed()? == before, "{}", listed()?);
+    }
     restore("# none\n")?;
     ensure!(listed()? == "no filters\n", "{}", listed()?);
     Ok(())

@@ -286,3 +286,17 @@ fn restore_reads_all_lines() {
     );
     assert_eq!(output.status.code(), Some(255));
 }
+
+#[test]
+fn filters_are_not_restored_from_nothing() {
+    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told before an engine is asked.
+    let nobody = address("no-filters");
+    let (_, err, code) = run(program("lvsadm", &nobody)
+        .args(["filter", "restore"])
+        .stdin(Stdio::null()));
+    assert_ne!(code, Some(0));
+    assert!(
+        err.contains("the input is empty; nothing was changed"),
+        "{err}"
+    );
+}

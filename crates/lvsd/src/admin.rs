@@ -15,6 +15,9 @@ use lvs_dataplane::control::daemon::{AdminEntry, AdminSpec, AdminState, Target, 
 /// Wishes at a time.
 const ENTRIES_MAX: usize = 65_536;
 
+/// Files that are put aside.
+const ASIDE_MAX: u32 = 100;
+
 /// All wishes.
 #[derive(Debug, Default)]
 pub struct Admin {
@@ -23,6 +26,8 @@ pub struct Admin {
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Where they are kept; nowhere in tests.
     path: Option<PathBuf>,
+    /// What is there has not been taken, or not all: it is put aside before something is written in its place.
+    unread: bool,
 }
 
 /// Seconds since 1970.
@@ -40,7 +45,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
 }
 
 impl Admin {
-    /// Those that are kept at `path`. A file that cannot be read is put aside, and said to be.
+    /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that cannot be read stays
+    /// until there is something to write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         let mut admin = Self {
             path,
@@ -54,24 +60,43 @@ impl Admin {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return admin,
             Err(error) => {
                 tracing::error!(
-                    "cannot read {}: {error}; servers that were drained or in maintenance may get connections",
+                    "cannot read {}: {error}; servers that were drained or in maintenance may get connections until it can be read and lvsd is restarted",
                     path.display()
                 );
+                admin.unread = true;
                 return admin;
             }
         };
-        match serde_json::from_slice::<Vec<AdminEntry>>(&text) {
-            Ok(entries) => {
-                for entry in entries.into_iter().take(ENTRIES_MAX) {
+        match serde_json::from_slice::<Vec<serde_json::Value>>(&text) {
+            Ok(values) => {
+                let all = values.len();
+                let mut strange = String::new();
+                let mut entries = Vec::new();
+                for value in values.into_iter().take(ENTRIES_MAX) {
+                    match serde_json::from_value::<AdminEntry>(value) {
+                        Ok(entry) => entries.push(entry),
+                        Err(error) => strange = format!(" ({error})"),
+                    }
+                }
+                let lost = all - entries.len();
+                if lost > 0 {
+                    tracing::error!(
+                        "{}: {lost} of {all} wishes cannot be taken{strange}; servers that they keep out of service get connections again; `lvsd status` shows those that hold",
+                        path.display()
+                    );
+                }
+                admin.unread = lost > 0;
+                for entry in entries {
                     admin.insert(entry);
                 }
             }
             Err(error) => {
-                let aside = path.with_extension("json.broken");
-                let moved = std::fs::rename(path, &aside);
-                let where_to = moved.map_or(path.display(), |()| aside.display());
+                let moved = put_aside(path);
+                admin.unread = moved.is_err();
+                let aside = moved.unwrap_or_else(|_| path.clone());
                 tracing::error!(
-                    "{where_to} is broken ({error}); servers that were drained or in maintenance get connections again"
+                    "{} is broken ({error}); servers that were drained or in maintenance get connections again",
+                    aside.display()
                 );
             }
         }
@@ -164,10 +189,21 @@ impl Admin {
     ///
     /// # Errors
     /// In words, with what that means.
-    pub fn keep(&self) -> Result<(), String> {
+    pub fn keep(&mut self) -> Result<(), String> {
         let Some(path) = &self.path else {
             return Ok(());
         };
+        if self.unread {
+            let aside = put_aside(path).map_err(|error| {
+                format!(
+                    "cannot keep this: {} could not be taken and not be put aside ({error}); mend it, or move it away, and restart lvsd; until then this holds, and no longer",
+                    path.display()
+                )
+            })?;
+            tracing::warn!("what was in {} is in {}", path.display(), aside.display());
+            self.unread = false;
+        }
+        let path: &Path = path;
         let write = || -> io::Result<()> {
             if let Some(directory) = path.parent() {
                 std::fs::create_dir_all(directory)?;
@@ -179,7 +215,10 @@ impl Admin {
             let entries: Vec<&AdminEntry> = self.entries().collect();
             file.write_all(&serde_json::to_vec(&entries)?)?;
             file.sync_all()?;
-            std::fs::rename(&new, path)
+            std::fs::rename(&new, path)?;
+            // The new name, too, is to outlive a power cut.
+            let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
+            std::fs::File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
         };
         write().map_err(|error| {
             format!(
@@ -188,6 +227,29 @@ impl Admin {
             )
         })
     }
+}
+
+/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as good.
+fn put_aside(path: &Path) -> io::Result<PathBuf> {
+    let names = (0..ASIDE_MAX).map(|n| match n {
+        0 => path.with_extension("json.broken"),
+        n => path.with_extension(format!("json.broken.{n}")),
+    });
+    for aside in names {
+        match std::fs::symlink_metadata(&aside) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match std::fs::rename(path, &aside) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    _ => Ok(aside),
+                };
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!(
+        "there are {ASIDE_MAX} such files; remove those that nobody needs"
+    )))
 }
 
 #[cfg(test)]
@@ -246,6 +308,47 @@ mod tests {
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_written_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.admin.json");
+        let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
+        // Root may read every file, but no directory as one.
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("inside"), "").unwrap();
+        std::fs::write(broken(""), "earlier").unwrap();
+        let mut admin = Admin::recall(Some(path.clone()));
+        assert!(path.is_dir(), "it stays until there is something to write");
+        admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
+        admin.keep().unwrap();
+        assert!(broken(".1").join("inside").exists());
+        assert_eq!(std::fs::read(broken("")).unwrap(), b"earlier");
+        assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 1);
+        std::fs::write(&path, "{").unwrap();
+        let _ = Admin::recall(Some(path.clone()));
+        assert_eq!(std::fs::read(broken("")).unwrap(), b"earlier");
+        assert_eq!(std::fs::read(broken(".2")).unwrap(), b"{");
+    }
+
+    #[test]
+    fn an_unknown_entry_does_not_take_the_others_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.admin.json");
+        let mut admin = Admin::recall(Some(path.clone()));
+        admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
+        admin.keep().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let newer = text.replacen('[', "[{\"state\":\"of a later version\"},", 1);
+        std::fs::write(&path, &newer).unwrap();
+        let mut admin = Admin::recall(Some(path.clone()));
+        assert_eq!(admin.entries().count(), 1);
+        assert!(path.exists());
+        admin.keep().unwrap();
+        let aside = path.with_extension("json.broken");
+        assert_eq!(std::fs::read_to_string(aside).unwrap(), newer);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
 
     #[test]

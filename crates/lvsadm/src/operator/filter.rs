@@ -181,13 +181,35 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
             }
         }
     }
+    writeln!(run.output, "{END}")?;
     Ok(0)
+}
+
+/// The last line of what is saved. Without it nothing is restored: a pipe whose other end failed gives an empty input, or half of
+/// one, and whatever is not in it would be taken away.
+const END: &str = "# end of filters";
+
+/// Whether all of a file is there.
+fn whole(text: &str) -> Result<(), Trouble> {
+    let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
+    if last == Some(END) {
+        return Ok(());
+    }
+    let what = match last {
+        None => "the input is empty",
+        Some(_) => "the input does not end with that line",
+    };
+    Err(Trouble::Engine(format!(
+        "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; see whether what gives \
+         the input has failed, and put that line at the end of a file that you have written"
+    )))
 }
 
 /// Replaces all filters by those of the standard input: all of them, or nothing is changed.
 fn restore(run: &mut Invocation<'_>) -> Outcome {
     let mut text = String::new();
     run.input.read_to_string(&mut text)?;
+    whole(&text)?;
     let wanted = read(run, &text)?;
     let mut client = connect(run)?;
     let items: Vec<FilterItem> = client.collect(&Call::FilterList {})?;
@@ -289,6 +311,25 @@ mod tests {
         FilterLists {
             allow: parse_prefixes(allow).unwrap(),
             deny: parse_prefixes(deny).unwrap(),
+        }
+    }
+
+    #[test]
+    fn half_a_file_is_not_a_file() {
+        for text in [
+            "",
+            "\n",
+            "all deny 10.0.0.0/8\n",
+            "# end of filters\nall deny 10.0.0.0/8\n",
+            "all deny 10.0.0.0/8\n# end of fil",
+        ] {
+            assert!(whole(text).is_err(), "{text}");
+        }
+        for text in [
+            "# end of filters",
+            "all deny 10.0.0.0/8\r\n# end of filters\r\n\r\n",
+        ] {
+            assert!(whole(text).is_ok(), "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! `lvsd convert`: another program's file as lvsd's.
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,11 +43,15 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
         ));
     };
     let directory = file.parent().map(Path::to_owned).unwrap_or_default();
-    let include = |pattern: &str| included(&directory, pattern);
+    let unread = RefCell::new(None);
+    let include = |pattern: &str| included(&directory, pattern, &unread);
     let converted = match convert(kind, &name, &text, &include) {
         Ok(converted) => converted,
         Err(why) => return fail(&format!("{name}: {why}")),
     };
+    if let Some(why) = unread.take() {
+        return fail(&why);
+    }
     let mut toml = converted.toml;
     match rest {
         Some(path) => {
@@ -83,14 +88,26 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
 fn read(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
-        .and_then(|file| file.take(LENGTH_MAX).read_to_end(&mut bytes))
+        .and_then(|file| file.take(LENGTH_MAX + 1).read_to_end(&mut bytes))
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    if bytes.len() as u64 > LENGTH_MAX {
+        return Err(format!(
+            "{} is longer than {} MiB; name the file that was meant, or split it",
+            path.display(),
+            LENGTH_MAX >> 20
+        ));
+    }
     // Comments in old files are in whatever their writers had.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The files that `include` names: a path, the last part of which may have `*`.
-fn included(directory: &Path, pattern: &str) -> Vec<(String, String)> {
+/// The files that `include` names: a path, the last part of which may have `*`. Why one that is there
+/// cannot be read is left in `unread`.
+fn included(
+    directory: &Path,
+    pattern: &str,
+    unread: &RefCell<Option<String>>,
+) -> Vec<(String, String)> {
     let path = directory.join(pattern);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Vec::new();
@@ -110,6 +127,33 @@ fn included(directory: &Path, pattern: &str) -> Vec<(String, String)> {
         }
     };
     paths.sort();
-    let read = |path: PathBuf| Some((path.display().to_string(), read(&path).ok()?));
+    paths.retain(|path| path.is_file());
+    let read = |path: PathBuf| match read(&path) {
+        Ok(text) => Some((path.display().to_string(), text)),
+        Err(why) => {
+            unread.borrow_mut().get_or_insert(why);
+            None
+        }
+    };
     paths.into_iter().filter_map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_too_long_are_refused_and_not_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("long.conf");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(LENGTH_MAX).unwrap();
+        assert!(read(&path).is_ok());
+        file.set_len(LENGTH_MAX + 1).unwrap();
+        let refused = read(&path).unwrap_err();
+        assert!(refused.contains("longer than 16 MiB"), "{refused}");
+        let unread = RefCell::new(None);
+        assert!(included(directory.path(), "*.conf", &unread).is_empty());
+        assert_eq!(unread.take(), Some(refused));
+    }
 }

@@ -1,6 +1,7 @@
 //! A configuration in several files: the main one, and `conf.d/*.toml` beside it, in the order of
 //! their names, as one text.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -68,7 +69,7 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
         text: String::new(),
         findings: Vec::new(),
     };
-    let parts = beside(path);
+    let parts = beside(path)?;
     if !parts.is_empty() {
         whole.findings = shape::main_file(&text);
     }
@@ -93,22 +94,35 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     Ok(whole)
 }
 
-/// The files of `conf.d` beside the main one.
-fn beside(path: &Path) -> Vec<PathBuf> {
+/// The files of `conf.d` beside the main one. Only where there is no such directory there are none: what cannot be read must not
+/// take its services away.
+fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let directory = path
         .parent()
         .unwrap_or_else(|| Path::new(""))
         .join("conf.d");
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut all: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.ends_with(".toml") && !name.starts_with('.')
-        })
-        .collect();
+    let unread = |source| LoadError::Read {
+        path: directory.display().to_string(),
+        source,
+    };
+    let entries = match std::fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        // A link to what is not there (not mounted?) is no missing directory.
+        Err(error) if error.kind() == ErrorKind::NotFound && !directory.is_symlink() => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(unread(error)),
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unread)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".toml") && !name.starts_with('.') {
+            all.push(path);
+        }
+    }
     all.sort();
-    all
+    Ok(all)
 }
 
 fn read_one(path: &Path) -> Result<String, LoadError> {
@@ -205,5 +219,32 @@ mod tests {
             twice.contains("exists twice") && twice.contains("a.toml"),
             "{twice}"
         );
+    }
+
+    #[test]
+    fn parts_that_cannot_be_read_are_not_taken_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let (main, parts) = (
+            directory.path().join("lvsd.toml"),
+            directory.path().join("conf.d"),
+        );
+        std::fs::write(&main, format!("{MAIN}\n{PART}")).unwrap();
+        let refused = || match Config::load(&main) {
+            Err(error @ LoadError::Read { .. }) => error.to_string(),
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("conf.d counts as empty"),
+        };
+        assert!(Config::load(&main).is_ok());
+        std::fs::write(&parts, "").unwrap();
+        let file = refused();
+        assert!(
+            file.contains("conf.d") && file.contains("make it a directory"),
+            "{file}"
+        );
+        for target in [parts.as_path(), "nowhere".as_ref()] {
+            std::fs::remove_file(&parts).unwrap();
+            std::os::unix::fs::symlink(target, &parts).unwrap();
+            assert!(refused().contains("conf.d"));
+        }
     }
 }

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
+use rustix::io::Errno;
 
 pub(crate) use check::{check_filter, label};
 pub use diagnostic::{Diagnostic, Report, Severity};
@@ -517,6 +518,14 @@ fn cure(error: &std::io::Error) -> &'static str {
             "let the user that lvsd runs as read it and its directories (`namei -l` shows their permissions)"
         }
         ErrorKind::IsADirectory => "name a file in this directory with --config",
+        _ if matches!(
+            Errno::from_io_error(error),
+            Some(Errno::MFILE | Errno::NFILE)
+        ) =>
+        {
+            "raise the limit of open files (LimitNOFILE= in lvsd's unit, `ulimit -n` in a shell)"
+        }
+        ErrorKind::NotADirectory => "make it a directory, or take it away",
         _ => "see that the disk is well and the file can be read with `cat`",
     }
 }

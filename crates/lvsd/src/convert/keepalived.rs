@@ -4,11 +4,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
-    ADDRESSES_MAX, INCLUDES_MAX, Server, Service, duration, endpoint, port, quote, scheduler,
+    ADDRESSES_MAX, INCLUDES_MAX, LENGTH_MAX, Server, Service, duration, endpoint, port, quote,
+    scheduler,
 };
 
 /// How deep blocks and includes may be.
 const DEPTH_MAX: usize = 32;
+/// The longest name of a macro, in bytes.
+const NAME_MAX: usize = 128;
+/// The longest word that macros make, in bytes.
+const WORD_MAX: usize = 4096;
+/// Macros that a word may stand for, those of their values too.
+const MACROS_MAX: usize = 1024;
 
 /// A statement: its words, and what stands in its block.
 #[derive(Clone, Debug, Default)]
@@ -54,10 +61,11 @@ pub(super) fn read(
         include,
         included: 0,
         macros: HashMap::new(),
+        written: 0,
         lost: &mut lost,
     };
     let mut tokens = Vec::new();
-    reader.tokens(text, 0, &mut tokens);
+    reader.tokens(text, 0, &mut tokens)?;
     let items = items(&mut tokens.into_iter().peekable(), 0)?;
     let mut groups: HashMap<&str, &Item> = HashMap::new();
     let mut vrrp = HashSet::new();
@@ -92,6 +100,8 @@ struct Reader<'a> {
     include: &'a dyn Fn(&str) -> Vec<(String, String)>,
     included: usize,
     macros: HashMap<String, String>,
+    /// Bytes that macros have made.
+    written: u64,
     lost: &'a mut Vec<String>,
 }
 
@@ -105,7 +115,7 @@ enum Token {
 }
 
 impl Reader<'_> {
-    fn tokens(&mut self, text: &str, depth: usize, out: &mut Vec<Token>) {
+    fn tokens(&mut self, text: &str, depth: usize, out: &mut Vec<Token>) -> Result<(), String> {
         for line in text.lines() {
             let words = words(line);
             let first = match words.first() {
@@ -124,7 +134,7 @@ impl Reader<'_> {
                 for (_, text) in files {
                     self.included += 1;
                     if self.included <= INCLUDES_MAX && depth < DEPTH_MAX {
-                        self.tokens(&text, depth + 1, out);
+                        self.tokens(&text, depth + 1, out)?;
                     }
                 }
                 continue;
@@ -141,7 +151,14 @@ impl Reader<'_> {
                     })
                     .collect();
                 let value = [&[value.to_owned()][..], &more].concat().join(" ");
-                self.macros.insert(name.to_owned(), value);
+                if name.len() > NAME_MAX {
+                    self.lost.push(format!(
+                        "${}: the name of a macro has at most {NAME_MAX} bytes",
+                        start(name, NAME_MAX)
+                    ));
+                } else {
+                    self.macros.insert(name.to_owned(), value);
+                }
                 continue;
             }
             if first.starts_with('@') {
@@ -152,28 +169,110 @@ impl Reader<'_> {
             for token in words {
                 match token {
                     Token::Word(word) if word.contains('$') => {
-                        out.push(Token::Word(self.expand(&word)));
+                        out.push(Token::Word(self.expand(word)?));
                     }
                     token => out.push(token),
                 }
             }
             out.push(Token::End);
         }
+        Ok(())
     }
 
-    fn expand(&self, word: &str) -> String {
-        let mut text = word.to_owned();
-        for (name, value) in &self.macros {
-            text = text
-                .replace(&format!("${{{name}}}"), value)
-                .replace(&format!("${name}"), value);
-            text.truncate(4096.min(text.len()));
-            while !text.is_char_boundary(text.len()) {
-                text.pop();
-            }
+    /// A word with the values of its macros.
+    fn expand(&mut self, word: String) -> Result<String, String> {
+        let mut expansion = Expansion::default();
+        expansion.add(&word, &self.macros, 0);
+        if expansion.macros == 0 {
+            return Ok(word);
         }
-        text
+        if expansion.cut {
+            self.lost.push(format!(
+                "{}: with its macros it is longer than {WORD_MAX} bytes, or has more than \
+                 {MACROS_MAX} of them, or they stand for themselves; the rest of it is cut off",
+                start(&word, 80)
+            ));
+        }
+        self.written += expansion.text.len() as u64;
+        if self.written > LENGTH_MAX {
+            return Err(format!(
+                "its macros make more than {} MiB; split the file",
+                LENGTH_MAX >> 20
+            ));
+        }
+        Ok(expansion.text)
     }
+}
+
+/// A word whose macros are replaced, from left to right.
+#[derive(Default)]
+struct Expansion {
+    text: String,
+    /// How many there were.
+    macros: usize,
+    cut: bool,
+}
+
+impl Expansion {
+    fn add<'a>(&mut self, mut text: &'a str, macros: &'a HashMap<String, String>, depth: usize) {
+        while let Some(dollar) = text.find('$') {
+            self.push(&text[..dollar]);
+            if self.cut {
+                return;
+            }
+            text = &text[dollar..];
+            let Some((value, rest)) = first_macro(text, macros) else {
+                self.push("$");
+                text = &text[1..];
+                continue;
+            };
+            self.macros += 1;
+            self.cut |= self.macros > MACROS_MAX || depth >= DEPTH_MAX;
+            if self.cut {
+                return;
+            }
+            self.add(value, macros, depth + 1);
+            text = rest;
+        }
+        self.push(text);
+    }
+
+    fn push(&mut self, text: &str) {
+        let fitting = start(text, WORD_MAX - self.text.len());
+        if !self.cut {
+            self.text.push_str(fitting);
+        }
+        self.cut |= fitting.len() < text.len();
+    }
+}
+
+/// The value of the macro that `text` begins with, `${NAME}` or `$NAME`, and what follows it. Of the
+/// names that fit, the longest is meant.
+fn first_macro<'a>(
+    text: &'a str,
+    macros: &'a HashMap<String, String>,
+) -> Option<(&'a str, &'a str)> {
+    let name = text.strip_prefix('$')?;
+    if let Some((name, rest)) = name.strip_prefix('{').and_then(|name| name.split_once('}'))
+        && let Some(value) = macros.get(name)
+    {
+        return Some((value, rest));
+    }
+    let longest = start(name, NAME_MAX).len();
+    let ends = (1..=longest)
+        .rev()
+        .filter(|end| name.is_char_boundary(*end));
+    ends.map(|end| name.split_at(end))
+        .find_map(|(name, rest)| Some((macros.get(name)?.as_str(), rest)))
+}
+
+/// As much of a text as `length` bytes hold.
+fn start(text: &str, length: usize) -> &str {
+    let mut end = length.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 fn words(line: &str) -> Vec<Token> {

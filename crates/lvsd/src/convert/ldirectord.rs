@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::{Server, Service, duration, endpoint, port, quote, scheduler};
+use super::{ADDRESSES_MAX, Server, Service, duration, endpoint, port, quote, scheduler};
 
 /// What services inherit.
 #[derive(Clone, Debug)]
@@ -26,6 +26,8 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
     };
     let mut services: Vec<Building> = Vec::new();
     let mut within = false;
+    // Addresses that ranges may still stand for, in the whole file.
+    let mut room = ADDRESSES_MAX;
     for line in text.lines() {
         let indented = line.starts_with([' ', '\t']);
         let bare = line.trim();
@@ -45,7 +47,7 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
                 global(key, value, &mut defaults, &mut lost);
             }
         } else if let (true, Some(service)) = (within, services.last_mut()) {
-            service.line(key, value);
+            service.line(key, value, &mut room);
         } else {
             lost.push(bare.to_owned());
         }
@@ -131,13 +133,13 @@ impl Building {
         new
     }
 
-    fn line(&mut self, key: &str, value: &str) {
+    fn line(&mut self, key: &str, value: &str, room: &mut usize) {
         let number = value
             .parse::<f64>()
             .ok()
             .filter(|n| n.is_finite() && *n > 0.0);
         match key {
-            "real" | "real6" => self.real(value),
+            "real" | "real6" => self.real(value, room),
             "scheduler" => match scheduler(value) {
                 Ok(name) => self.service.string("scheduler", name),
                 Err(why) => self.service.lose(why),
@@ -183,7 +185,7 @@ impl Building {
         }
     }
 
-    fn real(&mut self, value: &str) {
+    fn real(&mut self, value: &str, room: &mut usize) {
         let mut words = value.split_whitespace();
         let (Some(target), method) = (words.next(), words.next().unwrap_or("masq")) else {
             self.service.lose(format!("real={value}"));
@@ -200,11 +202,12 @@ impl Building {
                 return;
             }
         };
-        let Some((ips, number)) = range(target) else {
-            self.service.lose(format!(
-                "real={value}: names are not resolved; write addresses"
-            ));
-            return;
+        let (ips, number) = match range(target, room) {
+            Ok(range) => range,
+            Err(why) => {
+                self.service.lose(format!("real={value}: {why}"));
+                return;
+            }
         };
         let weight = rest.first().and_then(|word| word.parse::<u32>().ok());
         let more = &rest[usize::from(weight.is_some())..];
@@ -341,19 +344,27 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     Some((ip, Some(port(word)?)))
 }
 
-/// `10.0.0.1->10.0.0.9:80`.
-fn range(text: &str) -> Option<(Vec<IpAddr>, Option<u16>)> {
+/// `10.0.0.1->10.0.0.9:80`; takes what it stands for from `room`.
+fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
+    let names = || "names are not resolved; write addresses".to_owned();
     let Some((first, last)) = text.split_once("->") else {
-        let (ip, port) = address(text)?;
-        return Some((vec![ip], port));
+        let (ip, port) = address(text).ok_or_else(names)?;
+        return Ok((vec![ip], port));
     };
-    let first: Ipv4Addr = first.parse().ok()?;
-    let (last, port) = address(last)?;
-    let IpAddr::V4(last) = last else {
-        return None;
+    let first: Ipv4Addr = first.parse().map_err(|_| names())?;
+    let (IpAddr::V4(last), port) = address(last).ok_or_else(names)? else {
+        return Err("a range is of IPv4 addresses".to_owned());
     };
     let (first, last) = (u32::from(first), u32::from(last));
-    let ips = (first <= last && last - first < 65_536)
-        .then(|| (first..=last).map(|ip| Ipv4Addr::from(ip).into()).collect())?;
-    Some((ips, port))
+    if first > last {
+        return Err("the last address is before the first".to_owned());
+    }
+    let left = usize::try_from(last - first)
+        .ok()
+        .and_then(|before| room.checked_sub(before)?.checked_sub(1));
+    *room = left.ok_or_else(|| {
+        format!("the ranges of a file stand for at most {ADDRESSES_MAX} addresses; write the servers that there are")
+    })?;
+    let ips = (first..=last).map(|ip| Ipv4Addr::from(ip).into()).collect();
+    Ok((ips, port))
 }

@@ -399,6 +399,74 @@ virtual_server fwmark 7
 "#;
 
     #[test]
+    fn macros_stand_for_their_values_whatever_the_order() {
+        // Often enough that no order of a map is right by chance.
+        for _ in 0..32 {
+            let (_, config) = converted(
+                Kind::Keepalived,
+                "$VIP=192.0.2.1\n$VIP2=10.9.9.9\n$VIP22=$VIP2\n$NET=10.0.0.\n$LATE=${NET}1\n\
+                 virtual_server $VIP2 80 {\n real_server ${NET}1 80 {\n }\n}\n\
+                 virtual_server $VIP 80 {\n real_server $LATE 80 {\n }\n}\n\
+                 virtual_server $VIP22 81 {\n real_server $LATE 80 {\n }\n}\n",
+            );
+            let all: Vec<String> = config
+                .services
+                .iter()
+                .map(|service| service.address().unwrap().to_string())
+                .collect();
+            assert_eq!(all, ["10.9.9.9:80", "192.0.2.1:80", "10.9.9.9:81"]);
+            for service in &config.services {
+                assert_eq!(service.servers[0].address.to_string(), "10.0.0.1:80");
+            }
+        }
+    }
+
+    #[test]
+    fn macros_have_bounds() {
+        let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
+        let rest = |macros: &str| {
+            convert(Kind::Keepalived, "x", &format!("{macros}\n{server}"), &none).unwrap()
+        };
+        // A limit within a character, macros without an end, and those that make nothing of much.
+        let umlauts = "ä".repeat(3000);
+        for text in [
+            format!("$A=x\nnotify $A{umlauts}"),
+            format!("$A={umlauts}\nnotify x$A$A$A$A"),
+            "$A=$A\nnotify $A".to_owned(),
+            "$A=$B$B$B$B\n$B=$A$A$A$A\nnotify $A".to_owned(),
+            format!("$A=\n$B={}\nnotify {}", "$A".repeat(900), "$B".repeat(900)),
+        ] {
+            let converted = rest(&text);
+            assert!(converted.rest.len() < 4200, "{}", converted.rest.len());
+            assert!(
+                converted.lost[0].contains("cut off"),
+                "{:?}",
+                converted.lost
+            );
+        }
+        let many = format!("$A={}\n{}", "x".repeat(4000), "notify $A\n".repeat(5000));
+        let refused = convert(Kind::Keepalived, "x", &many, &none).unwrap_err();
+        assert!(refused.contains("16 MiB"), "{refused}");
+    }
+
+    #[test]
+    fn the_ranges_of_a_file_have_a_bound_together() {
+        let service = |n: u32| {
+            format!(
+                "virtual=192.0.2.{n}:80\n real=10.{n}.0.0->10.{n}.127.255:80 gate\n real=10.{n}.200.1:80 gate\n"
+            )
+        };
+        let text: String = (1..=4).map(service).collect();
+        let converted = convert(Kind::Ldirectord, "x", &text, &none).unwrap();
+        assert_eq!(
+            converted.toml.matches("[[service.server]]").count(),
+            65_536 + 4
+        );
+        let bound = |lost: &&String| lost.contains("at most 65536 addresses");
+        assert_eq!(converted.lost.iter().filter(bound).count(), 2);
+    }
+
+    #[test]
     fn keepalived() {
         let (done, config) = converted(Kind::Keepalived, KEEPALIVED);
         assert_eq!(config.services.len(), 4 + 1);

@@ -1,6 +1,7 @@
 //! What people ask over the control socket, and what they are told.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lvs_core::api::ServiceId;
@@ -16,7 +17,7 @@ use crate::admin::unix_time;
 use crate::config::Service;
 use crate::decide::{self, Decision, ServerView};
 use crate::door::{Asked, answer};
-use crate::engine::Found;
+use crate::engine::{Found, Seen};
 use crate::events::About;
 use crate::health::Prober;
 use crate::reconcile::Health;
@@ -63,7 +64,7 @@ impl<P: Prober> Daemon<P> {
 
     fn set_admin(&mut self, mut spec: AdminSpec, uid: u32) -> Result<AdminDone, String> {
         let (target, state) = (spec.target, spec.state);
-        let mut servers: Vec<(ServiceId, std::net::SocketAddr)> = Vec::new();
+        let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
         for service in &self.config.services {
             let all = service.servers.iter().map(|server| server.address);
             let matching = all.filter(|server| target.has(service.id, *server));
@@ -259,6 +260,9 @@ impl<P: Prober> Daemon<P> {
 
     fn status_of_all(&self) -> Status {
         let (found, seen) = &self.found;
+        let by_service = by_service(&found.servers);
+        let seen_of =
+            |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
         Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -275,7 +279,7 @@ impl<P: Prober> Daemon<P> {
                 .config
                 .services
                 .iter()
-                .map(|service| self.status_of(service))
+                .map(|service| self.status_of(service, seen_of(service)))
                 .collect(),
             admin: self.admin.entries().cloned().collect(),
             drift: found.drift.clone(),
@@ -284,10 +288,10 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn status_of(&self, service: &Service) -> ServiceStatus {
+    /// A service with its servers, and those of the engine that are not in the file: `seen` are the engine's.
+    fn status_of(&self, service: &Service, seen: &[(SocketAddr, Seen)]) -> ServiceStatus {
         let found = &self.found.0;
         let decision = self.decisions.get(&service.id).copied().unwrap_or_default();
-        let drained: HashSet<_> = found.drained.iter().collect();
         let mut servers: Vec<ServerStatus> = service
             .servers
             .iter()
@@ -296,7 +300,7 @@ impl<P: Prober> Daemon<P> {
                 let seen = found.servers.get(&key);
                 let known = self.checks.known(&key);
                 let admin = match self.admin.state(key.0, key.1) {
-                    AdminState::Ready if drained.contains(&key) => AdminState::Drain,
+                    AdminState::Ready if found.drained.contains(&key) => AdminState::Drain,
                     state => state,
                 };
                 let health = match known.as_ref().map(|known| known.up) {
@@ -319,12 +323,9 @@ impl<P: Prober> Daemon<P> {
             })
             .collect();
         let named: HashSet<_> = service.servers.iter().map(|s| s.address).collect();
-        let of_others = found
-            .servers
-            .iter()
-            .filter(|((id, server), _)| *id == service.id && !named.contains(server));
+        let of_others = seen.iter().filter(|(server, _)| !named.contains(server));
         let mut others: Vec<ServerStatus> = of_others
-            .map(|((_, server), seen)| ServerStatus {
+            .map(|(server, seen)| ServerStatus {
                 server: *server,
                 configured: None,
                 admin: AdminState::Ready,
@@ -375,11 +376,48 @@ impl<P: Prober> Daemon<P> {
     }
 }
 
+/// The servers of each service.
+fn by_service(
+    servers: &HashMap<(ServiceId, SocketAddr), Seen>,
+) -> HashMap<ServiceId, Vec<(SocketAddr, Seen)>> {
+    let mut all: HashMap<_, Vec<_>> = HashMap::new();
+    for ((service, server), seen) in servers {
+        all.entry(*service).or_default().push((*server, *seen));
+    }
+    all
+}
+
 /// Who has said so, and why.
 fn said(entry: &AdminEntry) -> String {
     let who = entry.spec.who.clone().unwrap_or_default();
     match &entry.spec.why {
         Some(why) => format!("{who}: {why}"),
         None => who,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_found_by_their_service() {
+        let service = |n: u8| ServiceId::Tcp {
+            address: ([192, 0, 2, n], 80).into(),
+        };
+        let server = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
+        let seen = |weight| Seen {
+            weight,
+            active: 0,
+            inactive: 0,
+        };
+        let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
+            .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));
+        let mut all = by_service(&servers.into());
+        assert_eq!(all.remove(&service(1)), Some(vec![(server(1), seen(5))]));
+        let mut second = all.remove(&service(2)).unwrap();
+        second.sort_by_key(|(server, _)| *server);
+        assert_eq!(second, [(server(1), seen(6)), (server(2), seen(7))]);
+        assert!(all.is_empty());
     }
 }

@@ -172,7 +172,7 @@ pub struct Found {
     /// Services in whose place somebody else's stand.
     pub conflicts: HashSet<ServiceId>,
     /// Servers that somebody has given weight 0 by hand.
-    pub drained: Vec<(ServiceId, SocketAddr)>,
+    pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Changes by hand that are left as they are, in words.
     pub drift: Vec<String>,
     /// The VIPs that it owns for us.
@@ -535,7 +535,7 @@ impl Link {
         let mut found = Found {
             refused: refusals.clone(),
             conflicts: plan.conflicts.iter().copied().collect(),
-            drained: self.given.drained().to_vec(),
+            drained: self.given.drained().iter().copied().collect(),
             drift: self.drift.in_words(&desired),
             vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
             servers: HashMap::new(),
