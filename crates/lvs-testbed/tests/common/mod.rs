@@ -422,7 +422,11 @@ pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     );
     let printed = site.client.sh(&script)?;
     // RFC 9293, 3.5.2: the sequence number of the RST is the acknowledgement number that it answers.
-    Ok(printed == "flags 4 seq 2222")
+    let reset = printed == "flags 4 seq 2222";
+    if !reset {
+        eprintln!("{printed:?}; {}", site.lvsadm("drops --all")?);
+    }
+    Ok(reset)
 }
 
 pub(crate) fn client_address(site: &Site) -> Result<String> {
