@@ -291,3 +291,142 @@ fn filters_are_saved_and_restored() -> Result<()> {
     ensure!(listed()? == "no filters\n", "{}", listed()?);
     Ok(())
 }
+
+/// An XDP program that drops every frame at an interface, for as long as the process lives.
+const XDP_DROP: &str = r#"
+my ($interface) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my ($program, $license) = (pack('CCslCCsl', 0xb7, 0, 0, 1, 0x95, 0, 0, 0), "MIT\0");
+my $at = sub { unpack('Q', pack('P', $_[0])) };
+my $load = pack('LLQQ', 6, 2, $at->($program), $at->($license)) . "\0" x 120;   # XDP: return XDP_DROP
+my $fd = syscall($bpf, 5, $load, length $load);
+$fd >= 0 or die "load: $!";
+my $attach = pack('LLLL', $fd, $ifindex, 37, 0) . "\0" x 32;   # BPF_LINK_CREATE of BPF_XDP
+syscall($bpf, 28, $attach, length $attach) >= 0 or die "attach: $!";
+$| = 1;
+print "attached\n";
+sleep 60;
+"#;
+
+/// Whether a client is served within a second.
+fn served(site: &Site) -> Result<bool> {
+    let fetch = format!(
+        "curl -s -m 1 -o /dev/null http://{}/ && echo yes || echo no",
+        site.vip
+    );
+    Ok(site.client.sh(&fetch)?.trim() == "yes")
+}
+
+/// The table in docs/security.md: which filters of the host see the traffic of services.
+#[test]
+fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
+    let site = site("table")?;
+    site.add_service(80, "rr")?;
+    ensure!(served(&site)?);
+    let client = common::client_address(&site)?;
+    let director = |script: &str| site.director.sh(script);
+
+    // nftables at every hook of the stack, and connection tracking: no.
+    for hook in ["prerouting", "input", "forward", "output", "postrouting"] {
+        director(&format!(
+            "nft 'add table inet whole; flush table inet whole; \
+             add chain inet whole c {{ type filter hook {hook} priority -400; }}; \
+             add rule inet whole c tcp dport 80 counter drop; add rule inet whole c tcp sport 80 counter drop'"
+        ))?;
+        ensure!(served(&site)?, "{hook}");
+        let seen = director("nft list table inet whole")?;
+        ensure!(
+            seen.matches("packets 0 bytes 0").count() == 2,
+            "{hook}: {seen}"
+        );
+        director("nft delete table inet whole")?;
+    }
+    // iptables, where it is there.
+    if director("command -v iptables-legacy >/dev/null && iptables-legacy -L -n >/dev/null 2>&1 && echo yes || true")?
+        .contains("yes")
+    {
+        director("for chain in INPUT FORWARD OUTPUT; do iptables-legacy -A $chain -p tcp -j DROP; done")?;
+        ensure!(served(&site)?, "iptables");
+        director("iptables-legacy -F")?;
+    }
+    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its copy.
+    for priority in [-500, 0] {
+        director(&format!(
+            "nft 'add table netdev early; add chain netdev early c {{ type filter hook ingress device eth0 priority {priority}; }}; \
+             add rule netdev early c tcp dport 80 counter drop'"
+        ))?;
+        ensure!(served(&site)?, "ingress {priority}");
+        let seen = director("nft list table netdev early")?;
+        // Behind the shield there is nothing left of it.
+        let dropped = !seen.contains("packets 0 bytes 0");
+        ensure!(dropped == (priority < -300), "{priority}: {seen}");
+        director("nft delete table netdev early")?;
+    }
+    // rp_filter and rules for routing: no.
+    director(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
+    )?;
+    director(&format!(
+        "ip rule add from {client} blackhole; ip rule add to {client} iif eth1 blackhole"
+    ))?;
+    ensure!(served(&site)?, "rp_filter, ip rule");
+    director(&format!(
+        "ip rule del from {client}; ip rule del to {client} iif eth1"
+    ))?;
+    // The family netdev at egress: yes, requests and answers.
+    for (device, port) in [("eth1", "dport"), ("eth0", "sport")] {
+        director(&format!(
+            "nft 'add table netdev late; add chain netdev late c {{ type filter hook egress device {device} priority 0; }}; \
+             add rule netdev late c tcp {port} 80 counter drop'"
+        ))?;
+        ensure!(!served(&site)?, "egress of {device} is passed by");
+        director("nft delete table netdev late")?;
+        ensure!(served(&site)?);
+    }
+    // XDP: yes, before the engine.
+    let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
+    wait_until("the program", Duration::from_secs(10), || {
+        xdp.log().contains("attached") || xdp.log().contains(':')
+    })?;
+    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
+    ensure!(!served(&site)?, "XDP is passed by");
+    xdp.kill();
+    wait_until("the way", Duration::from_secs(10), || {
+        served(&site).unwrap_or(false)
+    })?;
+    // The real servers' own filters: yes.
+    site.servers[0].sh("nft 'add table inet fw; add chain inet fw c { type filter hook input priority 0; }; add rule inet fw c tcp dport 80 drop'")?;
+    ensure!(!served(&site)?);
+    Ok(())
+}
+
+/// With the TUN backend the host's firewall sees everything, at FORWARD.
+#[test]
+fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
+    let mut options = SiteOptions::new("tunfw", Forward::Nat);
+    options.servers = 1;
+    options.vip = lvs_testbed::Vip::Engine;
+    options.ip_forward = true;
+    let mut site = Site::new(options)?;
+    site.start_engine(&["--backend", "tun"])?;
+    site.add_service(80, "rr")?;
+    wait_until("the way", Duration::from_secs(10), || {
+        served(&site).unwrap_or(false)
+    })?;
+    for (way, port) in [
+        ("oifname", "dport"),
+        ("iifname", "dport"),
+        ("iifname", "sport"),
+    ] {
+        site.director.sh(&format!(
+            "nft 'add table inet fw; flush table inet fw; add chain inet fw c {{ type filter hook forward priority 0; }}; \
+             add rule inet fw c {way} lvs-tun0 tcp {port} 80 counter drop'"
+        ))?;
+        ensure!(!served(&site)?, "{way} {port} passes");
+        site.director.sh("nft delete table inet fw")?;
+        ensure!(served(&site)?);
+    }
+    Ok(())
+}

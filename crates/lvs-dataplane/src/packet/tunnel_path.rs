@@ -300,3 +300,27 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Beyond the limit a way is what its route says, and what was learned of others stays.
+    #[test]
+    fn what_is_learned_of_many_servers_is_bounded() {
+        let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+        let now = Instant::from_secs(1);
+        let (all, mut known) = (TunnelPaths::default(), KnownPaths::default());
+        assert_eq!(known.mtu(&all, server(0), Tunnel::Ipip, 1500, now), 1500);
+        let path = all
+            .known((server(0), Kind::Ipip))
+            .expect("it is remembered");
+        path.learn(1400, 1500, false, now);
+        for n in 0..3 * u32::try_from(SERVERS_MAX).expect("few") {
+            let mtu = known.mtu(&all, server(n), Tunnel::Ipip, 1500, now);
+            assert_eq!(mtu, if n == 0 { 1400 } else { 1500 });
+        }
+        assert_eq!(known.0.len(), SERVERS_MAX);
+        assert!(all.known((server(5000), Kind::Ipip)).is_none());
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -121,7 +121,17 @@ impl Bed {
         for size in [SMALL, LARGE] {
             site.serve(&format!("s/{size}"), size as u64)?;
         }
-        site.start_engine(attack.engine)?;
+        if matches!(attack.means, Means::Log) {
+            let fifo = site.testbed.dir().join("log").display().to_string();
+            // Somebody has it open for reading, and reads nothing.
+            let script = format!(
+                "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
+            );
+            let launcher = ["env", "LVS_LOG=trace", "sh", "-c", &*script, "sh"];
+            site.start_engine_by(&launcher, attack.engine)?;
+        } else {
+            site.start_engine(attack.engine)?;
+        }
         let bed = Self { site, attacker };
         bed.services()?;
         if users {
@@ -207,6 +217,7 @@ impl Bed {
             let client = scope.spawn(|| Honest::run_on(&self.site.client, &honest));
             let (sent, delays) = match attack.means {
                 Means::Frames(_) => (self.strike(attack.name, time, rate), None),
+                Means::Log => (self.fill_the_log(time), None),
                 Means::Users(hostile) => {
                     let users = scope.spawn(move || hostile(&self.site, time));
                     let delays = self.probe_beside(time, None);
@@ -219,6 +230,24 @@ impl Bed {
             let beside = beside.unwrap_or_else(|_| bail!("the client panicked"));
             Ok((sent?, beside?, delays))
         })
+    }
+
+    /// Has the engine log, and `lvsadm` list to a reader that does not read; how often.
+    fn fill_the_log(&self, time: Duration) -> Result<u64> {
+        let lvsadm = programs::find("lvsadm")?.display().to_string();
+        let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
+        let mut listing = self.site.director.spawn("sh", &["-c", &listing])?;
+        let (start, mut rounds) = (Instant::now(), 0);
+        while start.elapsed() < time {
+            // Each is worth a line, or several.
+            self.site.director.sh(
+                "ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77
+                 ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo",
+            )?;
+            rounds += 1;
+        }
+        listing.kill();
+        Ok(rounds)
     }
 
     fn strike(&self, name: &str, time: Duration, rate: u64) -> Result<u64> {

@@ -59,6 +59,8 @@ enum Means {
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Users of the director's host without any rights.
     Users(fn(&Site, Duration) -> Result<u64>),
+    /// Nobody reads the engine's log, a full pipe, while much is logged, nor what `lvsadm` prints.
+    Log,
 }
 
 const SMALL: &str = "engine at most 128 MB above idle; no silence above 50 ms";
@@ -198,6 +200,17 @@ const ATTACKS: &[Attack] = &[
         rate: 0,
         means: Means::Users(users::hostile),
         bound: "no packet delayed by more than 5 ms; at most 64 MB",
+        counted: &[],
+        memory_mb: 64,
+    },
+    Attack {
+        name: "log",
+        summary: "nobody reads the engine's log at level trace, a full pipe, nor what lvsadm lists",
+        site: (Forward::Nat, Vip::Host),
+        engine: &[],
+        rate: 0,
+        means: Means::Log,
+        bound: "packets flow; log lines are lost",
         counted: &[],
         memory_mb: 64,
     },

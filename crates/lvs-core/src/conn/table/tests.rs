@@ -113,6 +113,25 @@ fn a_published_slot_rests_before_it_is_used_again() {
     assert_eq!(table.insert(&draft(3, 9), later), Some(second));
 }
 
+/// However fast published connections come and go, what rests is no more than there are slots.
+#[test]
+fn slots_in_quarantine_count_as_used() {
+    let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
+    let mut table = ConnTable::with_memory(8, memory);
+    let places = table.slots.overflow as usize;
+    for n in 0..10_000 {
+        if let Some(handle) = table.insert(&draft(n, 9), Instant::ZERO) {
+            table.get(handle).publish(1);
+            table.remove(handle);
+        }
+        assert!(table.quarantined.len() <= places, "{n}");
+    }
+    assert!(!table.quarantined.is_empty() && table.len() == 0);
+    let later = Instant::ZERO + Duration::from_millis(5);
+    assert_eq!(table.due_tick(later, &mut 1), None);
+    assert!(table.quarantined.is_empty());
+}
+
 fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
     let key = Key {
         virt,
