@@ -598,6 +598,14 @@ mod tests {
     }
 
     #[test]
+    fn the_unit_permits_the_priority_of_packet_workers() {
+        // Its bounding set has no CAP_SYS_NICE.
+        let unit = include_str!("../../../../contrib/lvs-dataplane.service");
+        let line = format!("LimitNICE={NICE}");
+        assert!(unit.lines().any(|other| other == line), "{line}");
+    }
+
+    #[test]
     fn two_workers_on_one_control() {
         const WORKERS: usize = 2;
         let mut control = Control::new(Options {
