@@ -300,7 +300,7 @@ impl AfPacket {
     }
 
     /// Gives frames back to the host as if they had just come in; returns how many were refused. Without a way back
-    /// ([`Self::open_with_way_back`]) all are.
+    /// ([`Self::open_with`]) all are.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
             Some(back) => {
