@@ -6,7 +6,7 @@
 //!  frame ──▶ looks it up             └─ anything else ─────────▶ the engine, as without all this
 //! ```
 //!
-//! The engine publishes what has lived for some packets ([`RIPE`]) and cannot be changed by the next one. What is published
+//! The engine publishes what has lived for some packets (16 from the client) and cannot be changed by the next one. What is published
 //! is in force in one *epoch*: any change (of the director, the host's tables, the settings) begins another one, so that the
 //! next packet of each connection comes up, is decided on anew, and publishes it again. While a change is being made, there
 //! is no epoch.

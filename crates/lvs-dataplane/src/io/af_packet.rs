@@ -30,7 +30,7 @@ use crate::sys::{
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
 
-/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and [`RESERVE`]. An odd number of cache lines, so
+/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd number of cache lines, so
 /// that the beginnings of all slots are spread over the cache.
 pub const SLOT: usize = 27 * 64;
 
