@@ -327,30 +327,12 @@ fn duration(text: &str) -> Option<Duration> {
 /// The one of `known` that `word` was probably meant to be.
 pub(crate) fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (word.chars().count() / 3).max(1);
-    let near = known.into_iter().map(|one| (distance(word, one), one));
+    let near = known
+        .into_iter()
+        .map(|one| (strsim::osa_distance(word, one), one));
     near.filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, one)| one)
-}
-
-/// Edit distance, with a swap of neighbours as one edit.
-fn distance(a: &str, b: &str) -> usize {
-    // Nobody types more than that by mistake.
-    let [a, b]: [Vec<char>; 2] = [a, b].map(|word| word.chars().take(64).collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut best = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 /// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.
