@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::{Row, rows};
-use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, wait_until};
 use nix::sys::signal::Signal;
 
 const ON: [&str; 2] = ["--in-kernel", "on"];
@@ -154,11 +154,8 @@ fn counters_are_those_of_the_servers() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
-    let Some(site) = site("ink-removed", Forward::Nat, 1)? else {
-        return Ok(());
-    };
+/// A download of 20 MB/s through a service, whose packets go through the kernel.
+fn download_in_the_kernel(site: &Site) -> Result<Proc> {
     site.add_service(80, "rr")?;
     site.serve("long", 400 << 20)?;
     let url = format!("http://{}/long", site.vip);
@@ -172,9 +169,18 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
         "/dev/null",
         &url,
     ];
-    let _download = site.client.spawn("curl", &arguments)?;
-    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 50);
+    let download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+#[test]
+fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
+    let Some(site) = site("ink-removed", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let _download = download_in_the_kernel(&site)?;
     let server = format!("{}:80", site.real_address(0));
     site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
     let before = shares(&site)?;
@@ -196,22 +202,7 @@ fn a_capture_sees_everything() -> Result<()> {
     let Some(site) = site("ink-capture", Forward::Nat, 1)? else {
         return Ok(());
     };
-    site.add_service(80, "rr")?;
-    site.serve("long", 400 << 20)?;
-    let url = format!("http://{}/long", site.vip);
-    let arguments = [
-        "-sS",
-        "--limit-rate",
-        "20M",
-        "-m",
-        "60",
-        "-o",
-        "/dev/null",
-        &url,
-    ];
-    let _download = site.client.spawn("curl", &arguments)?;
-    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 50);
-    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
     site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
     // A link of 20 MB/s has so many in a moment; beside the kernel there would be next to none.
