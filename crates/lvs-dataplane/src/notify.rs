@@ -5,10 +5,11 @@ use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 
 /// The way to the service manager; does nothing without one.
-#[derive(Debug, Default)]
-pub struct Notify(Option<(UnixDatagram, SocketAddr)>);
+#[derive(Clone, Debug, Default)]
+pub struct Notify(Option<Arc<(UnixDatagram, SocketAddr)>>);
 
 impl Notify {
     /// To the socket that the environment names.
@@ -26,7 +27,7 @@ impl Notify {
             _ => SocketAddr::from_pathname(name),
         };
         match (UnixDatagram::unbound(), address) {
-            (Ok(socket), Ok(address)) => Self(Some((socket, address))),
+            (Ok(socket), Ok(address)) => Self(Some(Arc::new((socket, address)))),
             _ => {
                 tracing::warn!(
                     "NOTIFY_SOCKET is set, but {} cannot be used",
@@ -39,7 +40,7 @@ impl Notify {
 
     /// Sends assignments, one a line: `READY=1`.
     pub fn send(&self, state: &str) {
-        if let Some((socket, address)) = &self.0 {
+        if let Some((socket, address)) = self.0.as_deref() {
             // A manager that does not listen is its own trouble.
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }

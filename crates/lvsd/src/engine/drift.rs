@@ -236,6 +236,7 @@ impl Drift {
                         line: service.line,
                         config: *config,
                         health: Health::Up,
+                        stays: false,
                         leaves: false,
                     });
                 }
