@@ -6,6 +6,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The way to the service manager; does nothing without one.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +46,18 @@ impl Notify {
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }
     }
+}
+
+/// How long the service manager waits to be fed before it ends this process; `None` if it does not
+/// watch it.
+pub fn watchdog_interval() -> Option<Duration> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let for_us = match std::env::var_os("WATCHDOG_PID") {
+        Some(_) => number("WATCHDOG_PID") == Some(std::process::id().into()),
+        None => true,
+    };
+    let interval = number("WATCHDOG_USEC").map(Duration::from_micros);
+    interval.filter(|interval| for_us && !interval.is_zero())
 }
 
 #[cfg(test)]

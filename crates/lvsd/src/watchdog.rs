@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-pub use lvs_dataplane::watchdog::interval;
+pub use lvs_dataplane::notify::watchdog_interval as interval;
 
 use crate::notify::Notify;
 

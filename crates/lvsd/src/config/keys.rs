@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::ops::{Range, RangeInclusive};
 
 use lvs_core::api::ServiceId;
+use lvs_dataplane::words::meant;
 use toml::Spanned;
 
-use super::diagnostic::did_you_mean;
 use super::value::Value;
 use super::{Diagnostic, unknown_key};
 
@@ -132,7 +132,7 @@ impl Keys<'_> {
         }
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         let finding = Diagnostic::error(self.place(key), format!("unknown word `{word}`"));
-        self.report(match did_you_mean(&word, names.iter().copied()) {
+        self.report(match meant(&word, names.iter().copied()) {
             Some(name) => finding.help(format!("did you mean \"{name}\"?")),
             None => finding.help(format!("one of: {}", names.join(", "))),
         });

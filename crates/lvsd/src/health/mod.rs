@@ -150,6 +150,10 @@ impl<P: Prober> Checks<P> {
 
     /// Checks the servers of `config`, and no others. A check that has not changed goes on
     /// undisturbed; one that asks the same in another rhythm keeps what it knows.
+    #[expect(
+        clippy::mutable_key_type,
+        reason = "what a check was made of does not change"
+    )]
     pub fn set(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.tasks);
         self.questions.clear();

@@ -9,6 +9,8 @@ mod banner;
 mod dns;
 mod exec;
 mod file;
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(test)]
 pub(crate) mod hostile;
 mod http;

@@ -115,10 +115,7 @@ fn missing() -> Vec<&'static str> {
 }
 
 impl Tls {
-    /// The keys of a check.
-    pub(super) const KEYS: &'static [&'static str] = &["sni", "ca", "cert", "key"];
-
-    /// Reads them; `host` is the name that the server has by HTTP.
+    /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the name that the server has by HTTP.
     pub(super) fn parse(keys: &mut Keys<'_>, host: Option<&str>) -> Option<Self> {
         let ca = keys.file("ca")?;
         let cert = keys.file("cert")?;
@@ -154,6 +151,19 @@ impl Tls {
                 None
             }
         }
+    }
+
+    /// What a check without any key of its own does.
+    pub(super) fn plain() -> Option<Self> {
+        let made_of = MadeOf {
+            ca: None,
+            cert: None,
+            key: None,
+            sni: None,
+        };
+        let config = Arc::new(config(&made_of).ok()?);
+        let made_of = Arc::new(made_of);
+        Some(Self { made_of, config })
     }
 
     /// The name that `server` has to have.
