@@ -141,7 +141,7 @@ mod tests {
             (
                 "{ type = \"tcp\", expect = \"a\" }",
                 "4:25",
-                "keys: fall, interval, port, rise, timeout, type",
+                "keys: fall, fast_interval, interval, jitter, passive, port, rise, timeout, type, via",
             ),
         ] {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);

@@ -57,6 +57,28 @@ pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
+/// The same, but waits to be asked.
+pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let mut request = [0; 4096];
+        let _ = stream.read(&mut request).await;
+        let _ = stream.write_all(words).await;
+        let _ = stream.shutdown().await;
+        while matches!(stream.read(&mut request).await, Ok(1..)) {}
+    })
+    .await
+}
+
+/// Waits to be asked, says the first, and then the second for ever.
+pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let _ = stream.read(&mut [0; 4096]).await;
+        let _ = stream.write_all(first).await;
+        while stream.write_all(then).await.is_ok() {}
+    })
+    .await
+}
+
 /// Says this one byte at a time, a few a second.
 pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {

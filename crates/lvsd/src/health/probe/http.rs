@@ -360,6 +360,7 @@ pub(super) fn follow(
     path: &str,
 ) -> Result<(String, String), String> {
     let wrong = || format!("redirects to {}", quoted(location.as_bytes()));
+    let location = location.split('#').next().unwrap_or_default();
     if location.starts_with('/') && !location.starts_with("//") {
         return match is_path(location) {
             true => Ok((host.to_owned(), location.to_owned())),
@@ -370,6 +371,10 @@ pub(super) fn follow(
         return follow(&format!("{scheme}://{rest}"), scheme, host, path);
     }
     if !location.contains("://") {
+        let first = location.split(['/', '?', '#']).next().unwrap_or_default();
+        if first.contains(':') {
+            return Err(wrong());
+        }
         // Beside the page that said it.
         let at = path.split('?').next().unwrap_or_default();
         let base = at.rfind('/').map_or("/", |end| &at[..=end]);
@@ -506,7 +511,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::health::probe::hostile::{answering, endless, probe, serving, survives};
+    use crate::health::probe::hostile::{endless_reply, probe, replying, serving, survives};
 
     const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
 
@@ -521,7 +526,7 @@ mod tests {
 
     #[tokio::test]
     async fn status_text_and_pattern() {
-        let server = answering(OK).await;
+        let server = replying(OK).await;
         for (more, good) in [
             ("", true),
             (", status = 200", true),
@@ -617,7 +622,7 @@ mod tests {
                 b"a",
             ),
         ] {
-            let server = endless(first, then).await;
+            let server = endless_reply(first, then).await;
             let check = format!("{{ type = \"http\", body = \"well\", {quick}");
             let result = probe(&check, server).await;
             assert!(
@@ -626,7 +631,7 @@ mod tests {
             );
         }
         // What is looked at of a page has an end, and the page need not.
-        let server = endless(b"HTTP/1.1 200 OK\r\n\r\nall is well", b"and on").await;
+        let server = endless_reply(b"HTTP/1.1 200 OK\r\n\r\nall is well", b"and on").await;
         assert!(
             probe("{ type = \"http\", body = \"well\" }", server)
                 .await

@@ -401,8 +401,8 @@ mod tests {
             [banner::Banner::NAME],
             "docs/configuration.md must describe every kind but the one that only tests have"
         );
-        let without_port = DOCUMENTATION.replace("| `port` |", "| port |");
-        assert_eq!(undocumented(&without_port), ["tcp.port", "banner"]);
+        let without = DOCUMENTATION.replace("| `helo` |", "| helo |");
+        assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);
     }
 
     #[test]
