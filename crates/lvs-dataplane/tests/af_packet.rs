@@ -362,7 +362,7 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
         bytes.extend([0xfd; 32]);
     } else {
         // Each third one has an option.
-        let options = if number % 3 == 0 { 4 } else { 0 };
+        let options = if number.is_multiple_of(3) { 4 } else { 0 };
         bytes.extend([8, 0, 0x45 + options / 4, 0]);
         bytes.extend((20 + u16::from(options) + len).to_be_bytes());
         bytes.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2]);
