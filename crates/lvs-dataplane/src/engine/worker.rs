@@ -22,7 +22,7 @@ use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
-use crate::in_kernel::{Held, InKernel, RIPE, WayOut};
+use crate::in_kernel::{Held, InKernel, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
@@ -116,9 +116,10 @@ impl Worker {
         }
     }
 
-    /// Publishes connections from now on.
-    pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>) {
+    /// Publishes connections from now on, each after so many packets.
+    pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
         self.in_kernel = Some(in_kernel);
+        self.decider.ripe_after = after;
     }
 
     /// Processes packets until the engine is told to stop. Its ports are the keeper's after that: they go after what depends
@@ -396,8 +397,14 @@ impl Worker {
             let judges = self.network.view().ignore_tunneled;
             if epoch != 0 && !judges {
                 for &conn in &ripe {
-                    if self.decider.shard.is_ripe(conn, RIPE, epoch) {
-                        let _ = self.publish(conn, epoch, &kernel, now);
+                    if self
+                        .decider
+                        .shard
+                        .is_ripe(conn, self.decider.ripe_after, epoch)
+                        && self.publish(conn, epoch, &kernel, now).is_none()
+                    {
+                        // One that was published before the last change is not to be asked about with every packet.
+                        self.decider.shard.withdraw(conn);
                     }
                 }
             }
