@@ -190,6 +190,22 @@ pub struct Info {
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+    /// The path in the kernel (`lvs-dataplane --in-kernel`).
+    pub in_kernel: InKernelInfo,
+}
+
+/// Where established connections are forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InKernelInfo {
+    /// It was asked for.
+    pub wanted: bool,
+    /// Connections are forwarded in the kernel.
+    pub active: bool,
+    /// Why none is, though it was asked for; empty otherwise.
+    pub reason: String,
+    /// What to do about that.
+    pub remedy: String,
 }
 
 /// Requests that did not fit the way to a server, and whose senders were told so.
