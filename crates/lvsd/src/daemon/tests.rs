@@ -10,7 +10,7 @@ use lvs_core::api::{Call, ServiceId};
 use super::*;
 use crate::config::Check;
 use crate::engine::fake::World;
-use crate::health::ProbeError;
+use crate::health::{Advice, ProbeError};
 use lvs_dataplane::control::daemon::{
     AdminDone, AdminSpec, Ask, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
 };
@@ -33,13 +33,13 @@ impl Dead {
 }
 
 impl Prober for Dead {
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send {
         let dead = self.0.lock().unwrap().contains(&check.server);
         async move {
             if dead {
                 Err(ProbeError::Server("connection refused".into()))
             } else {
-                Ok(())
+                Ok(Advice::NONE)
             }
         }
     }
@@ -624,13 +624,13 @@ impl Slow {
 }
 
 impl Prober for Slow {
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send {
         let (held, server) = (self.clone(), check.server);
         async move {
             while held.0.lock().unwrap().contains(&server) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            Ok(())
+            Ok(Advice::NONE)
         }
     }
 }
@@ -999,6 +999,55 @@ fn by_hand(world: &World, weight: i32) {
         config: lvs_core::ServerConfig { weight, ..now },
     };
     world.control().apply(&[Call::ServerEdit(spec)]).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_by_hand_beside_services_are_told_too() {
+    for report in [false, true] {
+        let line = if report {
+            "[lvsd]\ndrift = \"report\"\n"
+        } else {
+            ""
+        };
+        let rule = "[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n";
+        let text = format!("{line}{FILE}{rule}");
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let vip: IpAddr = "192.0.2.10".parse().unwrap();
+        assert!(daemon.world.engine().vips().contains(&vip));
+        let by_hand = [
+            Call::VipsOwn { addresses: vec![] },
+            Call::MarkSet { rules: vec![] },
+            Call::SysctlSet(lvs_core::api::Sysctl {
+                name: "conn_reuse_mode".to_owned(),
+                value: "1".to_owned(),
+            }),
+        ];
+        daemon.world.control().apply(&by_hand).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let events = daemon.events();
+        let told = events.iter().filter(|event| *event == "drift").count();
+        assert_eq!(told, 3, "each once: {events:?}");
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let engine = daemon.world.engine();
+        let left = (
+            engine.vips().is_empty(),
+            engine.0.marks.is_empty(),
+            engine.sysctl("conn_reuse_mode"),
+            status.drift.len(),
+        );
+        if report {
+            assert_eq!(left, (true, true, Some("1"), 3), "{:?}", status.drift);
+            daemon.reload(&text).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        } else {
+            assert_eq!(left, (false, false, Some("0"), 0), "{:?}", status.drift);
+        }
+        let engine = daemon.world.engine();
+        assert!(engine.vips().contains(&vip) && engine.0.marks.len() == 1);
+        assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+        daemon.stop().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
