@@ -16,16 +16,15 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::tun::HostDevice;
 use super::{BATCH, Capabilities, PacketIo, vnet};
-use crate::in_kernel::InKernel;
+use crate::in_kernel::{Attached, InKernel};
 use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{
-    self, MessageBatch, PacketRing, PacketSocket, RingFrame, TcLink, TurnBack, TurnedBack,
-};
+use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame, TurnBack, TurnedBack};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
@@ -125,7 +124,7 @@ impl Back {
 #[derive(Debug)]
 pub struct AfPacket {
     /// The path in the kernel takes what the socket's filter refuses: it goes first.
-    _ingress: Option<TcLink>,
+    _ingress: Option<Attached>,
     socket: PacketSocket,
     interface: String,
     ifindex: u32,
@@ -181,7 +180,7 @@ impl AfPacket {
         ifindex: u32,
         name: &str,
         turn: Option<&TurnBack>,
-        in_kernel: Option<&InKernel>,
+        in_kernel: Option<&Arc<InKernel>>,
     ) -> Result<Self, OpenError> {
         Self::open_for(ifindex, name, By::Ring, false, turn, in_kernel)
     }
@@ -192,7 +191,7 @@ impl AfPacket {
         by: By,
         tagged: bool,
         turn: Option<&TurnBack>,
-        in_kernel: Option<&InKernel>,
+        in_kernel: Option<&Arc<InKernel>>,
     ) -> Result<Self, OpenError> {
         let fail = |step: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
