@@ -75,6 +75,12 @@ impl Shard {
         worth && is_still(entry) && is_plain(entry)
     }
 
+    /// How many packets of a client's a connection has had.
+    #[inline]
+    pub fn packets_of(&self, conn: ConnId) -> u32 {
+        self.table.get(conn.0).in_packets()
+    }
+
     /// What there is to know of a connection that could be published; `None` if its next packets may be more than
     /// counted: it is not established, has no server, others have the same addresses and ports, a helper or a master's
     /// backup wants to see it, or the settings make it something else. Of a shard that is swept.

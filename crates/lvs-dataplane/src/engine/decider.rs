@@ -216,6 +216,10 @@ impl Decide for Decider {
         self.shard.warm(ahead)
     }
 
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.shard.packets_of(conn)
+    }
+
     fn is_cold(&self) -> bool {
         self.shard.len() >= COLD
     }
