@@ -386,6 +386,9 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
         "{sums}"
     );
+    let log = site.engine.as_ref().context("it runs")?.log();
+    let told = log.lines().find(|line| line.contains("took over"));
+    println!("{}", told.context("it says so")?);
     // Services are there, counters go on, and new connections come.
     common::wait_for_snapshot();
     let after = stats(&site)?;
