@@ -30,7 +30,7 @@ pub(super) const COUNT_WORDS: usize = 4;
 /// Words of what became of frames, on one processor.
 pub(super) const SHARE_WORDS: usize = 8;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 40;
+pub(super) const TOLD_BYTES: u32 = 104;
 
 /// Words of a way out: interface and MTU, link-layer addresses.
 pub(super) mod hop {
