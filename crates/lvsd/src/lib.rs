@@ -15,6 +15,7 @@
 //! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
 //! notify          what systemd is told
+//! proxy           services that the daemon serves itself
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
@@ -36,6 +37,7 @@ pub mod health;
 pub mod host_addresses;
 pub mod last_good;
 pub mod notify_command;
+pub mod proxy;
 pub mod reconcile;
 mod words;
 
