@@ -42,7 +42,7 @@ impl Listeners {
 
 impl Workers {
     pub(super) fn start(desk: &Arc<Desk>) -> io::Result<Self> {
-        let count = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let mut all = Vec::new();
         for number in 0..count.min(WORKERS_MAX) {
             let (sender, orders) = mpsc::unbounded_channel();
