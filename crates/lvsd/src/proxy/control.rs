@@ -15,6 +15,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Options;
 use super::desk::{Desk, Gate};
+use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 use crate::config::Dataplane;
 use crate::engine::control::{ControlError, EngineControl};
@@ -25,6 +26,8 @@ use crate::host_addresses::Addresses;
 const CONNECTIONS_MAX: usize = 100_000;
 /// Descriptors that others need.
 const RESERVE: usize = 256;
+/// Descriptors of pipes, if there are many.
+const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
 /// The proxy of this process. Copies are the same one.
 #[derive(Clone)]
@@ -68,8 +71,10 @@ impl Proxy {
     pub fn start() -> io::Result<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
-        // Two of a connection, and some of those have pipes.
-        let most = (descriptors.saturating_sub(RESERVE) / 3).clamp(16, CONNECTIONS_MAX);
+        // Two of a connection, beside those of pipes.
+        let pipes = PIPE_DESCRIPTORS.min(descriptors / 4);
+        let most = descriptors.saturating_sub(RESERVE + pipes) / 2;
+        let most = most.clamp(16, CONNECTIONS_MAX);
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
         let desk = Arc::new(Desk::new(most, u64::from_ne_bytes(seed)));

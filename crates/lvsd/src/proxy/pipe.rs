@@ -19,7 +19,7 @@ const COPY: usize = 16 << 10;
 /// What a pipe takes: 16 pages, unless the kernel gives us less.
 const PIPE: usize = 64 << 10;
 /// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
-const PIPES_MAX: usize = 1024;
+pub(super) const PIPES_MAX: usize = 1024;
 /// Pipes that a thread keeps for the next one who wants one.
 const PIPES_KEPT: usize = 64;
 /// Chunks that one connection moves until others have their turn.

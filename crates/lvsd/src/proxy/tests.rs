@@ -83,7 +83,7 @@ async fn server() -> (TcpListener, SocketAddr) {
 }
 
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|n| (n % 251) as u8).collect()
+    (0..=250).cycle().take(length).collect()
 }
 
 #[tokio::test]
