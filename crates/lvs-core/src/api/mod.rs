@@ -190,6 +190,22 @@ pub struct Info {
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+    /// The path in the kernel (`lvs-dataplane --in-kernel`).
+    pub in_kernel: InKernelInfo,
+}
+
+/// Where established connections are forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InKernelInfo {
+    /// It was asked for.
+    pub wanted: bool,
+    /// Connections are forwarded in the kernel.
+    pub active: bool,
+    /// Why none is, though it was asked for; empty otherwise.
+    pub reason: String,
+    /// What to do about that.
+    pub remedy: String,
 }
 
 /// Requests that did not fit the way to a server, and whose senders were told so.
@@ -269,6 +285,9 @@ pub struct ServerInfo {
     /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
+    /// New connections in a row that it has refused or not answered in time; absent if nobody counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<u32>,
     /// Its counters.
     pub stats: Stats,
 }
@@ -475,6 +494,7 @@ impl From<Error> for Failure {
                 FailureCode::NoScheduler
             }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::TooManyPins => FailureCode::Full,
             Error::LocalAddressNeeded => FailureCode::NoLocalAddress,
             Error::Unsupported(_) | Error::FullNatOnePacket => FailureCode::Unsupported,
             _ => FailureCode::Invalid,

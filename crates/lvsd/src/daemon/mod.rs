@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -33,11 +34,12 @@ use crate::decide::Decision;
 use crate::door::{Answer, Asked};
 use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
 use crate::events::{About, Events};
-use crate::health::{self, Checks, Prober};
+use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::watchdog::Pulse;
 use crate::words::counted;
 use waiting::Signals;
 
@@ -74,6 +76,10 @@ pub struct Options {
     pub asks: Option<mpsc::Receiver<Asked>>,
     /// Where it is told what happens.
     pub events: Events,
+    /// Where the health checks run: a thread of their own, so that nothing delays them. Without one, the loop's.
+    pub checks: Option<Handle>,
+    /// Beats with each turn of the loop.
+    pub turns: Pulse,
 }
 
 impl Options {
@@ -87,6 +93,8 @@ impl Options {
             admin: None,
             asks: None,
             events: Events::default(),
+            checks: None,
+            turns: Pulse::default(),
         }
     }
 }
@@ -165,12 +173,14 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, reports) = Checks::new(prober);
+    let (checks, reports) = Checks::new(prober, options.checks.clone());
     let mut signals = Signals::new(signals);
     let mut link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
     daemon.load(config, &link);
+    let turns = daemon.options.turns.clone();
     let all = loop {
+        turns.beat();
         tokio::select! {
             biased;
             signal = signals.next() => match signal {
@@ -544,6 +554,7 @@ impl<P: Prober> Daemon<P> {
             &self.vips,
             &self.admin,
             |key| self.health(key),
+            |key| self.checks.advice(key),
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
         desired.generation = self.generation;
@@ -564,6 +575,7 @@ fn desired(
     vips: &BTreeSet<IpAddr>,
     admin: &Admin,
     health: impl Fn(&health::Key) -> Health,
+    advice: impl Fn(&health::Key) -> Advice,
     decision: impl Fn(&ServiceId) -> Decision,
 ) -> Desired {
     let mut vips = vips.clone();
@@ -578,6 +590,7 @@ fn desired(
         let server = |server: &Server| {
             let state = admin.state(service.id, server.address);
             let mut config = server.config;
+            config.weight = advice(&(service.id, server.address)).apply(config.weight);
             if state == AdminState::Drain {
                 config.weight = 0;
             }
@@ -589,6 +602,10 @@ fn desired(
                 address: server.address,
                 line: server.line,
                 config,
+                stays: server
+                    .check
+                    .as_ref()
+                    .is_some_and(|check| check.via.is_some()),
                 health,
                 leaves: state == AdminState::Maintenance,
             }
@@ -599,6 +616,7 @@ fn desired(
                 address: sorry.address,
                 line: sorry.line,
                 config: sorry.config,
+                stays: false,
                 health: Health::Up,
                 leaves: false,
             });
@@ -648,7 +666,14 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
         true => Health::Unknown,
         false => Health::Up,
     };
-    let mut desired = desired(config, &vips, admin, health, |_| Decision::default());
+    let mut desired = desired(
+        config,
+        &vips,
+        admin,
+        health,
+        |_| Advice::NONE,
+        |_| Decision::default(),
+    );
     // The daemon that runs has them, and nobody else.
     let proxied = Proxied::part(&mut desired, config.proxied());
     let goal = Goal {

@@ -213,6 +213,8 @@ pub struct Seen {
     pub active: u32,
     /// Inactive connections, before them.
     pub inactive: u32,
+    /// Attempts to connect in a row that it has not answered well, where they are counted.
+    pub unanswered: Option<u32>,
 }
 
 /// What came of asking the engine to stop.
@@ -593,6 +595,7 @@ impl Link {
                         weight: *weight,
                         active: server.active,
                         inactive: server.inactive,
+                        unanswered: server.unanswered,
                     };
                     found.servers.insert(key, seen);
                 }
@@ -608,6 +611,7 @@ impl Link {
                         weight: spec.config.weight,
                         active: 0,
                         inactive: 0,
+                        unanswered: None,
                     };
                     found.servers.insert((spec.service, spec.server), seen);
                 }

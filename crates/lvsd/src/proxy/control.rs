@@ -270,6 +270,7 @@ impl EngineControl for ProxyHost {
             overloaded: server.is_overloaded(),
             slow_start: server.slow_start(),
             latency_us: None,
+            unanswered: None,
             stats: control.server_stats(server.id()).unwrap_or_default(),
         };
         let services = control.services().map(|service| ServiceInfo {

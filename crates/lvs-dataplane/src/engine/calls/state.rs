@@ -31,6 +31,7 @@ impl Shared {
             connections: report.connections,
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
+            in_kernel: self.in_kernel_info(),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {
