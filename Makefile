@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check twins help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check package twins help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -121,6 +121,11 @@ build: ## the programs, optimised
 
 setup: ## install what building and testing need
 	@tools/setup
+
+package: ## a Debian package of the programs, units, manual pages and completions, in target/debian (needs cargo-deb)
+	@$(CARGO) build --release --locked --bins -p lvs-dataplane -p lvsadm -p lvsd
+	@tools/package
+	@$(CARGO) deb --no-build -p lvsd
 
 clean: ## remove what was built
 	$(CARGO) clean
