@@ -190,6 +190,8 @@ pub struct Info {
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+    /// Counters of everything, services that are gone included.
+    pub total: Stats,
 }
 
 /// Requests that did not fit the way to a server, and whose senders were told so.

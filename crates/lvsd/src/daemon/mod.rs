@@ -38,6 +38,7 @@ use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::tally::Tally;
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -73,6 +74,10 @@ pub struct Options {
     pub asks: Option<mpsc::Receiver<Asked>>,
     /// Where it is told what happens.
     pub events: Events,
+    /// Where it is counted.
+    pub tally: Arc<Tally>,
+    /// Who is told what the file says about metrics and the API.
+    pub api: Option<watch::Sender<crate::config::Api>>,
 }
 
 impl Options {
@@ -86,6 +91,8 @@ impl Options {
             admin: None,
             asks: None,
             events: Events::default(),
+            tally: Arc::default(),
+            api: None,
         }
     }
 }
@@ -164,7 +171,7 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, reports) = Checks::new(prober);
+    let (checks, reports) = Checks::counted_in(prober, Arc::clone(&options.tally));
     let mut signals = Signals::new(signals);
     let mut link = Box::new(Link::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
@@ -340,6 +347,7 @@ impl<P: Prober> Daemon<P> {
             Step::Fatal(why) => return Err(why),
         }
         for deed in link.take_deeds() {
+            self.options.tally.drift();
             self.events.tell("drift", About::default(), deed);
         }
         self.take_contact(link.contact());
@@ -387,6 +395,9 @@ impl<P: Prober> Daemon<P> {
                 .unwrap_or(crate::config::Daemon::NOTIFY_TIMEOUT),
             user: config.daemon.notify_user,
         });
+        if let Some(api) = &self.options.api {
+            api.send_replace(config.api.clone());
+        }
         self.config = config;
     }
 
@@ -458,6 +469,7 @@ impl<P: Prober> Daemon<P> {
         }
         let message = self.reload_file(file, link);
         let ok = message.is_ok();
+        self.options.tally.reload(ok);
         let message = message.unwrap_or_else(|message| message);
         let event = if ok { "reloaded" } else { "reload_refused" };
         self.events.tell(event, About::default(), message.clone());

@@ -23,6 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Check, Config};
 use crate::reconcile::Health;
+use crate::tally::{Outcome, Tally};
 
 pub use permits::raise_limits;
 use permits::{Permits, Standing};
@@ -97,12 +98,17 @@ impl Drop for Task {
 impl<P: Prober> Checks<P> {
     /// No checks yet; what they find comes out of the receiver.
     pub fn new(prober: P) -> (Self, mpsc::UnboundedReceiver<Report>) {
+        Self::counted_in(prober, Arc::default())
+    }
+
+    /// The same; what they take is counted in `tally`.
+    pub fn counted_in(prober: P, tally: Arc<Tally>) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let checks = Self {
             prober: Arc::new(prober),
             tasks: HashMap::new(),
             next: 0,
-            permits: Arc::new(Permits::new()),
+            permits: Arc::new(Permits::new(tally)),
             sender,
         };
         (checks, receiver)
@@ -222,7 +228,16 @@ async fn run<P: Prober>(
                 Some(false) | None => Standing::Doubtful,
             };
             let _permit = permits.get(check.server.ip(), standing).await;
-            prober.probe(&check).await
+            let began = Instant::now();
+            let result = prober.probe(&check).await;
+            let outcome = match &result {
+                Ok(()) => Outcome::Good,
+                Err(ProbeError::Server(_)) => Outcome::Failed,
+                Err(ProbeError::Local(_)) => Outcome::NotMade,
+            };
+            let kind = check.probe.name();
+            permits.tally.check(kind, began.elapsed(), outcome);
+            result
         };
         let reason = match result {
             Ok(()) => Some(String::new()),

@@ -16,6 +16,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
+use crate::tally::Tally;
+
 /// Probes to one address.
 const PER_TARGET: usize = 64;
 /// Probes in all, whatever the number of descriptors.
@@ -40,6 +42,8 @@ pub(super) struct Permits {
     targets: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
     /// Microseconds that a probe has waited at most.
     lag: AtomicU64,
+    /// Where it is counted what checks take.
+    pub(super) tally: Arc<Tally>,
 }
 
 /// The right to probe, for as long as it lives.
@@ -54,10 +58,13 @@ pub(super) struct Permit<'a> {
 
 impl Permits {
     /// As many as this process may have descriptors for.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(tally: Arc<Tally>) -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        Self::with(files.saturating_sub(RESERVED).clamp(LEAST, MOST))
+        Self {
+            tally,
+            ..Self::with(files.saturating_sub(RESERVED).clamp(LEAST, MOST))
+        }
     }
 
     fn with(all: usize) -> Self {
@@ -66,6 +73,7 @@ impl Permits {
             doubtful: Semaphore::new(all / 2),
             targets: Mutex::default(),
             lag: AtomicU64::new(0),
+            tally: Arc::default(),
         }
     }
 
@@ -89,6 +97,7 @@ impl Permits {
             permit._doubtful = self.doubtful.acquire().await.ok();
         }
         permit._all = self.all.acquire().await.ok();
+        self.tally.waited(since.elapsed());
         let waited = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.lag.fetch_max(waited, Ordering::Relaxed);
         permit

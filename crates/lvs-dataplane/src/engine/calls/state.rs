@@ -24,6 +24,7 @@ impl Shared {
 
     pub(super) fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
+        self.fold();
         let mut info = Info {
             pid: std::process::id(),
             uptime: self.uptime().as_secs(),
@@ -31,6 +32,7 @@ impl Shared {
             connections: report.connections,
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
+            total: self.control().total_stats(),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {

@@ -128,6 +128,13 @@ macro_rules! kinds {
                 }
             }
 
+            /// The name of its kind.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::NAME,)+
+                }
+            }
+
             /// Where it goes, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
