@@ -110,11 +110,10 @@ impl Series {
 }
 
 impl History {
-    /// Takes a point.
-    pub fn take(&mut self, look: &Look, now: u64) {
-        // Nothing is known of an engine that has not told anything yet.
+    /// Takes a point, unless nothing is known of the engine yet.
+    pub fn take(&mut self, look: &Look, now: u64) -> bool {
         if look.found.seen.info.pid == 0 {
-            return;
+            return false;
         }
         if self.times.len() >= POINTS_MAX {
             self.times.pop_front();
@@ -154,6 +153,7 @@ impl History {
         self.services
             .retain(|name, _| there.contains(name.as_str()));
         self.total.take(seen.info.total.live, usable, servers);
+        true
     }
 
     /// That of a service, or of everything; nothing for one without.
@@ -190,7 +190,7 @@ mod tests {
             let mut look = look("web");
             let found = Arc::make_mut(&mut look.found);
             found.seen.services[0].stats.live.conns = n * 30;
-            history.take(&look, 1000 + n * 15);
+            assert!(history.take(&look, 1000 + n * 15));
         }
         let told = history.told(Some("web")).expect("it is there");
         assert_eq!(told.time.len(), POINTS_MAX);
@@ -203,7 +203,8 @@ mod tests {
         assert_eq!((told.usable[0], told.servers[0]), (1, 2));
 
         // Another takes its place; it has no past.
-        history.take(&look("mail"), 9000);
+        assert!(!history.take(&Look::default(), 8000));
+        assert!(history.take(&look("mail"), 9000));
         assert_eq!(history.told(Some("web")), None);
         let told = history.told(Some("mail")).expect("it is there");
         assert_eq!((told.time, told.connections), (vec![9000], vec![0.0]));

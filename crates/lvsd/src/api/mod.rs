@@ -212,6 +212,8 @@ async fn run(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut settings = api.settings.subscribe();
+    // The daemon may have said them before this thread ran.
+    settings.mark_changed();
     let places = http::Places::default();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
     let mut written: Option<PathBuf> = None;
@@ -315,15 +317,19 @@ async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
 
 /// Keeps an hour of health and traffic.
 async fn sample(api: Arc<Api>) {
-    let mut tick = tokio::time::interval(history::STEP);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut next = Instant::now();
     loop {
-        tick.tick().await;
+        tokio::time::sleep_until(next).await;
+        next = Instant::now() + Duration::from_secs(1);
         if api.config().listen.is_empty() {
             continue;
         }
-        if let Ok(look) = api.look().await {
-            api.history().take(&look, crate::admin::unix_time());
+        let taken = match api.look().await {
+            Ok(look) => api.history().take(&look, crate::admin::unix_time()),
+            Err(_) => false,
+        };
+        if taken {
+            next = next - Duration::from_secs(1) + history::STEP;
         }
     }
 }

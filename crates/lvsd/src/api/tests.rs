@@ -232,7 +232,7 @@ async fn every_answer_is_as_described() {
         server: None,
         message: "refused".to_owned(),
     }));
-    api.history().take(&look("web"), 1000);
+    assert!(api.history().take(&look("web"), 1000));
     let root = description();
     for (path, operations) in root["paths"].as_object().expect("paths") {
         let path = path.replace("{name}", "web");

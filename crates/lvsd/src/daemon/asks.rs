@@ -86,7 +86,7 @@ impl<P: Prober> Daemon<P> {
                 self.config.path
             ));
         }
-        spec.who = spec.who.or_else(|| Some(who));
+        spec.who = spec.who.or(Some(who));
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
         self.admin.set(spec, unix_time())?;

@@ -354,6 +354,7 @@
   function chart(id, time, series) {
     const place = $(id);
     const width = Math.max(200, place.clientWidth);
+    const height = place.clientHeight;
     const data = [time, ...series.map((s) => s.values)];
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const known = charts[id];
@@ -361,7 +362,7 @@
     if (known) known.plot.destroy();
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const plot = new uPlot({
-      width, height: 150, cursor: { show: false }, legend: { show: false }, padding: [8, 4, 0, 0],
+      width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 4, 0, 0],
       scales: { y: { range: (u, min, max) => [0, Math.max(max, 1) * 1.1] } },
       axes: [{ ...axis, values: (u, all) => all.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), space: 70 },
         { ...axis, values: (u, all) => all.map((v) => (v === Math.round(v) || v >= 10 ? short(v) : "")), size: 46 }],
@@ -373,7 +374,8 @@
   async function showHistory() {
     if (typeof uPlot === "undefined") return;
     const h = await call("v1/history");
-    if (!h.time.length) return;
+    $("no-history").hidden = h.time.length > 1;
+    if (h.time.length < 2) return;
     const bits = (all) => all.map((v) => v * 8);
     chart("chart-health", h.time, [
       { label: "in the file", values: h.servers, color: "--soft" },
@@ -404,6 +406,7 @@
       if (Date.now() >= historyDue) {
         historyDue = Date.now() + HISTORY_EVERY;
         await showHistory();
+        if (!$("no-history").hidden) historyDue = 0;
       }
     } catch (error) {
       $("verdict").className = "bad";
