@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::memory::{Layout, Memory};
-use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Verdict};
+use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tuple, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
 ///
@@ -100,6 +100,38 @@ impl Director {
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.pass(now);
         self.shard.end_down(now, budget)
+    }
+
+    /// Ends at once the connection that a packet of its client would belong to: for an embedder that has both ends of it, as
+    /// a proxy does, and knows that it is over. `false` if there is none.
+    ///
+    /// ```
+    /// use lvs_core::*;
+    ///
+    /// let vip = "198.51.100.1:80".parse().unwrap();
+    /// let service = ServiceKey::tcp(vip);
+    /// let mut director = Director::new(Options::default());
+    /// let now = Instant::ZERO;
+    /// director.control.add_service(service, ServiceConfig::new(Family::V4, "wlc"), None)?;
+    /// let server = ServerConfig::new(1, Forwarding::Nat);
+    /// director.control.add_server(&service, "10.0.0.11:80".parse().unwrap(), &server, now)?;
+    /// let tuple = Tuple { protocol: Protocol::TCP, src: "192.0.2.7:40000".parse().unwrap(), dst: vip };
+    /// let syn = PacketMeta {
+    ///     hook: Hook::Local,
+    ///     tuple,
+    ///     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+    ///     segment: Segment::NONE,
+    ///     mark: 0,
+    ///     len: 60,
+    /// };
+    /// assert!(matches!(director.handle_packet(&syn, now), Verdict::Forward(_)));
+    /// assert!(director.end(&tuple, now));
+    /// assert!(director.shard.is_empty() && !director.end(&tuple, now));
+    /// # Ok::<(), lvs_core::Error>(())
+    /// ```
+    pub fn end(&mut self, tuple: &Tuple, now: Instant) -> bool {
+        self.pass(now);
+        self.shard.end_at_once(tuple)
     }
 
     /// Takes over the connections of a synchronisation message, if a backup runs.

@@ -24,7 +24,11 @@ pub mod netlink;
 pub mod notify;
 #[cfg(feature = "engine")]
 pub mod packet;
+#[cfg(feature = "groups")]
+#[path = "sys/peer_groups.rs"]
+mod peer_groups;
 #[cfg(feature = "engine")]
 pub mod sys;
 #[cfg(feature = "engine")]
 pub mod watchdog;
+pub mod words;

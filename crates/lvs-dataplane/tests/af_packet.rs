@@ -315,6 +315,15 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     while receiver.recv(&mut batch).unwrap() > 0 {}
     drop(batch);
     let mut batch = frames();
+    // A full batch, of which the later, smaller ones leave something behind.
+    send(FLOOD - 64..FLOOD);
+    let mut came = FLOOD - 64;
+    while came < FLOOD {
+        for (number, _) in next(&mut receiver, &mut batch) {
+            assert_eq!(number, came);
+            came += 1;
+        }
+    }
     // The ring goes on where it was, and round.
     for start in (FLOOD..FLOOD + 20_000).step_by(50) {
         send(start..start + 50);

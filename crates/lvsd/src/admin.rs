@@ -48,6 +48,15 @@ impl Admin {
     /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that cannot be read stays
     /// until there is something to write.
     pub fn recall(path: Option<PathBuf>) -> Self {
+        Self::read(path, true)
+    }
+
+    /// The same for who only looks: whatever is there stays as it is.
+    pub fn look(path: PathBuf) -> Self {
+        Self::read(Some(path), false)
+    }
+
+    fn read(path: Option<PathBuf>, owner: bool) -> Self {
         let mut admin = Self {
             path,
             ..Self::default()
@@ -91,9 +100,9 @@ impl Admin {
                 }
             }
             Err(error) => {
-                let moved = put_aside(path);
-                admin.unread = moved.is_err();
-                let aside = moved.unwrap_or_else(|_| path.clone());
+                let moved = if owner { put_aside(path).ok() } else { None };
+                admin.unread = moved.is_none();
+                let aside = moved.unwrap_or_else(|| path.clone());
                 tracing::error!(
                     "{} is broken ({error}); servers that were drained or in maintenance get connections again",
                     aside.display()
@@ -306,6 +315,8 @@ mod tests {
         assert_eq!((entry.since, entry.spec.who.as_deref()), (6, Some("ann")));
 
         std::fs::write(&path, "{").unwrap();
+        assert_eq!(Admin::look(path.clone()).entries().count(), 0);
+        assert!(path.exists(), "who only looks moves nothing");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }

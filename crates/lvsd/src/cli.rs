@@ -282,7 +282,7 @@ fn reload(address: &Address, force: bool) -> ExitCode {
 /// Says what a reload would change.
 fn plan(arguments: &Arguments, config: &Config) -> ExitCode {
     let address = address(arguments, config);
-    let admin = Admin::recall(Some(admin::path(&arguments.state, &arguments.config)));
+    let admin = Admin::look(admin::path(&arguments.state, &arguments.config));
     match daemon::plan(Machine::new(&address), config, &admin) {
         Ok(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());

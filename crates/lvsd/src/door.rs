@@ -263,9 +263,12 @@ impl Client {
         let peer = self.stream.get_ref().peer_cred().ok()?;
         let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok());
         self.uid = peer.uid();
-        let trusted = daemon::may_change(peer.uid(), peer.gid(), pid.unwrap_or(0), rights.group);
+        let socket = self.stream.get_ref();
+        let own = (peer.uid(), peer.gid());
+        let trusted = daemon::may_change(socket, own, pid.unwrap_or(0), rights.group);
+        let readers = rights.readers;
+        let reader = readers.is_none_or(|gid| daemon::is_member(socket, peer.gid(), gid));
         self.denied = trusted.err();
-        let reader = rights.readers.is_none_or(|gid| gid == peer.gid());
         let mut why = None;
         if self.denied.is_some() && !reader {
             why = Some(
@@ -447,5 +450,58 @@ mod tests {
         drop(stream);
         let (told, asked) = source();
         open(&engine, &Dataplane::default(), told, asked).expect("a stale one is replaced");
+    }
+
+    /// Somebody else's process, for the test below: asks for a reload, and prints the answer.
+    #[test]
+    #[ignore = "a part of another test"]
+    fn somebody() {
+        use std::io::{BufRead, Write};
+        use std::os::linux::net::SocketAddrExt;
+        let name = std::env::var("DOOR").expect("where to");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
+        let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
+        let request = b"{\"id\":3,\"method\":\"reload\",\"params\":{}}\n";
+        stream.write_all(request).expect("it reads");
+        let mut line = String::new();
+        let read = io::BufReader::new(stream).read_line(&mut line);
+        read.expect("it answers");
+        println!("{line}");
+    }
+
+    #[tokio::test]
+    async fn supplementary_groups_count() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let name = format!("lvsd-door-{}", std::process::id());
+        let engine = Address::new(format!("@{name}"));
+        let dataplane = Dataplane {
+            group: Some("4242".to_owned()),
+            ..Dataplane::default()
+        };
+        let events = crate::events::Events::default();
+        let mut asks = open(&engine, &dataplane, events.source()).expect("it can be bound");
+        tokio::spawn(async move {
+            while let Some(asked) = asks.recv().await {
+                let _ = asked.reply.send(answer(&"yes"));
+            }
+        });
+        for (groups, expected) in [("4242", "\"yes\""), ("4243", "only root")] {
+            let output = tokio::process::Command::new("setpriv")
+                .args(["--reuid=65534", "--regid=65534", "--groups", groups])
+                .arg(std::env::current_exe().expect("this program"))
+                .args([
+                    "--exact",
+                    "door::tests::somebody",
+                    "--ignored",
+                    "--nocapture",
+                ])
+                .env("DOOR", format!("{name}.lvsd"))
+                .output();
+            let output = output.await.expect("util-linux has setpriv").stdout;
+            let output = String::from_utf8_lossy(&output);
+            assert!(output.contains(expected), "{groups}: {output}");
+        }
     }
 }

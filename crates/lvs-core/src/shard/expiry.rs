@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use super::Shard;
-use crate::conn::{Draft, TEMPLATE_BIT, Template, flag};
-use crate::{Forwarding, Instant};
+use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
+use crate::{Forwarding, Instant, Tuple};
 
 impl Shard {
     /// Puts a new connection into the table, made from a template or not; `None` if the table is full.
@@ -43,6 +43,22 @@ impl Shard {
             slot.set(flag::DYING);
             self.dying.push(index);
         }
+    }
+
+    /// Ends the connection of a client's packet, whatever its state, unless it controls others; `false` if there is none.
+    pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
+        let key = Key {
+            protocol: tuple.protocol,
+            client: tuple.src,
+            virt: tuple.dst,
+        };
+        let found = self.table.find_in(&key);
+        let Some(index) = found.filter(|&index| self.table.controlled(index) == 0) else {
+            return false;
+        };
+        // A template that it leaves behind ends as it would have.
+        let _ = self.destroy(index);
+        true
     }
 
     /// Takes out what has ended.

@@ -9,6 +9,8 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+#[cfg(feature = "groups")]
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Address;
 use super::address::impostor;
+#[cfg(feature = "groups")]
 use super::peer::{self, Own};
 
 /// The longest line of an answer: a file with very many servers is one line.
@@ -39,17 +42,30 @@ pub fn socket(engine: &Address) -> Address {
     }
 }
 
-/// Whether a process of this user and group, in the process id namespace of this one, may change
-/// what the daemon does: whom an engine obeys, the daemon does.
+/// Whether whoever is at the other end of `socket`, a process of this user and with this id in the
+/// process id namespace of this one, may change what the daemon does: whom an engine obeys, the
+/// daemon does.
 ///
 /// # Errors
 /// Why not.
-pub fn may_change(uid: u32, gid: u32, pid: u32, group: Option<u32>) -> Result<(), String> {
-    if group == Some(gid) {
+#[cfg(feature = "groups")]
+pub fn may_change(
+    socket: &impl AsFd,
+    (uid, gid): (u32, u32),
+    pid: u32,
+    group: Option<u32>,
+) -> Result<(), String> {
+    if group.is_some_and(|group| is_member(socket, gid, group)) {
         return Ok(());
     }
     let trusted = Own::look().trusts(uid, || peer::root(pid, || true));
     trusted.map_err(|refusal| refusal.to_string())
+}
+
+/// Whether whoever is at the other end of `socket`, with the primary group `gid`, is in `group`.
+#[cfg(feature = "groups")]
+pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
+    gid == group || crate::peer_groups::peer_in_group(socket, group).unwrap_or(false)
 }
 
 /// What the daemon can be asked.

@@ -20,6 +20,7 @@ use super::connection::{malformed, serve_connection, write_error, write_line};
 pub use super::listen::BindError;
 use super::listen::Listener;
 use super::peer::{self, Own, Refusal};
+use crate::peer_groups::peer_in_group;
 use crate::sys::peercred;
 
 /// What answers the requests.
@@ -245,9 +246,7 @@ impl Server {
             return (u32::MAX, Rights::None);
         };
         let member = |group: Option<u32>| {
-            group.is_some_and(|gid| {
-                peer.gid == gid || peercred::peer_in_group(stream, gid).unwrap_or(false)
-            })
+            group.is_some_and(|gid| peer.gid == gid || peer_in_group(stream, gid).unwrap_or(false))
         };
         let process = peercred::Process::of_peer(stream, peer.pid);
         let root = || peer::root(peer.pid, || process.is_there());

@@ -400,6 +400,10 @@ impl AfPacket {
     /// Receives from the ring, and from the queue what the ring says is there.
     fn receive_from_ring(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
         let limit = frames.len().min(BATCH);
+        // Nobody would give them back if few came from now on, and a round later the ring would stand still at their slots.
+        for frame in frames.iter_mut().filter(|frame| frame.slot().is_some()) {
+            drop(frame.take());
+        }
         // Which of the frames are in the queue.
         let mut queued = [false; BATCH];
         let (mut count, mut seen) = (0, false);

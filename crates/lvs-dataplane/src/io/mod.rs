@@ -20,7 +20,9 @@ pub const BATCH: usize = 64;
 ///
 /// Implementations never block in [`recv`](Self::recv) and [`send`](Self::send); the caller waits on [`fd`](Self::fd).
 pub trait PacketIo: Send {
-    /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting.
+    /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting. What a backend with memory of
+    /// its own has lent earlier and is still in `frames` goes back to it; whoever keeps frames keeps them elsewhere, and not for
+    /// long: a ring waits for each of its slots.
     ///
     /// # Errors
     /// Only what concerns the attachment as a whole: `NetworkDown` or `NotFound` when the interface is down or gone.

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket (`SO_PEERCRED`, `SO_PEERGROUPS`, unix(7)).
+//! Who is at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
 
 use std::ffi::CString;
 use std::io;
@@ -45,36 +45,6 @@ pub(crate) fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
         uid: cred.uid,
         gid: cred.gid,
     })
-}
-
-/// Whether the other end of `socket` is in the supplementary group `gid`.
-pub(crate) fn peer_in_group(socket: &impl AsFd, gid: u32) -> io::Result<bool> {
-    let mut groups = vec![0 as libc::gid_t; 64];
-    loop {
-        let room = u32::try_from(groups.len() * size_of::<libc::gid_t>())
-            .map_err(|_| io::Error::other("too many groups"))?;
-        let mut len: libc::socklen_t = room;
-        // SAFETY: `groups` has room for `len` bytes, and any bytes are group ids.
-        let rc = unsafe {
-            libc::getsockopt(
-                socket.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &raw mut len,
-            )
-        };
-        if rc == 0 {
-            groups.truncate(len as usize / size_of::<libc::gid_t>());
-            return Ok(groups.contains(&gid));
-        }
-        let error = io::Error::last_os_error();
-        // ERANGE: the kernel has put into `len` how much room it wants.
-        if error.raw_os_error() != Some(libc::ERANGE) || len <= room {
-            return Err(error);
-        }
-        groups.resize(len as usize / size_of::<libc::gid_t>(), 0);
-    }
 }
 
 /// A process at the other end of a socket, by a descriptor that stays its even when its id has become another's.
@@ -179,7 +149,7 @@ mod tests {
         let cred = peer_cred(&a)?;
         assert_eq!(cred.pid, std::process::id());
         assert_eq!(cred.uid, own_uid());
-        assert!(!peer_in_group(&a, u32::MAX - 7)?);
+        assert!(!crate::peer_groups::peer_in_group(&a, u32::MAX - 7)?);
         assert!(Process::of_peer(&a, cred.pid).is_there());
         Ok(())
     }

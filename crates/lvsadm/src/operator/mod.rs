@@ -26,6 +26,7 @@ use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_core::{Family, Protocol, ServiceKey};
 use lvs_dataplane::control::{Client, Error};
+use lvs_dataplane::words::meant;
 
 pub(crate) use self::table::OPERATORS;
 pub(crate) use self::words::Words;
@@ -322,17 +323,6 @@ fn duration(text: &str) -> Option<Duration> {
         rest = more;
     }
     (!text.is_empty()).then_some(Duration::from_millis(total))
-}
-
-/// The one of `known` that `word` was probably meant to be.
-pub(crate) fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (word.chars().count() / 3).max(1);
-    let near = known
-        .into_iter()
-        .map(|one| (strsim::osa_distance(word, one), one));
-    near.filter(|(distance, _)| *distance <= limit)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, one)| one)
 }
 
 /// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.

@@ -225,31 +225,3 @@ impl fmt::Display for Report {
 }
 
 impl std::error::Error for Report {}
-
-/// The one of `known` that `word` was probably meant to be.
-pub(super) fn did_you_mean<'a>(
-    word: &str,
-    known: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
-    let limit = (word.chars().count() / 3).max(1);
-    known
-        .into_iter()
-        .map(|k| (strsim::osa_distance(word, k), k))
-        .filter(|(d, _)| *d <= limit)
-        .min_by_key(|(d, _)| *d)
-        .map(|(_, k)| k)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn suggestions() {
-        let keys = ["address", "weight", "forward", "upper"];
-        assert_eq!(did_you_mean("adress", keys), Some("address"));
-        assert_eq!(did_you_mean("wieght", keys), Some("weight"));
-        assert_eq!(did_you_mean("lower", keys), None);
-        assert_eq!(did_you_mean("x", keys), None);
-    }
-}

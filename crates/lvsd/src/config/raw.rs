@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, MapAccess, SeqAccess, Unexpected, Visitor};
 use toml::Spanned;
 
 use super::value::Value;
@@ -488,249 +489,220 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-impl<'de> Deserialize<'de> for RawDuration {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl Visitor<'_> for V {
-            type Value = RawDuration;
+/// What a value may look like in the file; whatever a type does not take is refused with `EXPECTED`.
+trait Shape<'de>: Sized {
+    /// After "expected", in an error.
+    const EXPECTED: &'static str;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a duration as a string, such as \"5s\"")
-            }
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Err(E::invalid_type(Unexpected::Str(text), &Self::EXPECTED))
+    }
 
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawDuration, E> {
-                parse_duration(v).map(RawDuration).map_err(E::custom)
-            }
+    fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
+        let shown = i64::try_from(number).map_or(Unexpected::Other("integer"), Unexpected::Signed);
+        Err(E::invalid_type(shown, &Self::EXPECTED))
+    }
 
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<RawDuration, E> {
-                Err(E::custom(format!(
-                    "a duration needs its unit; write \"{v}s\" for {v} seconds or \"{v}ms\" for milliseconds"
-                )))
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn array<A: SeqAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(de::Error::invalid_type(Unexpected::Seq, &Self::EXPECTED))
+    }
+
+    fn table<A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(de::Error::invalid_type(Unexpected::Map, &Self::EXPECTED))
     }
 }
 
-impl<'de> Deserialize<'de> for Whole {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl Visitor<'_> for V {
-            type Value = Whole;
+struct ShapeOf<T>(PhantomData<T>);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number")
-            }
+impl<'de, T: Shape<'de>> Visitor<'de> for ShapeOf<T> {
+    type Value = T;
 
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Whole, E> {
-                Ok(Whole(v))
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
+    }
 
-            fn visit_u64<E: de::Error>(self, _: u64) -> Result<Whole, E> {
-                Ok(Whole(i64::MAX))
-            }
+    fn visit_str<E: de::Error>(self, v: &str) -> Result<T, E> {
+        T::string(v)
+    }
 
-            fn visit_i128<E: de::Error>(self, v: i128) -> Result<Whole, E> {
-                Ok(Whole(if v < 0 { i64::MIN } else { i64::MAX }))
-            }
+    fn visit_i64<E: de::Error>(self, v: i64) -> Result<T, E> {
+        T::whole(v.into())
+    }
 
-            fn visit_u128<E: de::Error>(self, _: u128) -> Result<Whole, E> {
-                Ok(Whole(i64::MAX))
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn visit_u64<E: de::Error>(self, v: u64) -> Result<T, E> {
+        T::whole(v.into())
+    }
+
+    fn visit_i128<E: de::Error>(self, v: i128) -> Result<T, E> {
+        T::whole(v)
+    }
+
+    fn visit_u128<E: de::Error>(self, v: u128) -> Result<T, E> {
+        T::whole(i128::try_from(v).unwrap_or(i128::MAX))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<T, A::Error> {
+        T::array(seq)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::table(map)
     }
 }
 
-impl<'de> Deserialize<'de> for Scalar {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl Visitor<'_> for V {
-            type Value = Scalar;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number or a string")
-            }
-
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<Scalar, E> {
-                Ok(Scalar(v.to_owned()))
-            }
-
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Scalar, E> {
-                Ok(Scalar(v.to_string()))
-            }
-
-            fn visit_u64<E: de::Error>(self, v: u64) -> Result<Scalar, E> {
-                Ok(Scalar(v.to_string()))
-            }
-
-            fn visit_i128<E: de::Error>(self, v: i128) -> Result<Scalar, E> {
-                Ok(Scalar(v.to_string()))
-            }
-
-            fn visit_u128<E: de::Error>(self, v: u128) -> Result<Scalar, E> {
-                Ok(Scalar(v.to_string()))
+macro_rules! deserialize_by_shape {
+    ($($name:ty),+ $(,)?) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(ShapeOf(PhantomData))
             }
         }
-        deserializer.deserialize_any(V)
+    )+};
+}
+
+deserialize_by_shape!(
+    RawDuration,
+    Whole,
+    Scalar,
+    Addresses,
+    OneOrMore,
+    RawQuorum,
+    RawSorry,
+    RawTunnel,
+    RawCheck,
+);
+
+/// A table that derives its keys.
+fn keys_of<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: A) -> Result<T, A::Error> {
+    T::deserialize(de::value::MapAccessDeserializer::new(map))
+}
+
+fn all<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(mut seq: A) -> Result<Vec<T>, A::Error> {
+    let mut all = Vec::new();
+    while let Some(one) = seq.next_element()? {
+        all.push(one);
+    }
+    Ok(all)
+}
+
+impl Shape<'_> for RawDuration {
+    const EXPECTED: &'static str = "a duration as a string, such as \"5s\"";
+
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        parse_duration(text).map(Self).map_err(E::custom)
+    }
+
+    fn whole<E: de::Error>(v: i128) -> Result<Self, E> {
+        Err(E::custom(format!(
+            "a duration needs its unit; write \"{v}s\" for {v} seconds or \"{v}ms\" for milliseconds"
+        )))
     }
 }
 
-impl<'de> Deserialize<'de> for Addresses {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = Addresses;
+impl Shape<'_> for Whole {
+    const EXPECTED: &'static str = "a whole number";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or an array of strings")
-            }
-
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<Addresses, E> {
-                Ok(Addresses::One(v.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Addresses, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = seq.next_element()? {
-                    all.push(one);
-                }
-                Ok(Addresses::Several(all))
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
+        let nearest = if number < 0 { i64::MIN } else { i64::MAX };
+        Ok(Self(i64::try_from(number).unwrap_or(nearest)))
     }
 }
 
-impl<'de> Deserialize<'de> for OneOrMore {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = OneOrMore;
+impl Shape<'_> for Scalar {
+    const EXPECTED: &'static str = "a whole number or a string";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or an array of strings")
-            }
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self(text.to_owned()))
+    }
 
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<OneOrMore, E> {
-                Ok(OneOrMore(vec![v.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMore, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = seq.next_element::<String>()? {
-                    all.push(one);
-                }
-                Ok(OneOrMore(all))
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
+        Ok(Self(number.to_string()))
     }
 }
 
-impl<'de> Deserialize<'de> for RawQuorum {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = RawQuorum;
+impl<'de> Shape<'de> for Addresses {
+    const EXPECTED: &'static str = "a string or an array of strings";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number, or a table such as { up = 3, down = 2 }")
-            }
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self::One(text.to_owned()))
+    }
 
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<RawQuorum, E> {
-                Ok(RawQuorum::Number(Whole(v)))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawQuorum, A::Error> {
-                RawQuorumTable::deserialize(de::value::MapAccessDeserializer::new(map))
-                    .map(RawQuorum::Table)
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn array<A: SeqAccess<'de>>(seq: A) -> Result<Self, A::Error> {
+        all(seq).map(Self::Several)
     }
 }
 
-impl<'de> Deserialize<'de> for RawSorry {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = RawSorry;
+impl<'de> Shape<'de> for OneOrMore {
+    const EXPECTED: &'static str = "a string or an array of strings";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "an address as a string, or a table such as { address = \"10.0.0.99:80\" }",
-                )
-            }
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self(vec![text.to_owned()]))
+    }
 
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawSorry, E> {
-                Ok(RawSorry::Address(v.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawSorry, A::Error> {
-                RawServer::deserialize(de::value::MapAccessDeserializer::new(map))
-                    .map(|server| RawSorry::Table(Box::new(server)))
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn array<A: SeqAccess<'de>>(seq: A) -> Result<Self, A::Error> {
+        all(seq).map(Self)
     }
 }
 
-impl<'de> Deserialize<'de> for RawTunnel {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = RawTunnel;
+impl<'de> Shape<'de> for RawQuorum {
+    const EXPECTED: &'static str = "a whole number, or a table such as { up = 3, down = 2 }";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "a table such as { type = \"gue\", port = 6080 }, or \"ipip\" or \"gre\"",
-                )
-            }
+    fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
+        Whole::whole(number).map(Self::Number)
+    }
 
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawTunnel, E> {
-                Ok(RawTunnel::Word(v.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RawTunnel, A::Error> {
-                RawTunnelTable::deserialize(de::value::MapAccessDeserializer::new(map))
-                    .map(RawTunnel::Table)
-            }
-        }
-        deserializer.deserialize_any(V)
+    fn table<A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        keys_of(map).map(Self::Table)
     }
 }
 
-impl<'de> Deserialize<'de> for RawCheck {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = RawCheck;
+impl<'de> Shape<'de> for RawSorry {
+    const EXPECTED: &'static str =
+        "an address as a string, or a table such as { address = \"10.0.0.99:80\" }";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a table such as { type = \"tcp\", interval = \"5s\" }, or \"none\"")
-            }
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self::Address(text.to_owned()))
+    }
 
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawCheck, E> {
-                Ok(RawCheck::Word(v.to_owned()))
-            }
+    fn table<A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        keys_of(map).map(Box::new).map(Self::Table)
+    }
+}
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawCheck, A::Error> {
-                let mut table = RawCheckTable::default();
-                while let Some(key) = map.next_key::<Spanned<String>>()? {
-                    match key.get_ref().as_str() {
-                        "type" => table.kind = Some(map.next_value()?),
-                        "interval" => table.interval = Some(map.next_value()?),
-                        "timeout" => table.timeout = Some(map.next_value()?),
-                        "rise" => table.rise = Some(map.next_value()?),
-                        "fall" => table.fall = Some(map.next_value()?),
-                        _ => table.own.push((key, map.next_value()?)),
-                    }
-                }
-                Ok(RawCheck::Table(table))
+impl<'de> Shape<'de> for RawTunnel {
+    const EXPECTED: &'static str =
+        "a table such as { type = \"gue\", port = 6080 }, or \"ipip\" or \"gre\"";
+
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self::Word(text.to_owned()))
+    }
+
+    fn table<A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        keys_of(map).map(Self::Table)
+    }
+}
+
+impl<'de> Shape<'de> for RawCheck {
+    const EXPECTED: &'static str =
+        "a table such as { type = \"tcp\", interval = \"5s\" }, or \"none\"";
+
+    fn string<E: de::Error>(text: &str) -> Result<Self, E> {
+        Ok(Self::Word(text.to_owned()))
+    }
+
+    fn table<A: MapAccess<'de>>(mut map: A) -> Result<Self, A::Error> {
+        let mut table = RawCheckTable::default();
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            match key.get_ref().as_str() {
+                "type" => table.kind = Some(map.next_value()?),
+                "interval" => table.interval = Some(map.next_value()?),
+                "timeout" => table.timeout = Some(map.next_value()?),
+                "rise" => table.rise = Some(map.next_value()?),
+                "fall" => table.fall = Some(map.next_value()?),
+                _ => table.own.push((key, map.next_value()?)),
             }
         }
-        deserializer.deserialize_any(V)
+        Ok(Self::Table(table))
     }
 }
 

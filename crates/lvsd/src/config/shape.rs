@@ -9,11 +9,12 @@ use std::borrow::Cow;
 use std::mem::discriminant;
 use std::ops::Range;
 
+use lvs_dataplane::words::meant;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 
-use super::diagnostic::{self, Diagnostic};
+use super::diagnostic::Diagnostic;
 use super::raw::{Addresses, RawConfig, RawService};
 use super::syntax;
 
@@ -316,7 +317,7 @@ fn known_keys(message: &str) -> Option<Vec<&str>> {
 pub(super) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
     let finding =
         Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
-    match diagnostic::did_you_mean(key, known.iter().copied()) {
+    match meant(key, known.iter().copied()) {
         Some(word) => finding.help(format!("did you mean `{word}`?")),
         None => finding.help(format!("this table has the keys: {}", known.join(", "))),
     }

@@ -80,9 +80,11 @@ pub(super) fn read(
     }
     let mut services = Vec::new();
     let mut rest = String::new();
+    // Addresses that groups may still stand for, in the whole file.
+    let mut room = ADDRESSES_MAX;
     for item in &items {
         match item.name() {
-            "virtual_server" => match virtual_server(item, &groups, &vrrp) {
+            "virtual_server" => match virtual_server(item, &groups, &vrrp, &mut room) {
                 Ok(mut all) => services.append(&mut all),
                 Err(why) => lost.push(format!(
                     "virtual_server {}: {why}",
@@ -109,6 +111,8 @@ struct Reader<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Token {
     Word(String),
+    /// One that stood in quotes: its blanks are its own.
+    Quoted(String),
     Open,
     Close,
     End,
@@ -119,12 +123,12 @@ impl Reader<'_> {
         for line in text.lines() {
             let words = words(line);
             let first = match words.first() {
-                Some(Token::Word(first)) => first.as_str(),
+                Some(Token::Word(first) | Token::Quoted(first)) => first.as_str(),
                 _ => "",
             };
             if let (
                 "include" | "includer" | "includem" | "includew" | "includeb" | "includea",
-                Some(Token::Word(pattern)),
+                Some(Token::Word(pattern) | Token::Quoted(pattern)),
             ) = (first, words.get(1))
             {
                 let files = (self.include)(pattern);
@@ -143,14 +147,15 @@ impl Reader<'_> {
                 .strip_prefix('$')
                 .and_then(|rest| rest.split_once('='))
             {
-                let more: Vec<String> = words[1..]
-                    .iter()
-                    .filter_map(|token| match token {
-                        Token::Word(word) => Some(word.clone()),
-                        _ => None,
-                    })
-                    .collect();
-                let value = [&[value.to_owned()][..], &more].concat().join(" ");
+                let more = words[1..].iter().filter_map(|token| match token {
+                    Token::Word(word) => Some(word.clone()),
+                    Token::Quoted(word) => Some(format!("\"{word}\"")),
+                    Token::Open => Some("{".to_owned()),
+                    Token::Close => Some("}".to_owned()),
+                    Token::End => None,
+                });
+                let value: Vec<String> = std::iter::once(value.to_owned()).chain(more).collect();
+                let value = value.join(" ");
                 if name.len() > NAME_MAX {
                     self.lost.push(format!(
                         "${}: the name of a macro has at most {NAME_MAX} bytes",
@@ -168,8 +173,12 @@ impl Reader<'_> {
             }
             for token in words {
                 match token {
+                    // What a macro stands for is read as if it stood there.
                     Token::Word(word) if word.contains('$') => {
-                        out.push(Token::Word(self.expand(word)?));
+                        out.extend(self::words(&self.expand(word)?));
+                    }
+                    Token::Quoted(word) if word.contains('$') => {
+                        out.push(Token::Quoted(self.expand(word)?));
                     }
                     token => out.push(token),
                 }
@@ -279,18 +288,21 @@ fn words(line: &str) -> Vec<Token> {
     let mut out = Vec::new();
     let mut word = String::new();
     let mut quoted = false;
-    let mut any = false;
-    let finish = |word: &mut String, any: &mut bool, out: &mut Vec<Token>| {
-        if *any {
-            out.push(Token::Word(std::mem::take(word)));
+    // What has been seen of a word: nothing, letters, quotes.
+    let (mut any, mut quotes) = (false, false);
+    let finish = |word: &mut String, any: &mut bool, quotes: &mut bool, out: &mut Vec<Token>| {
+        match (*any, *quotes) {
+            (false, _) => {}
+            (true, false) => out.push(Token::Word(std::mem::take(word))),
+            (true, true) => out.push(Token::Quoted(std::mem::take(word))),
         }
-        *any = false;
+        (*any, *quotes) = (false, false);
     };
     for c in line.chars() {
         match c {
             '"' => {
                 quoted = !quoted;
-                any = true;
+                (any, quotes) = (true, true);
             }
             c if quoted => word.push(c),
             '!' | '#' => break,
@@ -299,22 +311,33 @@ fn words(line: &str) -> Vec<Token> {
             }
             '}' if word.contains("${") => word.push(c),
             '{' | '}' => {
-                finish(&mut word, &mut any, &mut out);
+                finish(&mut word, &mut any, &mut quotes, &mut out);
                 out.push(if c == '{' { Token::Open } else { Token::Close });
             }
-            c if c.is_whitespace() => finish(&mut word, &mut any, &mut out),
+            c if c.is_whitespace() => finish(&mut word, &mut any, &mut quotes, &mut out),
             c => {
                 word.push(c);
                 any = true;
             }
         }
     }
-    finish(&mut word, &mut any, &mut out);
+    finish(&mut word, &mut any, &mut quotes, &mut out);
     out
 }
 
 /// The words of a check that stand in one line with others.
-const KEYWORDS: [&str; 12] = [
+const KEYWORDS: [&str; 23] = [
+    "TCP_CHECK",
+    "HTTP_GET",
+    "SSL_GET",
+    "SMTP_CHECK",
+    "DNS_CHECK",
+    "MISC_CHECK",
+    "PING_CHECK",
+    "UDP_CHECK",
+    "BFD_CHECK",
+    "FILE_CHECK",
+    "inhibit_on_failure",
     "connect_port",
     "connect_ip",
     "connect_timeout",
@@ -348,7 +371,7 @@ fn items(
     };
     while let Some(token) = tokens.next() {
         match token {
-            Token::Word(word) => {
+            Token::Word(word) | Token::Quoted(word) => {
                 // Several on one line, as people write small blocks.
                 if depth > 0 && !words.is_empty() && KEYWORDS.contains(&word.as_str()) {
                     finish(&mut words, &mut all);
@@ -423,14 +446,31 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// What a group stands for: addresses with ports, and marks.
-fn group(item: &Item, lost: &mut Vec<String>) -> (Vec<(IpAddr, u16)>, Vec<u32>) {
+/// What a group stands for: addresses with ports, and marks. It takes as many from `room`: each mark is a service with
+/// `servers` of its own.
+fn group(
+    item: &Item,
+    servers: usize,
+    room: &mut usize,
+    lost: &mut Vec<String>,
+) -> (Vec<(IpAddr, u16)>, Vec<u32>) {
     let (mut addresses, mut marks) = (Vec::new(), Vec::new());
+    let full = |item: &Item| {
+        format!(
+            "{}: the groups of a file stand for at most {ADDRESSES_MAX} addresses, and servers of marks",
+            item.text()
+        )
+    };
     for item in item.items() {
         if item.name() == "fwmark" {
-            match item.word(1).parse() {
-                Ok(mark) => marks.push(mark),
-                Err(_) => lost.push(item.text()),
+            let left = room.checked_sub(1 + servers);
+            match (item.word(1).parse(), left) {
+                (Ok(mark), Some(left)) => {
+                    marks.push(mark);
+                    *room = left;
+                }
+                (Ok(_), None) => lost.push(full(item)),
+                (Err(_), _) => lost.push(item.text()),
             }
             continue;
         }
@@ -439,39 +479,50 @@ fn group(item: &Item, lost: &mut Vec<String>) -> (Vec<(IpAddr, u16)>, Vec<u32>) 
         } else {
             port(item.word(1))
         };
-        match (range(item.name()), port) {
-            (Some(ips), Some(port)) if addresses.len() + ips.len() <= ADDRESSES_MAX => {
-                addresses.extend(ips.into_iter().map(|ip| (ip, port)));
+        let (Some((first, count)), Some(port)) = (range(item.name()), port) else {
+            lost.push(item.text());
+            continue;
+        };
+        match room.checked_sub(count) {
+            Some(left) => {
+                addresses.extend(following(first, count).map(|ip| (ip, port)));
+                *room = left;
             }
-            _ => lost.push(item.text()),
+            None => lost.push(full(item)),
         }
     }
     (addresses, marks)
 }
 
-/// `192.0.2.1`, `192.0.2.1-10`, `2001:db8::1-a`.
-fn range(text: &str) -> Option<Vec<IpAddr>> {
+/// `192.0.2.1`, `192.0.2.1-10`, `2001:db8::1-a`: the first address, and how many there are.
+fn range(text: &str) -> Option<(IpAddr, usize)> {
     let Some((first, last)) = text.split_once('-') else {
-        return Some(vec![text.split('/').next()?.parse().ok()?]);
+        return Some((text.split('/').next()?.parse().ok()?, 1));
     };
-    match first.parse().ok()? {
-        IpAddr::V4(ip) => {
-            let start = u32::from(ip);
-            let end = (start & !0xff) | u32::from(last.parse::<u8>().ok()?);
-            (start <= end).then(|| (start..=end).map(|ip| Ipv4Addr::from(ip).into()).collect())
-        }
-        IpAddr::V6(ip) => {
-            let start = u128::from(ip);
-            let end = (start & !0xffff) | u128::from(u16::from_str_radix(last, 16).ok()?);
-            (start <= end).then(|| (start..=end).map(|ip| Ipv6Addr::from(ip).into()).collect())
-        }
-    }
+    let first: IpAddr = first.parse().ok()?;
+    let (start, end) = match first {
+        IpAddr::V4(ip) => (u16::from(ip.octets()[3]), last.parse::<u8>().ok()?.into()),
+        IpAddr::V6(ip) => (ip.segments()[7], u16::from_str_radix(last, 16).ok()?),
+    };
+    let more = end.checked_sub(start)?;
+    Some((first, usize::from(more) + 1))
+}
+
+/// So many addresses from `first` on.
+fn following(first: IpAddr, count: usize) -> impl Iterator<Item = IpAddr> {
+    // Not more than there are in the last part of an address.
+    let count = u16::try_from(count - 1).unwrap_or(u16::MAX);
+    (0..=count).map(move |n| match first {
+        IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip).wrapping_add(n.into())).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip).wrapping_add(n.into())).into(),
+    })
 }
 
 fn virtual_server(
     item: &Item,
     groups: &HashMap<&str, &Item>,
     vrrp: &HashSet<IpAddr>,
+    room: &mut usize,
 ) -> Result<Vec<Service>, String> {
     let mut lost = Vec::new();
     let (addresses, marks) = match item.word(1) {
@@ -479,7 +530,9 @@ fn virtual_server(
             let group_item = groups
                 .get(item.word(2))
                 .ok_or_else(|| format!("there is no group {}", item.word(2)))?;
-            group(group_item, &mut lost)
+            let servers = item.items().iter();
+            let servers = servers.filter(|item| item.name() == "real_server").count();
+            group(group_item, servers, room, &mut lost)
         }
         "fwmark" => {
             let mark = item.word(2).parse().map_err(|_| "not a mark".to_owned())?;
@@ -496,6 +549,9 @@ fn virtual_server(
             (vec![(ip, port)], Vec::new())
         }
     };
+    if addresses.is_empty() && marks.is_empty() {
+        return Err(format!("nothing is left of its group: {}", lost.join("; ")));
+    }
     let mut service = Service {
         lost: lost
             .into_iter()
@@ -585,6 +641,8 @@ fn settings(item: &Item, service: &mut Service) {
                 "SCTP" | "sctp" => service.string("protocol", "sctp"),
                 _ => service.lose(item.text()),
             },
+            // None at all.
+            "persistence_timeout" if value == "0" => {}
             "persistence_timeout" => {
                 let seconds: u64 = value.parse().unwrap_or(360);
                 let mask = service.keys.remove("persistence");

@@ -30,7 +30,7 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
     let mut room = ADDRESSES_MAX;
     for line in text.lines() {
         let indented = line.starts_with([' ', '\t']);
-        let bare = line.trim();
+        let bare = without_comment(line).trim();
         if bare.is_empty() || bare.starts_with('#') {
             continue;
         }
@@ -57,6 +57,20 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
         .filter_map(|service| service.finish(&mut lost))
         .collect();
     (done, lost, String::new())
+}
+
+/// A line without the comment that stands behind a value.
+fn without_comment(line: &str) -> &str {
+    let (mut quoted, mut blank) = (false, true);
+    for (at, c) in line.char_indices() {
+        match c {
+            '"' => quoted = !quoted,
+            '#' if blank && !quoted => return &line[..at],
+            _ => {}
+        }
+        blank = c.is_whitespace();
+    }
+    line
 }
 
 fn yes(value: &str) -> bool {

@@ -422,6 +422,44 @@ virtual_server fwmark 7
     }
 
     #[test]
+    fn macros_may_stand_for_several_words_and_blocks() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
+             virtual_server $VS {\n delay_loop 5\n real_server $SERVER { weight 2 $CHECK }\n}\n",
+        );
+        assert_eq!(done.lost, [""; 0]);
+        let service = &config.services[0];
+        assert_eq!(service.address().unwrap().to_string(), "192.0.2.1:80");
+        let server = &service.servers[0];
+        assert_eq!(server.address.to_string(), "10.0.0.1:8080");
+        assert_eq!(server.config.weight, 2);
+        let check = server.check.as_ref().expect("a check");
+        assert_eq!(check.timeout, std::time::Duration::from_secs(3));
+    }
+
+    #[test]
+    fn the_groups_of_a_file_have_a_bound_together() {
+        let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";
+        let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
+                      virtual_server group g {\n protocol UDP\n real_server 2001:db8:1::1 80 {\n }\n}\n";
+        let text = format!("{group}{server}");
+        let converted = convert(Kind::Keepalived, "x", &text, &none).unwrap();
+        let bound = |lost: &&String| lost.contains("at most 65536 addresses");
+        assert_eq!(converted.lost.iter().filter(bound).count(), 2);
+        // A mark that each server is written for again.
+        let marks: String = (1..=1000).map(|n| format!(" fwmark {n}\n")).collect();
+        let servers: String = (1..=200)
+            .map(|n| format!(" real_server 10.0.0.{n} 80 {{\n }}\n"))
+            .collect();
+        let text = format!(
+            "virtual_server_group g {{\n{marks}}}\nvirtual_server group g {{\n{servers}}}\n"
+        );
+        let converted = convert(Kind::Keepalived, "x", &text, &none).unwrap();
+        assert_eq!(converted.toml.matches("[[service]]").count(), 65_536 / 201);
+    }
+
+    #[test]
     fn macros_have_bounds() {
         let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
         let rest = |macros: &str| {

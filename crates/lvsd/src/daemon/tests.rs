@@ -1006,6 +1006,55 @@ fn by_hand(world: &World, weight: i32) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn changes_by_hand_beside_services_are_told_too() {
+    for report in [false, true] {
+        let line = if report {
+            "[lvsd]\ndrift = \"report\"\n"
+        } else {
+            ""
+        };
+        let rule = "[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n";
+        let text = format!("{line}{FILE}{rule}");
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let vip: IpAddr = "192.0.2.10".parse().unwrap();
+        assert!(daemon.world.engine().vips().contains(&vip));
+        let by_hand = [
+            Call::VipsOwn { addresses: vec![] },
+            Call::MarkSet { rules: vec![] },
+            Call::SysctlSet(lvs_core::api::Sysctl {
+                name: "conn_reuse_mode".to_owned(),
+                value: "1".to_owned(),
+            }),
+        ];
+        daemon.world.control().apply(&by_hand).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let events = daemon.events();
+        let told = events.iter().filter(|event| *event == "drift").count();
+        assert_eq!(told, 3, "each once: {events:?}");
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let engine = daemon.world.engine();
+        let left = (
+            engine.vips().is_empty(),
+            engine.0.marks.is_empty(),
+            engine.sysctl("conn_reuse_mode"),
+            status.drift.len(),
+        );
+        if report {
+            assert_eq!(left, (true, true, Some("1"), 3), "{:?}", status.drift);
+            daemon.reload(&text).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        } else {
+            assert_eq!(left, (false, false, Some("0"), 0), "{:?}", status.drift);
+        }
+        let engine = daemon.world.engine();
+        assert!(engine.vips().contains(&vip) && engine.0.marks.len() == 1);
+        assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn changes_by_hand_are_put_right_or_left() {
     for report in [false, true] {
         let line = if report {

@@ -1,21 +1,28 @@
-//! What others have changed in our services, by hand: it is told, and put right or left, as the file
-//! wants it.
+//! What others have changed by hand of what is ours, services and what goes with them: it is told,
+//! and put right or left, as the file wants it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig};
 use lvs_dataplane::control::daemon::ServiceKey;
 
 use super::describe::Names;
-use crate::config::OnDrift;
+use crate::config::{OnDrift, is_generated};
 use crate::engine::control::OWNER;
-use crate::reconcile::{Actual, Desired, DesiredServer, Health, same_server, same_service};
+use crate::reconcile::{
+    Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
+};
 
-/// Our services as we left them in an engine.
+/// What is ours as we left it in an engine.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Base(HashMap<ServiceId, Left>);
+pub(super) struct Base {
+    services: HashMap<ServiceId, Left>,
+    vips: BTreeSet<IpAddr>,
+    sysctls: HashMap<String, String>,
+    marks: Vec<String>,
+}
 
 #[derive(Clone, Debug)]
 struct Left {
@@ -28,17 +35,20 @@ impl Base {
     pub(super) fn of(actual: &Actual) -> Self {
         let ours = actual.services.iter();
         let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
-        Self(
-            ours.map(|service| {
-                let servers = service.servers.iter();
-                let left = Left {
-                    config: service.config.clone(),
-                    servers: servers.map(|s| (s.server, s.config)).collect(),
-                };
-                (service.service, left)
-            })
-            .collect(),
-        )
+        let services = ours.map(|service| {
+            let servers = service.servers.iter();
+            let left = Left {
+                config: service.config.clone(),
+                servers: servers.map(|s| (s.server, s.config)).collect(),
+            };
+            (service.service, left)
+        });
+        Self {
+            services: services.collect(),
+            vips: actual.vips.clone(),
+            sysctls: actual.sysctls.iter().cloned().collect(),
+            marks: actual.marks.clone(),
+        }
     }
 
     /// Takes note of a change that we have made.
@@ -49,22 +59,27 @@ impl Base {
                     config: spec.config.clone(),
                     servers: HashMap::new(),
                 };
-                let left = self.0.entry(spec.service).or_insert_with(new);
+                let left = self.services.entry(spec.service).or_insert_with(new);
                 left.config = spec.config.clone();
             }
             Call::ServiceDelete { service } => {
-                self.0.remove(service);
+                self.services.remove(service);
             }
             Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
-                if let Some(left) = self.0.get_mut(&spec.service) {
+                if let Some(left) = self.services.get_mut(&spec.service) {
                     left.servers.insert(spec.server, spec.config);
                 }
             }
             Call::ServerDelete { service, server } => {
-                if let Some(left) = self.0.get_mut(service) {
+                if let Some(left) = self.services.get_mut(service) {
                     left.servers.remove(server);
                 }
             }
+            Call::VipsOwn { addresses } => self.vips = addresses.iter().copied().collect(),
+            Call::SysctlSet(set) => {
+                self.sysctls.insert(set.name.clone(), set.value.clone());
+            }
+            Call::MarkSet { rules } => self.marks.clone_from(rules),
             _ => {}
         }
     }
@@ -78,10 +93,20 @@ enum Deed {
     Server(ServerConfig),
     ServerAdded(ServerConfig),
     ServerGone,
+    VipGone,
+    Sysctl(String),
+    Marks(Vec<String>),
 }
 
-/// What was done to: a service, or one of its servers.
-type Place = (ServiceKey, Option<SocketAddr>);
+/// What was done to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Vip(IpAddr),
+    Sysctl(String),
+    Marks,
+    Service(ServiceKey),
+    Server(ServiceKey, SocketAddr),
+}
 
 /// What others have done since we last looked, and what of it is left as it is.
 #[derive(Debug, Default)]
@@ -116,11 +141,11 @@ impl Drift {
             self.file = desired.generation;
             self.left.clear();
         }
-        let deeds = self.deeds(actual, by_hand);
+        let deeds = self.deeds(desired, actual, by_hand);
         let names = Names::new(desired);
         let words: Vec<String> = deeds
             .iter()
-            .map(|((service, server), deed)| tell(&names, &service.0, *server, deed))
+            .map(|(place, deed)| tell(&names, place, deed))
             .collect();
         if desired.on_drift == OnDrift::Repair {
             return words
@@ -147,19 +172,21 @@ impl Drift {
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
-        left.map(|((service, server), deed)| tell(&names, &service.0, *server, deed))
+        left.map(|(place, deed)| tell(&names, place, deed))
             .collect()
     }
 
     fn deeds(
         &self,
+        desired: &Desired,
         actual: &Actual,
         by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
     ) -> Vec<(Place, Deed)> {
-        let Some(Base(base)) = &self.base else {
+        let Some(left) = &self.base else {
             return Vec::new();
         };
-        let mut deeds = Vec::new();
+        let mut deeds = beside(left, desired, actual);
+        let base = &left.services;
         let mut seen = 0;
         for service in &actual.services {
             let id = service.service;
@@ -167,13 +194,14 @@ impl Drift {
                 continue;
             };
             seen += 1;
-            let place = |server| (ServiceKey(id), server);
+            let place = |server| Place::Server(ServiceKey(id), server);
             if !same_service(&service.config, &left.config) {
-                deeds.push((place(None), Deed::Service(service.config.clone())));
+                let deed = Deed::Service(service.config.clone());
+                deeds.push((Place::Service(ServiceKey(id)), deed));
             }
             let mut there = 0;
             for server in &service.servers {
-                let at = Some(server.server);
+                let at = server.server;
                 match left.servers.get(&server.server) {
                     None => deeds.push((place(at), Deed::ServerAdded(server.config))),
                     Some(config) => {
@@ -187,7 +215,7 @@ impl Drift {
             if there < left.servers.len() {
                 for server in left.servers.keys() {
                     if !service.servers.iter().any(|s| s.server == *server) {
-                        deeds.push((place(Some(*server)), Deed::ServerGone));
+                        deeds.push((place(*server), Deed::ServerGone));
                     }
                 }
             }
@@ -195,11 +223,11 @@ impl Drift {
         if seen < base.len() {
             for id in base.keys() {
                 if !actual.services.iter().any(|s| s.service == *id) {
-                    deeds.push(((ServiceKey(*id), None), Deed::ServiceGone));
+                    deeds.push((Place::Service(ServiceKey(*id)), Deed::ServiceGone));
                 }
             }
         }
-        deeds.sort_by_key(|(place, _)| *place);
+        deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
         deeds
     }
 
@@ -208,36 +236,27 @@ impl Drift {
         if self.left.is_empty() {
             return;
         }
-        for ((ServiceKey(id), server), deed) in &self.left {
-            let services = &mut desired.services;
-            if *deed == Deed::ServiceGone {
-                services.retain(|service| service.id != *id);
-                continue;
-            }
-            let Some(service) = services.iter_mut().find(|service| service.id == *id) else {
-                continue;
-            };
-            match (server, deed) {
-                (None, Deed::Service(config)) => service.config = config.clone(),
-                (Some(server), Deed::Server(config)) => {
-                    let mut servers = service.servers.iter_mut();
-                    if let Some(server) = servers.find(|s| s.address == *server) {
-                        server.config = *config;
+        for (place, deed) in &self.left {
+            match (place, deed) {
+                (Place::Vip(ip), _) => {
+                    desired.vips.remove(ip);
+                }
+                (Place::Sysctl(name), Deed::Sysctl(value)) => {
+                    let wanted = desired.sysctls.iter_mut().filter(|(n, _)| n == name);
+                    wanted.for_each(|(_, wanted)| wanted.clone_from(value));
+                }
+                (Place::Marks, Deed::Marks(rules)) => {
+                    desired.marks = Some(rules.clone());
+                    desired.port_marks.clear();
+                }
+                (Place::Service(ServiceKey(id)), Deed::ServiceGone) => {
+                    desired.services.retain(|service| service.id != *id);
+                }
+                (Place::Service(ServiceKey(id)) | Place::Server(ServiceKey(id), _), deed) => {
+                    let mut services = desired.services.iter_mut();
+                    if let Some(service) = services.find(|service| service.id == *id) {
+                        leave_in(service, place, deed);
                     }
-                }
-                (Some(server), Deed::ServerGone) => {
-                    service.servers.retain(|s| s.address != *server);
-                }
-                (Some(server), Deed::ServerAdded(config))
-                    if !service.servers.iter().any(|s| s.address == *server) =>
-                {
-                    service.servers.push(DesiredServer {
-                        address: *server,
-                        line: service.line,
-                        config: *config,
-                        health: Health::Up,
-                        leaves: false,
-                    });
                 }
                 _ => {}
             }
@@ -245,11 +264,73 @@ impl Drift {
     }
 }
 
-fn tell(names: &Names<'_>, service: &ServiceId, server: Option<SocketAddr>, deed: &Deed) -> String {
-    let service = names.service_in_words(service);
-    let server = server.map(|server| server.to_string()).unwrap_or_default();
+/// Has what is left of a service be what is desired.
+fn leave_in(service: &mut DesiredService, place: &Place, deed: &Deed) {
+    match (place, deed) {
+        (Place::Service(_), Deed::Service(config)) => service.config = config.clone(),
+        (Place::Server(_, server), Deed::Server(config)) => {
+            let mut servers = service.servers.iter_mut();
+            if let Some(server) = servers.find(|s| s.address == *server) {
+                server.config = *config;
+            }
+        }
+        (Place::Server(_, server), Deed::ServerGone) => {
+            service.servers.retain(|s| s.address != *server);
+        }
+        (Place::Server(_, server), Deed::ServerAdded(config))
+            if !service.servers.iter().any(|s| s.address == *server) =>
+        {
+            service.servers.push(DesiredServer {
+                address: *server,
+                line: service.line,
+                config: *config,
+                health: Health::Up,
+                leaves: false,
+            });
+        }
+        _ => {}
+    }
+}
+
+/// What was done beside services: to VIPs that we own, and to sysctls and marks that the file has.
+fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(Place, Deed)> {
+    let mut deeds = Vec::new();
+    for ip in left.vips.difference(&actual.vips) {
+        deeds.push((Place::Vip(*ip), Deed::VipGone));
+    }
+    for (name, value) in &actual.sysctls {
+        let ours = desired.sysctls.iter().any(|(wanted, _)| wanted == name);
+        if ours && left.sysctls.get(name).is_some_and(|left| left != value) {
+            deeds.push((Place::Sysctl(name.clone()), Deed::Sysctl(value.clone())));
+        }
+    }
+    // Of a file without rules, those of others are theirs.
+    let ours = |rules: &[String]| -> Vec<String> {
+        let rules = rules.iter();
+        let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));
+        ours.cloned().collect()
+    };
+    if ours(&left.marks) != ours(&actual.marks) {
+        deeds.push((Place::Marks, Deed::Marks(actual.marks.clone())));
+    }
+    deeds
+}
+
+fn tell(names: &Names<'_>, place: &Place, deed: &Deed) -> String {
+    let (service, server) = match place {
+        Place::Vip(ip) => return format!("VIP {ip} was given up"),
+        Place::Sysctl(name) => {
+            let value = match deed {
+                Deed::Sysctl(value) => value.as_str(),
+                _ => "another value",
+            };
+            return format!("sysctl {name} was set to {value}");
+        }
+        Place::Marks => return "the rules for marks were changed".to_owned(),
+        Place::Service(ServiceKey(id)) => (names.service_in_words(id), String::new()),
+        Place::Server(ServiceKey(id), server) => (names.service_in_words(id), server.to_string()),
+    };
     match deed {
-        Deed::Service(_) => format!("{service} was changed"),
         Deed::ServiceGone => format!("{service} was deleted"),
         Deed::Server(config) => {
             format!(
@@ -259,5 +340,6 @@ fn tell(names: &Names<'_>, service: &ServiceId, server: Option<SocketAddr>, deed
         }
         Deed::ServerAdded(_) => format!("server {server} was added to {service}"),
         Deed::ServerGone => format!("server {server} of {service} was deleted"),
+        _ => format!("{service} was changed"),
     }
 }

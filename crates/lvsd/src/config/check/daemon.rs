@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use lvs_dataplane::words::meant;
+
 use super::Checker;
-use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::RawDaemon;
 use crate::config::{Daemon, OnDrift};
 use crate::notify_command;
@@ -98,7 +100,7 @@ pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
             let title = format!("`{level}` is not a level of the log");
             let lower = level.to_lowercase();
-            return Err(match did_you_mean(&lower, LEVELS) {
+            return Err(match meant(&lower, LEVELS) {
                 Some(meant) => (title, format!("did you mean \"{meant}\"?")),
                 None => (
                     title,

@@ -7,11 +7,12 @@ use std::time::Duration;
 use lvs_core::api::LocalPool;
 use lvs_core::mark::{MarkRule, Prefix};
 use lvs_core::{Sysctls, helper_ports};
+use lvs_dataplane::words::meant;
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::Dataplane;
-use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::diagnostic::Diagnostic;
 use crate::config::ports::{self, is_generated};
 use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
 
@@ -177,7 +178,7 @@ impl Checker<'_> {
             }
             let finding =
                 Diagnostic::error(group.span(), format!("there is no group `{name}` here"));
-            self.report(match did_you_mean(name, facts.group_names()) {
+            self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(
                     "`getent group` lists them; `groupadd --system {name}` makes this one"
@@ -340,7 +341,7 @@ impl Checker<'_> {
             let key = name.get_ref().as_str();
             if !Sysctls::NAMES.contains(&key) {
                 let finding = Diagnostic::error(name.span(), format!("unknown sysctl `{key}`"));
-                self.report(match did_you_mean(key, Sysctls::NAMES.iter().copied()) {
+                self.report(match meant(key, Sysctls::NAMES.iter().copied()) {
                     Some(word) => finding.help(format!("did you mean `{word}`?")),
                     None => finding.help("the names are those in /proc/sys/net/ipv4/vs/"),
                 });

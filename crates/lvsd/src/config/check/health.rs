@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_core::api::ServiceId;
+use lvs_dataplane::words::meant;
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, Whole};
 use crate::config::{Check, Keys, Severity, unknown_key};
 use crate::health::Probe;
@@ -109,7 +110,7 @@ impl Checker<'_> {
                     let word = name.get_ref();
                     let finding =
                         Diagnostic::error(name.span(), format!("unknown type of check `{word}`"));
-                    self.report(match did_you_mean(word, names()) {
+                    self.report(match meant(word, names()) {
                         Some(known) => finding.help(format!("did you mean \"{known}\"?")),
                         None => {
                             let known: Vec<&str> = names().collect();

@@ -23,8 +23,9 @@ use toml::Spanned;
 
 pub(crate) use self::daemon::check_filter;
 use self::sense::ServerPlace;
+use lvs_dataplane::words::meant;
 
-use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::diagnostic::Diagnostic;
 use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
 use crate::config::{Config, Files, Line, Service};
@@ -165,7 +166,7 @@ impl Checker<'_> {
         let names: Vec<&str> = known.iter().map(|(k, _)| *k).collect();
         let lower = word.to_ascii_lowercase();
         let finding = Diagnostic::error(value.span(), format!("unknown word `{word}`"));
-        self.report(match did_you_mean(&lower, names.iter().copied()) {
+        self.report(match meant(&lower, names.iter().copied()) {
             Some(k) => finding.help(format!("did you mean \"{k}\"?")),
             None => finding.help(format!("one of: {}", names.join(", "))),
         });

@@ -7,11 +7,12 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 use lvs_core::sched::BUILT_IN;
 use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
+use lvs_dataplane::words::meant;
 use toml::Spanned;
 
 use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
-use crate::config::diagnostic::{Diagnostic, did_you_mean};
+use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 
 /// How long a server that has left the file may keep its connections, where nothing else is said.
@@ -53,7 +54,7 @@ impl Checker<'_> {
         names.sort_unstable();
         let finding = Diagnostic::error(scheduler.span(), format!("unknown scheduler `{word}`"));
         let list = format!("the schedulers are: {}", names.join(", "));
-        self.report(match did_you_mean(&word.to_ascii_lowercase(), names) {
+        self.report(match meant(&word.to_ascii_lowercase(), names) {
             Some(known) => finding.help(format!("did you mean \"{known}\"? {list}")),
             None => finding.help(list),
         });
