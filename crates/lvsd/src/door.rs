@@ -481,10 +481,14 @@ mod tests {
             ..Dataplane::default()
         };
         let events = crate::events::Events::default();
-        let mut asks = open(&engine, &dataplane, events.source()).expect("it can be bound");
+        let (sender, mut asks) = channel();
+        let api = Arc::new(Api::new(sender));
+        open(&engine, &dataplane, events.source(), api).expect("it can be bound");
         tokio::spawn(async move {
             while let Some(asked) = asks.recv().await {
-                let _ = asked.reply.send(answer(&"yes"));
+                if let Asked::Ask { reply, .. } = asked {
+                    let _ = reply.send(answer(&"yes"));
+                }
             }
         });
         for (groups, expected) in [("4242", "\"yes\""), ("4243", "only root")] {
