@@ -33,6 +33,8 @@ pub(super) const SERVER: &str = "10.72.0.11";
 pub(super) const SERVER6: &str = "fd00:72::11";
 /// Connections that ours may have: those of the largest case, and of others measured with it.
 const CONNECTIONS: u32 = 12_000_000;
+/// The same, where the memory for all of them is taken at once.
+const IN_KERNEL: u32 = 1_200_000;
 /// Cores.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
@@ -159,6 +161,21 @@ impl Bed {
             );
         }
         Ok(())
+    }
+
+    /// Packets that ours has forwarded in the kernel.
+    pub(super) fn in_kernel(&self) -> Result<u64> {
+        #[derive(serde::Deserialize)]
+        struct Reason {
+            reason: String,
+            count: u64,
+        }
+        let lvsadm = programs::find("lvsadm")?;
+        let text = self.director.run(lvsadm, &["drops", "--json", "--all"])?;
+        let all: Vec<Reason> = serde_json::from_str(&text)?;
+        let ours =
+            |reason: &&Reason| ["kernel_requests", "kernel_replies"].contains(&&*reason.reason);
+        Ok(all.iter().filter(ours).map(|reason| reason.count).sum())
     }
 
     /// Packets that an interface has received.
@@ -296,7 +313,7 @@ impl Bed {
         }
         let on_host = matches!(
             self.who,
-            Contender::AfPacket(_) | Contender::Haproxy | Contender::Nginx
+            Contender::AfPacket(_) | Contender::InKernel(_) | Contender::Haproxy | Contender::Nginx
         );
         if on_host {
             writeln!(
@@ -313,6 +330,8 @@ impl Bed {
             Contender::Direct | Contender::Route => Ok(()),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_engine("af_packet", method),
+            // Its table is allocated at once; a few packets of each connection of a million are enough to open.
+            Contender::InKernel(method) => self.start_engine("af_packet", method),
             Contender::Tun => self.start_engine("tun", Method::Nat),
             Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
             Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
@@ -337,7 +356,9 @@ impl Bed {
     fn start_engine(&mut self, backend: &str, method: Method) -> Result<()> {
         let [_, d, e, _] = &self.devices;
         let engine = programs::find("lvs-dataplane")?.display().to_string();
-        let (cpu, connections) = (DIRECTOR.to_string(), CONNECTIONS.to_string());
+        let in_kernel = matches!(self.who, Contender::InKernel(_));
+        let connections = if in_kernel { IN_KERNEL } else { CONNECTIONS };
+        let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
         let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
         words.extend([
             "--interface",
@@ -347,6 +368,13 @@ impl Bed {
             "--max-connections",
             &connections,
         ]);
+        if in_kernel {
+            words.extend(["--in-kernel", "on"]);
+            // Millions of connections are opened with as few packets as possible; those of TCP are as they always are.
+            if self.purpose == Purpose::Flood {
+                words.extend(["--in-kernel-after", "1"]);
+            }
+        }
         if backend == "tun" {
             words.push("--own-vips");
         }
@@ -389,6 +417,8 @@ impl Bed {
         add("-u", VIP, 80, &one)?;
         if method == Method::Nat {
             add("-u", &format!("[{VIP6}]"), 80, &[format!("[{SERVER6}]")])?;
+        }
+        if method == Method::Nat || self.purpose == Purpose::Tcp {
             let four: Vec<String> = (11..=14).map(|host| format!("10.72.0.{host}")).collect();
             for port in [80, peers::BULK_PORT, peers::PING_PORT] {
                 add("-t", VIP, port, &four)?;

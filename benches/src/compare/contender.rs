@@ -29,6 +29,8 @@ impl Method {
 pub(super) enum Contender {
     /// This project's engine, on packet sockets.
     AfPacket(Method),
+    /// The same, with established connections forwarded in the kernel.
+    InKernel(Method),
     /// This project's engine, on a TUN device, NAT.
     Tun,
     /// Does nothing: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
@@ -62,6 +64,9 @@ impl Contender {
             Self::AfPacket(Method::Nat) => "ours",
             Self::AfPacket(Method::Dr) => "ours-dr",
             Self::AfPacket(Method::Tunnel) => "ours-tunnel",
+            Self::InKernel(Method::Nat) => "ours-in-kernel",
+            Self::InKernel(Method::Dr) => "ours-in-kernel-dr",
+            Self::InKernel(Method::Tunnel) => "ours-in-kernel-tunnel",
             Self::Tun => "ours-tun",
             Self::NullV2Send => "null-v2-sendmmsg",
             Self::NullV3Send => "null-v3-sendmmsg",
@@ -79,7 +84,7 @@ impl Contender {
 
     /// It is this project's engine.
     pub(super) fn is_ours(self) -> bool {
-        matches!(self, Self::AfPacket(_) | Self::Tun)
+        matches!(self, Self::AfPacket(_) | Self::InKernel(_) | Self::Tun)
     }
 
     /// It keeps connections, which have to be opened before established ones are measured.
@@ -89,7 +94,10 @@ impl Contender {
 
     /// Its work is a process's, on a core of its own; else it is the kernel's.
     pub(super) fn is_process(self) -> bool {
-        !matches!(self, Self::Route | Self::Nftables | Self::Direct)
+        !matches!(
+            self,
+            Self::Route | Self::Nftables | Self::Direct | Self::InKernel(_)
+        )
     }
 
     /// It handles packets beside the host's own stack, which must not forward them as well.

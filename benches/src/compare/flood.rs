@@ -105,6 +105,10 @@ impl Flood {
         if bed.who.has_connections() {
             forward.open(bed, yardsticks)?;
         }
+        if matches!(bed.who, Contender::InKernel(_)) {
+            // Those that waited to be published while others came.
+            forward.open(bed, yardsticks)?;
+        }
         let few = Self {
             flows: self.flows.min(64),
             ..self
@@ -158,11 +162,15 @@ impl Flood {
         let nat = matches!(
             bed.who,
             Contender::AfPacket(Method::Nat)
+                | Contender::InKernel(Method::Nat)
                 | Contender::Tun
                 | Contender::Nftables
                 | Contender::NullTun
         );
         let (from, to) = match (self.replies, self.v6, nat) {
+            (false, true, false) if bed.who == Contender::Route => {
+                ("fd00:128::/32", "fd00:72::11/128")
+            }
             (_, true, true) if self.replies => ("fd00:73::1/128", "fd00:128::/32"),
             (_, true, _) => (
                 "fd00:128::/32",
@@ -218,6 +226,8 @@ impl Flood {
         let mut generator = self.generator(bed, yardsticks, 10, &[])?;
         bed::settle(Duration::from_millis(250));
         let (host, device) = self.sink(bed);
+        let in_kernel = matches!(bed.who, Contender::InKernel(_));
+        let forwarded = if in_kernel { bed.in_kernel()? } else { 0 };
         let first = Snapshot::take();
         let before = Bed::received(host, device)?;
         let start = std::time::Instant::now();
@@ -225,6 +235,13 @@ impl Flood {
         let packets = Bed::received(host, device)? - before;
         let seconds = start.elapsed().as_secs_f64();
         let used = Snapshot::take().since(&first, bed.pid(), &[&bed.devices[1], &bed.devices[2]]);
+        if in_kernel {
+            let forwarded = bed.in_kernel()? - forwarded;
+            ensure!(
+                forwarded * 100 >= packets * 99,
+                "of {packets} packets only {forwarded} were forwarded in the kernel"
+            );
+        }
         generator.stop(Signal::SIGTERM)?;
         bed.check_alive()?;
         bed.pause()?;

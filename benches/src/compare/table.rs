@@ -84,7 +84,177 @@ pub(super) fn all() -> Vec<Group> {
         pipeline(),
         decisions(),
         large(),
+        in_kernel_few(),
+        in_kernel_many(),
+        in_kernel_most(),
+        in_kernel_tcp(),
+        in_kernel_latency(),
     ]
+}
+
+const IN_KERNEL: Contender = Contender::InKernel(Method::Nat);
+
+impl Group {
+    /// NAT in the kernel against routing, nftables and the engine itself.
+    fn nat_in_kernel(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 2]) {
+        let bits = if flows > 100_000 {
+            OWN_CLIENTS
+        } else {
+            SHARED_CLIENTS
+        };
+        let flood = forward(flows, bits);
+        let ours = self.flood(IN_KERNEL, Place::Usual, "nat", flood);
+        let [routing, nft] = bounds.map(Bound::AtLeast);
+        for (suffix, against, who, bound) in [
+            ("", "routing", Contender::Route, routing),
+            ("-nft", "nftables DNAT", Contender::Nftables, nft),
+            ("-off", "the engine itself", NAT, Bound::Shown),
+        ] {
+            let other = self.flood(who, Place::Usual, "nat", flood);
+            self.row(
+                &format!("in-kernel-nat-{short}{suffix}"),
+                &format!("NAT in the kernel, 64 bytes, {text} flows, against {against}"),
+                &ours,
+                Against::One(other),
+                bound,
+            );
+        }
+    }
+}
+
+fn in_kernel_few() -> Group {
+    let mut group = Group::new("in-kernel-1k");
+    group.nat_in_kernel(1000, "1,000", "1k", [1.05, 1.6]);
+    group
+}
+
+fn in_kernel_many() -> Group {
+    use Bound::AtLeast;
+    let mut group = Group::new("in-kernel-100k");
+    group.nat_in_kernel(100_000, "100,000", "100k", [0.75, 1.6]);
+    let flood = forward(100_000, SHARED_CLIENTS);
+    let routing = group.flood(Contender::Route, Place::Usual, "nat", flood);
+    let dr = Contender::InKernel(Method::Dr);
+    let ours = group.flood(dr, Place::Usual, "dr", flood);
+    let what = "DR in the kernel, 64 bytes, 100,000 flows, against routing";
+    group.row(
+        "in-kernel-dr-100k",
+        what,
+        &ours,
+        Against::One(routing),
+        AtLeast(0.80),
+    );
+    let six = Flood { v6: true, ..flood };
+    let ours = group.flood(IN_KERNEL, Place::Usual, "nat6", six);
+    let routing = group.flood(Contender::Route, Place::Usual, "nat6", six);
+    let what = "NAT of IPv6 in the kernel, 64 bytes, 100,000 flows, against routing";
+    group.row(
+        "in-kernel-nat6-100k",
+        what,
+        &ours,
+        Against::One(routing),
+        AtLeast(0.65),
+    );
+    let ours = group.flood(IN_KERNEL, Place::OneCore, "1c", flood);
+    let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
+    let what = "NAT in the kernel, 100,000 flows, all work on one core, against routing";
+    group.row(
+        "in-kernel-nat-100k-1c",
+        what,
+        &ours,
+        Against::One(routing),
+        AtLeast(0.90),
+    );
+    group
+}
+
+fn in_kernel_most() -> Group {
+    let mut group = Group::new("in-kernel-1m");
+    group.nat_in_kernel(1_000_000, "1,000,000", "1m", [0.65, 1.5]);
+    group
+}
+
+fn in_kernel_tcp() -> Group {
+    let mut group = Group::new("in-kernel-tcp");
+    for (name, what, kind, who, bounds) in [
+        (
+            "bulk",
+            "one TCP stream, NAT",
+            Tcp::Bulk,
+            IN_KERNEL,
+            [Some(0.95), None],
+        ),
+        (
+            "bulk-dr",
+            "one TCP stream, DR",
+            Tcp::Bulk,
+            Contender::InKernel(Method::Dr),
+            [Some(0.95), None],
+        ),
+        (
+            "http",
+            "requests over connections that stay, NAT",
+            Tcp::Requests,
+            IN_KERNEL,
+            [Some(0.97), None],
+        ),
+        (
+            "connections",
+            "connections with one request each, NAT",
+            Tcp::Connections,
+            IN_KERNEL,
+            [None, Some(0.97)],
+        ),
+    ] {
+        let mut job = |who: Contender| {
+            group.job(
+                &format!("{kind:?}/{}", who.name()).to_lowercase(),
+                Work::Tcp(who, kind),
+            )
+        };
+        let ours = job(who);
+        let against = [
+            ("", "routing", job(Contender::Route)),
+            ("-off", "the engine itself", job(NAT)),
+            ("-haproxy", "HAProxy", job(Contender::Haproxy)),
+        ];
+        let bounds = bounds.into_iter().chain([None]);
+        for ((suffix, against, other), bound) in against.into_iter().zip(bounds) {
+            group.row(
+                &format!("in-kernel-{name}{suffix}"),
+                &format!("{what}, in the kernel, against {against}"),
+                &ours,
+                Against::One(other),
+                bound.map_or(Bound::Shown, Bound::AtLeast),
+            );
+        }
+    }
+    group
+}
+
+fn in_kernel_latency() -> Group {
+    let mut group = Group::new("in-kernel-latency");
+    for (name, percentile) in [("p50", Percentile::P50), ("p99", Percentile::P99)] {
+        let mut job = |who: Contender| {
+            group.job(
+                &format!("{name}/{}", who.name()),
+                Work::Ping(who, false, percentile),
+            )
+        };
+        let (ours, routing, cable) = (
+            job(IN_KERNEL),
+            job(Contender::Route),
+            job(Contender::Direct),
+        );
+        group.row(
+            &format!("in-kernel-latency-{name}"),
+            &format!("added latency, {name}, idle, NAT in the kernel, against routing"),
+            &ours,
+            Against::Added(routing, cable),
+            Bound::AtMost(1.15),
+        );
+    }
+    group
 }
 
 fn small() -> Group {

@@ -17,6 +17,12 @@
 // The compiler is not to add to a pointer before it is checked: the verifier would not have it.
 #define CHECKED(p) __asm__ volatile("" : "+r"(p))
 #define READ(x) (*(volatile __typeof__(x) *)&(x))
+// What was read before is older than what is read after: an atomic operation on the stack. Where the processor keeps reads in
+// order anyway, the loader takes it out (in_kernel/mod.rs).
+#define IN_ORDER() do { \
+		u64 cell = 0, old = __sync_fetch_and_add((volatile u64 *)&cell, 0); \
+		__asm__ volatile("" : : "r"(old)); \
+	} while (0)
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -24,7 +30,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_counts, lvs_shares, lvs_told;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_counts, lvs_shares, lvs_told, lvs_services;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime)(void) = (void *)5;
@@ -35,6 +41,7 @@ static long (*load_bytes)(const struct __sk_buff *, u32 offset, void *to, u32 le
 static long (*csum_diff)(u32 *from, u32 from_size, u32 *to, u32 to_size, u32 seed) = (void *)28;
 static long (*change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
+static long (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
 
 #define NEXT (-1)
 #define SHOT 2
@@ -273,6 +280,11 @@ struct told {
 	u32 valid;
 };
 
+// In `valid`: no frame was looked at; this one the engine has; this one is lvs_ingress's.
+#define TOLD_NOTHING 0
+#define TOLD_LEAVE 1
+#define TOLD_TAKE 2
+
 INLINE u64 mix(const struct packet *p, u32 len)
 {
 	u64 x = (u64)p->extra << 32 | (u64)p->flags << 24 | len;
@@ -306,6 +318,8 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	if (!(word & KIND_LIVE) || word & shadow) return SHARE_UNPUBLISHED;
 	u64 epoch = READ(conf[CONF_EPOCH]) & 0xffff;
 	if (!epoch || (state >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
+	// The engine writes the way to the client before the epoch.
+	IN_ORDER();
 	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
 	u32 method = way & WAY_METHOD;
 	if (flags & FLAGS_UP) return SHARE_UNFIT;
@@ -355,7 +369,12 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 	u64 *conf = map_lookup(&lvs_conf, &zero);
 	struct told *t = map_lookup(&lvs_told, &zero);
 	if (!conf || !t) return PASS;
-	t->valid = 0;
+	if (t->valid == TOLD_TAKE) {
+		// The frame before this one was not taken. No other is to go the same way.
+		conf[CONF_MISSED] = 1;
+		share(SHARE_LOST);
+	}
+	t->valid = TOLD_NOTHING;
 	// The engine's own, on its way back to the host.
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return 0;
 	struct packet p;
@@ -367,9 +386,12 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 		t->mixed = mix(&p, skb->len);
 		what = decide(conf, &p, skb->gso_size, t);
 	}
-	t->valid = what == SHARE_REQUESTS || what == SHARE_REPLIES ? 2 : 1;
-	if (t->valid == 2) return 0;
-	share(what);
+	if ((what == SHARE_REQUESTS || what == SHARE_REPLIES) && !READ(conf[CONF_MISSED])) {
+		t->valid = TOLD_TAKE;
+		return 0;
+	}
+	t->valid = TOLD_LEAVE;
+	share(what == SHARE_REQUESTS || what == SHARE_REPLIES ? SHARE_UNPUBLISHED : what);
 	return PASS;
 }
 
@@ -377,22 +399,30 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u64 now)
 {
-	u64 server = READ(hot[HOT_SERVER]);
-	hot[HOT_DEADLINE] = now + (u64)(u32)server * 1000000000ULL;
+	u64 server = READ(hot[HOT_SERVER]), until = now + (u64)(u32)server * 1000000000ULL;
 	u32 record = server >> 32, at = processor() * (u32)conf[CONF_SERVERS] + record;
 	u64 *counts = map_lookup(&lvs_counts, &at);
+	// Both have results, which makes them barriers.
 	if (t->reply) {
+		u64 before = __sync_lock_test_and_set(&hot[HOT_DEADLINE], until);
+		__asm__ volatile("" : : "r"(before));
 		if (counts) {
 			counts[COUNT_OUT_PACKETS]++;
 			counts[COUNT_OUT_BYTES] += len;
 		}
-		return;
+	} else {
+		*(volatile u64 *)&hot[HOT_DEADLINE] = until;
+		u32 before = __sync_fetch_and_add((u32 *)&hot[HOT_FLAGS], 1);
+		__asm__ volatile("" : : "r"(before));
+		if (counts) {
+			counts[COUNT_IN_PACKETS]++;
+			counts[COUNT_IN_BYTES] += len;
+		}
 	}
-	__sync_fetch_and_add((u32 *)&hot[HOT_FLAGS], 1);
-	if (counts) {
-		counts[COUNT_IN_PACKETS]++;
-		counts[COUNT_IN_BYTES] += len;
-	}
+	// The engine may have seen a FIN meanwhile, on another CPU. It writes the timeout first and the deadline after it: one of
+	// the two halves sees what the other has written.
+	u32 timeout = READ(hot[HOT_SERVER]);
+	if (timeout != (u32)server) *(volatile u64 *)&hot[HOT_DEADLINE] = now + (u64)timeout * 1000000000ULL;
 }
 
 // New addresses and one hop less, in an IPv4 header.
@@ -443,8 +473,13 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told 
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (data + ETH + 48 > end) return -1;
 	__builtin_memcpy(data, macs, 12);
-	u32 *ip = (u32 *)(data + ETH);
+	u32 *ip = (u32 *)(data + ETH), hops[2] = { ip[1] };
 	data[ETH + 7]--;
+	hops[1] = ip[1];
+	// A sum over the whole packet that the card has made (CHECKSUM_COMPLETE) goes along with the hop limit, which no checksum
+	// covers. For addresses it need not: what they change, the transport's checksum takes back. Kernels before 6.16 do not know
+	// that of IPv6 and would let the sum follow with BPF_F_PSEUDO_HDR, which only unfinished checksums need.
+	u32 pseudo = csum_update(skb, csum_diff(&hops[0], 4, &hops[1], 4, 0)) < 0 ? BPF_F_PSEUDO_HDR : 0;
 	u64 ends = READ(slot[WIDE_ENDS]);
 	if ((ends >> 48 & WAY_METHOD) != METHOD_NAT) return 0;
 	u64 to[2] = { READ(slot[t->reply ? WIDE_VIRT : WIDE_SERVER]), READ(slot[t->reply ? WIDE_VIRT + 1 : WIDE_SERVER + 1]) };
@@ -464,7 +499,7 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told 
 	}
 	long diff = csum_diff(old, 16, (u32 *)to, 16, 0);
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
-	if (l4_csum_replace(skb, field, 0, diff, zero | BPF_F_PSEUDO_HDR)) return -1;
+	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;
 	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
 	return 0;
 }
@@ -490,6 +525,23 @@ lost:
 	return SHOT;
 }
 
+// Whether a packet that the programs do not forward is to wait for an engine: the host would reset what it does not know.
+INLINE int waits(const struct packet *p, const struct told *t, int what, u64 now)
+{
+	if (what != SHARE_UNKNOWN) {
+		u64 *slot = p->v6 ? slot_of(t->handle, 1) : slot_of(t->handle, 0);
+		return slot && now <= READ((p->v6 ? slot + WIDE_HOT : slot)[HOT_DEADLINE]);
+	}
+	u64 key[SERVICE_WORDS] = {
+		p->v6 ? p->dst.addr[0] : p->dst.id & 0xffffffff,
+		p->v6 ? p->dst.addr[1] : 0,
+		(p->dst.id >> 32 & 0xffff) | (u64)p->proto << 16 | (u64)p->v6 << 24,
+	};
+	if (map_lookup(&lvs_services, key)) return 1;
+	key[2] &= ~0xffffULL;
+	return map_lookup(&lvs_services, key) != 0;
+}
+
 SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 {
 	u32 zero = 0;
@@ -497,23 +549,29 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	struct told *told = map_lookup(&lvs_told, &zero);
 	if (!conf || !told) return NEXT;
 	u32 seen = told->valid;
-	told->valid = 0;
-	// What the engine has seen and left.
-	if (seen == 1 || (skb->mark && skb->mark == conf[CONF_MARK])) return NEXT;
+	told->valid = TOLD_NOTHING;
+	if (skb->mark && skb->mark == conf[CONF_MARK]) return NEXT;
+	// What the engine has.
+	if (seen == TOLD_LEAVE && !READ(conf[CONF_TAKING_OVER])) return NEXT;
 	struct packet p;
 	__builtin_memset(&p, 0, sizeof p);
-	if (!read_packet(skb, &p)) return NEXT;
+	if (!read_packet(skb, &p)) {
+		if (seen == TOLD_TAKE) conf[CONF_MISSED] = 1;
+		return NEXT;
+	}
 	struct told t = *told;
 	u64 now = ktime() - conf[CONF_BASE];
-	if (!seen || t.src != p.src.id || t.dst != p.dst.id || t.mixed != mix(&p, skb->len)) {
-		// Nobody has looked: there is no engine.
+	if (seen != TOLD_TAKE || t.src != p.src.id || t.dst != p.dst.id || t.mixed != mix(&p, skb->len)) {
+		// Somebody has changed it on the way here.
+		if (seen == TOLD_TAKE) conf[CONF_MISSED] = 1;
+		// Nobody has looked: there is no engine. Or there is one that has just come.
 		if (now > READ(conf[CONF_ALIVE])) return NEXT;
+		t.handle = 0;
 		int what = decide(conf, &p, skb->gso_size, &t);
-		if (what == SHARE_UNKNOWN || what == SHARE_UNPUBLISHED) return NEXT;
-		u64 *slot = p.v6 ? slot_of(t.handle, 1) : slot_of(t.handle, 0);
-		if (!slot || now > READ((p.v6 ? slot + WIDE_HOT : slot)[HOT_DEADLINE])) return NEXT;
-		if (what == SHARE_UNFIT) {
-			// The host would reset what it does not know. Its sender repeats this until a successor is there.
+		int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
+		if (!waits(&p, &t, what, now)) return NEXT;
+		if (seen == TOLD_LEAVE) return SHOT;
+		if (!forwards) {
 			share(SHARE_WAITING);
 			return SHOT;
 		}

@@ -67,6 +67,13 @@
 #define CONF_MARK 7
 // As far as counters are used, a CPU.
 #define CONF_SERVERS 8
+// Not 0 once lvs_ingress was not run for a frame that lvs_filter had left to it: somebody else's program is in front of it,
+// or it is detached. Everything goes up from then on. The programs set it, the engine clears it.
+#define CONF_MISSED 9
+// The last epoch that was begun, in force or not.
+#define CONF_NUMBER 10
+// Not 0 while an engine takes over: it has the packets, but the host is not yet kept from them.
+#define CONF_TAKING_OVER 11
 #define CONF_WORDS 16
 
 // ---- ways out: lvs_hops ----
@@ -79,6 +86,11 @@
 // ---- servers, by record: lvs_servers ----
 
 // One word: hop | epoch << 16.
+
+// ---- virtual services, for when there is no engine: lvs_services ----
+
+// Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing.
+#define SERVICE_WORDS 3
 
 // ---- counters of a server and a CPU: lvs_counts ----
 
@@ -100,8 +112,8 @@
 #define SHARE_UNFIT 4
 // No TCP or UDP, or with options, fragments, tags.
 #define SHARE_OTHER 5
-// Of a known connection, while there is no engine: dropped, its sender repeats it.
+// Of a known connection or for a service, while there is no engine: dropped, its sender repeats it.
 #define SHARE_WAITING 6
-// Dropped for want of memory.
+// Lost: dropped for want of memory, or left to lvs_ingress, which was not run.
 #define SHARE_LOST 7
 #define SHARE_WORDS 8

@@ -46,6 +46,10 @@ struct Args {
     #[arg(long, value_enum, default_value_t = InKernel::Off)]
     in_kernel: InKernel,
 
+    /// Packets from the client after which a connection is forwarded there; for measurements.
+    #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
+    in_kernel_after: std::num::NonZeroU32,
+
     /// Packet threads; only 1 is supported.
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
@@ -286,6 +290,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             InKernel::Auto => engine::UseKernel::Auto,
             InKernel::On => engine::UseKernel::On,
         },
+        in_kernel_after: Some(args.in_kernel_after),
         interfaces: args.interface,
         address: args
             .socket

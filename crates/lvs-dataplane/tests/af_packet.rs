@@ -31,6 +31,16 @@ fn open_without_ring(name: &str) -> AfPacket {
     AfPacket::open_without_ring(sys::if_index(name).unwrap(), name).unwrap()
 }
 
+/// With a queue of its own for SYNs.
+fn open_two_queues(name: &str) -> AfPacket {
+    let packets = AfPacket::open_with(sys::if_index(name).unwrap(), name, None, None).unwrap();
+    assert!(
+        packets.has_two_queues(),
+        "Linux since 6.0 has what that takes"
+    );
+    packets
+}
+
 /// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out on the other.
 struct Wire {
     stop: Arc<AtomicBool>,
@@ -49,8 +59,10 @@ impl Wire {
             let mut poller = Poller::new();
             while !stopped.load(Ordering::Relaxed) {
                 poller.clear();
-                poller.add(a.fd().unwrap());
-                poller.add(b.fd().unwrap());
+                for io in [&a, &b] {
+                    poller.add(io.fd().unwrap());
+                    io.other_fd().map(|fd| poller.add(fd));
+                }
                 poller.wait(Some(Duration::from_millis(20))).unwrap();
                 for forward in [true, false] {
                     let (from, to) = if forward {
@@ -98,6 +110,11 @@ fn aggregates_pass_whole_and_arrive_right() {
 #[test]
 fn aggregates_pass_whole_and_arrive_right_without_a_ring() {
     aggregates_pass(open_without_ring);
+}
+
+#[test]
+fn aggregates_pass_whole_and_arrive_right_by_two_queues() {
+    aggregates_pass(open_two_queues);
 }
 
 fn aggregates_pass(open: fn(&str) -> AfPacket) {
@@ -161,6 +178,7 @@ fn pattern(position: usize) -> u8 {
 fn an_idle_round_trip() {
     idle_round_trip(open);
     idle_round_trip(open_without_ring);
+    idle_round_trip(open_two_queues);
 }
 
 fn idle_round_trip(open: fn(&str) -> AfPacket) {
@@ -224,7 +242,11 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
     middle.ip("link set wa mtu 9000");
-    for open in [open as fn(&str) -> AfPacket, open_without_ring] {
+    for open in [
+        open as fn(&str) -> AfPacket,
+        open_without_ring,
+        open_two_queues,
+    ] {
         let mut receiver = middle.run(move || open("wa"));
         let mut sender = left.run(|| open_without_ring("wl"));
         let mut batch = frames();
@@ -338,6 +360,152 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     assert_eq!(receiver.drops(), lost);
 }
 
+/// A numbered TCP segment with these flags, and so much data.
+fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
+    let mut bytes = vec![0x33, 0x33, 0x0a, 0, 0, 1, 2, 0, 0, 0, 0, 9];
+    let len = u16::try_from(20 + data).unwrap();
+    if v6 {
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        bytes.extend(len.to_be_bytes());
+        bytes.extend([6, 64]);
+        bytes.extend([0xfd; 32]);
+    } else {
+        // Each third one has an option.
+        let options = if number.is_multiple_of(3) { 4 } else { 0 };
+        bytes.extend([8, 0, 0x45 + options / 4, 0]);
+        bytes.extend((20 + u16::from(options) + len).to_be_bytes());
+        bytes.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2]);
+        bytes.extend([1, 1, 1, 0].iter().take(options.into()));
+    }
+    bytes.extend([0x10, 0, 0, 80]);
+    bytes.extend(number.to_be_bytes());
+    bytes.extend([0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    bytes.extend((0..data).map(pattern));
+    bytes.resize(bytes.len().max(60), 0);
+    Frame::from_bytes(&bytes)
+}
+
+/// The number and the flags of such a segment.
+fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
+    let bytes = frame.bytes();
+    let at = match bytes.get(12..15)? {
+        [8, 0, first] => 14 + usize::from(first & 15) * 4,
+        [0x86, 0xdd, _] => 54,
+        _ => return None,
+    };
+    let tcp = bytes
+        .get(at..at + 20)
+        .filter(|_| bytes[..6] == [0x33, 0x33, 0x0a, 0, 0, 1])?;
+    let number = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
+    Some((number, tcp[13]))
+}
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+#[test]
+fn a_flood_of_syns_takes_no_room_from_other_packets() {
+    let (left, middle, _right) = hosts();
+    let mut receiver = middle.run(|| open_two_queues("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    const ALL: u32 = 60_000;
+    for start in (0..ALL).step_by(60) {
+        let mut some: Vec<_> = (start..start + 60)
+            .map(|number| match number % 10 {
+                9 => segment(number, number % 4 == 1, SYN | ACK, 100),
+                8 => segment(number, true, SYN, 0),
+                _ => segment(number, false, SYN, 0),
+            })
+            .collect();
+        assert_eq!(sender.send(&mut some), 0);
+    }
+    let mut batch = frames();
+    let (mut syns, mut others, mut last_syn) = (0, 0, None);
+    let end = Instant::now() + Duration::from_secs(10);
+    // What was sent may be on its way still.
+    while others < ALL / 10 {
+        assert!(Instant::now() < end, "{others} came");
+        let count = receiver.recv(&mut batch).unwrap();
+        for (number, flags) in batch[..count].iter().filter_map(number_of_segment) {
+            if flags == SYN {
+                assert!(last_syn < Some(number));
+                (syns, last_syn) = (syns + 1, Some(number));
+            } else {
+                assert_eq!(number, others * 10 + 9);
+                others += 1;
+            }
+        }
+    }
+    while let count @ 1.. = receiver.recv(&mut batch).unwrap() {
+        let came = batch[..count].iter().filter_map(number_of_segment);
+        syns += came.filter(|&(_, flags)| flags == SYN).count() as u64;
+    }
+    let lost = receiver.drops();
+    assert!(syns >= 16_384, "{syns}");
+    assert_eq!(syns + lost, u64::from(ALL / 10 * 9));
+}
+
+#[test]
+fn a_syn_comes_behind_all_that_came_before_it() {
+    let (left, middle, _right) = hosts();
+    let mut receiver = middle.run(|| open_two_queues("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    // What the host itself sends is for neither queue.
+    let mut host = middle.run(|| open_without_ring("wa"));
+    let sending = thread::spawn(move || {
+        for start in (0..50_000).step_by(8) {
+            let mut some: Vec<_> = (start..start + 8)
+                .map(|number| match pattern(number as usize * 31) % 4 {
+                    0 => segment(number, false, SYN, 0),
+                    1 => segment(number, true, SYN, 0),
+                    // With data, longer than a slot, as TCP Fast Open has it.
+                    2 if number % 16 == 2 => segment(number, number % 32 == 2, SYN, 1200),
+                    _ => segment(number, number % 2 == 0, ACK, number as usize % 1000),
+                })
+                .collect();
+            assert_eq!(sender.send(&mut some), 0);
+            let mut own = [
+                segment(1 << 20, false, SYN, 0),
+                segment(1 << 20, false, ACK, 0),
+            ];
+            assert_eq!(host.send(&mut own), 0);
+            thread::sleep(Duration::from_micros(u64::from(
+                pattern(start as usize) % 64,
+            )));
+        }
+    });
+    let mut batch = frames();
+    let mut came = vec![false; 50_000];
+    let (mut last_syn, mut last_other, mut count) = (None, None, 0);
+    let end = Instant::now() + Duration::from_secs(60);
+    while count < 50_000 {
+        assert!(Instant::now() < end, "{count} came");
+        let received = receiver.recv(&mut batch).unwrap();
+        for frame in &batch[..received] {
+            let Some((number, flags)) = number_of_segment(frame) else {
+                continue;
+            };
+            assert!(number < 50_000, "the host's own came in");
+            let last = if flags == SYN {
+                &mut last_syn
+            } else {
+                &mut last_other
+            };
+            assert!(*last < Some(number));
+            *last = Some(number);
+            came[number as usize] = true;
+            count += 1;
+            if flags == SYN {
+                let before = &came[(number as usize).saturating_sub(1000)..number as usize];
+                let missing = before.iter().rposition(|came| !came);
+                assert_eq!(missing, None, "in front of {number}");
+            }
+        }
+    }
+    sending.join().unwrap();
+    assert_eq!(receiver.drops(), 0);
+}
+
 #[test]
 fn a_socket_that_cannot_have_a_ring_receives_without() {
     const PACKET_VNET_HDR: i32 = 15;
@@ -373,6 +541,7 @@ fn a_socket_that_cannot_have_a_ring_receives_without() {
 fn an_interface_goes_down_and_goes_away() {
     down_and_away(open);
     down_and_away(open_without_ring);
+    down_and_away(open_two_queues);
 }
 
 fn down_and_away(open: fn(&str) -> AfPacket) {

@@ -86,6 +86,36 @@ fn packets_from_own_addresses_do_not_go_round() {
     }
 }
 
+/// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is its own.
+#[test]
+fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
+    let mut lab = echo(Forwarding::Nat);
+    let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
+    let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));
+    assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
+    // It has taken all of the time.
+    let second = std::time::Duration::from_secs(1);
+    lab.pipeline.gate.spent(1, second, lab.now);
+    assert!(lab.pipeline.gate.sorts());
+    let mut passed = 0;
+    for n in 2..1000 {
+        passed += lab.send(CLIENTS, &syn(n, VIP)).len();
+        lab.pipeline.gate.spent(1, second, lab.now);
+    }
+    let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
+    assert_eq!((passed, dropped), (1, 997), "one empties the purse");
+    // A datagram, and a SYN to a port that is the host's.
+    let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
+    assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
+    let left = lab.pipeline.counters.left;
+    assert!(lab.send(CLIENTS, &syn(8, "10.0.0.80:22")).is_empty());
+    assert_eq!(lab.pipeline.counters.left, left + 1);
+    assert_eq!(
+        lab.pipeline.counters.dropped_for(FrameDrop::SynFlood),
+        dropped
+    );
+}
+
 /// Frames that go through in one batch, in portions as a worker sends them; the most that there were at a time, how many
 /// there were, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {

@@ -8,8 +8,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, TcLink};
 use lvs_testbed::listing::{Row, rows};
-use lvs_testbed::{Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, wait_until};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, programs, wait_until,
+};
+use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 
 const ON: [&str; 2] = ["--in-kernel", "on"];
@@ -17,7 +21,8 @@ const ON: [&str; 2] = ["--in-kernel", "on"];
 /// A site whose engine forwards in the kernel; `None` where that is not permitted.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Option<Site>> {
     if Mode::detect()? == Mode::Rootless {
-        eprintln!("the path in the kernel needs root: nothing is tested");
+        ensure!(!sys::is_root_of_all(), "root can test it");
+        eprintln!("not tested: the path in the kernel needs root, outside of containers");
         return Ok(None);
     }
     let mut options = SiteOptions::new(label, forward);
@@ -195,6 +200,64 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
         Duration::from_secs(30),
         flows,
     )
+}
+
+/// A BPF program that says so much to each frame, as the first one at the ingress of an interface of the director's.
+fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<TcLink> {
+    let path = format!("/sys/class/net/{interface}/ifindex");
+    let ifindex = site.director.sh(&format!("cat {path}"))?.trim().parse()?;
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", site.director.pid()))?;
+    let attach = move || -> Result<TcLink> {
+        setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        let instruction = |code, immediate| Instruction {
+            code,
+            registers: 0,
+            offset: 0,
+            immediate,
+        };
+        // r0 = verdict; exit.
+        let code = [instruction(0xb7, verdict), instruction(0x95, 0)];
+        let program = Program::load(ProgramKind::Ingress, "another", &code)?;
+        Ok(program.attach(ifindex)?)
+    };
+    let thread = std::thread::spawn(attach);
+    thread.join().expect("it does not panic")
+}
+
+/// Another program in front of ours may end the chain: the engine goes on without it, and nothing breaks.
+#[test]
+fn another_program_in_front_is_noticed() -> Result<()> {
+    let Some(site) = site("ink-front", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let mut download = download_in_the_kernel(&site)?;
+    let doctor = || {
+        site.director.sh(&format!(
+            "{} doctor || [ $? = 1 ]",
+            programs::find("lvsadm")?.display()
+        ))
+    };
+    const FINDING: &str = "not forwarded in the kernel: lvs_ingress is not the first";
+    ensure!(!doctor()?.contains(FINDING));
+    // TCX_PASS: our program is not run.
+    let other = put_in_front(&site, "eth0", 0)?;
+    let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
+    wait_until("a finding", Duration::from_secs(10), told)?;
+    let before = shares(&site)?;
+    std::thread::sleep(Duration::from_millis(500));
+    ensure!(shares(&site)? == before, "all goes through the engine");
+    ensure!(download.is_running(), "and the download goes on");
+    drop(other);
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )?;
+    ensure!(!doctor()?.replace("\n  ", " ").contains("is not the first"));
+    let status = download.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}");
+    Ok(())
 }
 
 #[test]

@@ -2,7 +2,15 @@
 //! them, and the same frames leave, with the same connections, states, deadlines and counters. `make twins` takes 1,000,000 frames.
 
 use lvs_dataplane::in_kernel::InKernelError;
+use lvs_dataplane::sys::is_root_of_all;
 use lvs_testbed::hostile::{Method, twins};
+
+/// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
+fn not_tested(error: &InKernelError) {
+    let excused = matches!(error, InKernelError::Permission(_)) && !is_root_of_all();
+    assert!(excused, "{error}");
+    eprintln!("not tested: {error}");
+}
 
 fn same(names: &[&str], seed: u64) {
     let frames = std::env::var("LVS_TWINS_FRAMES").ok();
@@ -15,9 +23,7 @@ fn same(names: &[&str], seed: u64) {
                 println!("{name}: {forwarded} of {frames} frames were forwarded by the programs");
                 assert!(forwarded > frames / 20, "{forwarded} of {frames}");
             }
-            // Without BPF there is nothing to compare.
-            Err(InKernelError::Permission(_)) => return,
-            Err(error) => panic!("{error}"),
+            Err(error) => return not_tested(&error),
         }
     }
 }
@@ -39,8 +45,7 @@ fn tunnels_are_left_alone() {
         let method = Method::named(name).expect("a method");
         match twins(method, 3, 5000) {
             Ok(forwarded) => assert_eq!(forwarded, 0),
-            Err(InKernelError::Permission(_)) => return,
-            Err(error) => panic!("{error}"),
+            Err(error) => return not_tested(&error),
         }
     }
 }

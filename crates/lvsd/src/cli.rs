@@ -25,10 +25,11 @@ use crate::daemon::{self, Options, Signal};
 use crate::door;
 use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
 use crate::events::Events;
-use crate::health::{self, Network};
+use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::tally::{self, Tally};
+use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
 /// The file is wrong or missing.
@@ -41,6 +42,9 @@ const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// Where is kept what must outlive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
+
+/// How often what must go on shows that it does.
+const BEAT: Duration = Duration::from_millis(100);
 
 /// How long `lvsd stop` waits for the daemon that runs.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -370,8 +374,20 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    let pulses = Pulses::default();
+    let checks = checks_thread(&pulses)?;
+    let notify = Notify::from_env();
+    if let Some(interval) = watchdog::interval() {
+        watchdog::feed(notify.clone(), pulses.clone(), interval)
+            .map_err(|e| format!("cannot start a thread: {e}"))?;
+    }
     let result = runtime.block_on(async {
+        tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
+        let pins = Pins::start(address.clone()).map_err(|error| {
+            tracing::warn!("no checks by way of services: cannot start a thread: {error}");
+        });
+        let network = Network { pins: pins.ok() };
         let events = Events::default();
         let (sender, asks) = door::channel();
         let api = Arc::new(Api::counted_in(sender, Arc::clone(&tally)));
@@ -390,7 +406,9 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         let options = Options {
             attach: arguments.attach,
             last_good,
-            notify: Notify::from_env(),
+            notify,
+            checks: Some(checks),
+            turns: pulses.turns,
             admin: Some(admin::path(&arguments.state, &arguments.config)),
             asks: Some(asks),
             events,
@@ -398,7 +416,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             api: Some(api.settings()),
             ..Options::new(arguments.config)
         };
-        let result = daemon::run(options, config, Machine::new(&address), Network, signals).await;
+        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
         served.end();
         result
     });
@@ -406,6 +424,21 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result
+}
+
+/// A thread for the health checks: whatever the daemon computes, they are in time.
+fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop of the checks: {e}"))?;
+    let handle = runtime.handle().clone();
+    let pulse = pulses.checks.clone();
+    std::thread::Builder::new()
+        .name("lvsd-checks".to_owned())
+        .spawn(move || runtime.block_on(pulse.keep(BEAT)))
+        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    Ok(handle)
 }
 
 /// The signals of the process as messages.

@@ -3,7 +3,7 @@
 //! ```text
 //! config/         TOML ──▶ checked Config, or everything that is wrong with it
 //! convert/        other programs' files as lvsd's
-//! health/         one task per checked server: is it up?
+//! health/         one task for each question that services ask: is the server up?
 //! reconcile       Config and health against what the engine holds ──▶ ordered changes (pure)
 //! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
 //! daemon          the loop that joins them
@@ -16,6 +16,7 @@
 //! events          what has happened, for whoever wants to know
 //! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
+//! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
 //! ```
 //!
@@ -41,6 +42,7 @@ pub mod last_good;
 pub mod notify_command;
 pub mod reconcile;
 pub mod tally;
+pub mod watchdog;
 mod words;
 
 pub use lvs_dataplane::notify;

@@ -192,6 +192,22 @@ pub struct Info {
     pub ftp_ports: Vec<u16>,
     /// Counters of everything, services that are gone included.
     pub total: Stats,
+    /// The path in the kernel (`lvs-dataplane --in-kernel`).
+    pub in_kernel: InKernelInfo,
+}
+
+/// Where established connections are forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InKernelInfo {
+    /// It was asked for.
+    pub wanted: bool,
+    /// Connections are forwarded in the kernel.
+    pub active: bool,
+    /// Why none is, though it was asked for; empty otherwise.
+    pub reason: String,
+    /// What to do about that.
+    pub remedy: String,
 }
 
 /// Requests that did not fit the way to a server, and whose senders were told so.
@@ -271,6 +287,9 @@ pub struct ServerInfo {
     /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
+    /// New connections in a row that it has refused or not answered in time; absent if nobody counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<u32>,
     /// Its counters.
     pub stats: Stats,
 }
@@ -477,6 +496,7 @@ impl From<Error> for Failure {
                 FailureCode::NoScheduler
             }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::TooManyPins => FailureCode::Full,
             Error::LocalAddressNeeded => FailureCode::NoLocalAddress,
             Error::Unsupported(_) | Error::FullNatOnePacket => FailureCode::Unsupported,
             _ => FailureCode::Invalid,

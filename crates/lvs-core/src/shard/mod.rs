@@ -35,6 +35,7 @@ pub use self::ftp::{FTP_PORTS_MAX, helper_ports};
 pub(crate) use self::links::{Links, ServerLink};
 pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
+pub(crate) use self::publish::INVOLVED;
 pub use self::publish::Offer;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};

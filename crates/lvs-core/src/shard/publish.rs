@@ -3,11 +3,11 @@
 use core::net::SocketAddr;
 
 use super::Shard;
-use crate::conn::{NO_SLOT, State, flag};
+use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol};
 
 /// With these, a packet may change more of its connection than counters and the deadline, or be changed itself.
-const INVOLVED: u32 = flag::OUT_SEQ
+pub(crate) const INVOLVED: u32 = flag::OUT_SEQ
     | flag::IN_SEQ
     | flag::NO_CPORT
     | flag::TEMPLATE
@@ -16,6 +16,28 @@ const INVOLVED: u32 = flag::OUT_SEQ
     | flag::WATCHED
     | flag::HELPED
     | flag::DYING;
+
+/// Whether a connection's next packets change no state.
+#[inline]
+fn is_still(entry: Entry<'_>) -> bool {
+    match entry.protocol() {
+        Protocol::TCP => entry.state() == State::TCP_ESTABLISHED,
+        // An answer to a persistent client assures its template.
+        Protocol::UDP => entry.state() == State::NONE && entry.control() == NO_SLOT,
+        _ => false,
+    }
+}
+
+/// Whether a program in the kernel knows how to forward a connection's packets, and is to.
+#[inline]
+fn is_plain(entry: Entry<'_>) -> bool {
+    entry.flags() & INVOLVED == 0
+        && match entry.method() {
+            Forwarding::Nat => !entry.has(flag::NO_OUTPUT),
+            Forwarding::Route => true,
+            _ => false,
+        }
+}
 
 /// A connection that could be published: what somebody else has to find ways out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +57,28 @@ pub struct Offer {
 }
 
 impl Shard {
-    /// Whether a connection has had so many packets from its client that it is worth to be published, and is not in
-    /// this epoch. 0 is no epoch.
+    /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many packets from its client, or
+    /// a multiple of that, or was published in another epoch; it is not published in this one, and nothing about itself
+    /// speaks against it. 0 is no epoch.
+    ///
+    /// Thus one that cannot be published for another reason is looked at now and then, not with every packet.
     #[inline]
     pub fn is_ripe(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
-        epoch != 0
-            && entry.in_packets() >= packets
-            && !(entry.is_live() && entry.epoch() == epoch)
-            && entry.flags() & INVOLVED == 0
+        if epoch == 0 {
+            return false;
+        }
+        let worth = match entry.is_live() {
+            true => entry.epoch() != epoch,
+            false => entry.in_packets() >= packets && entry.in_packets().is_multiple_of(packets),
+        };
+        worth && is_still(entry) && is_plain(entry)
+    }
+
+    /// How many packets of a client's a connection has had.
+    #[inline]
+    pub fn packets_of(&self, conn: ConnId) -> u32 {
+        self.table.get(conn.0).in_packets()
     }
 
     /// What there is to know of a connection that could be published; `None` if its next packets may be more than
@@ -56,17 +91,6 @@ impl Shard {
         let entry = self.table.get(conn.0);
         let (protocol, method) = (entry.protocol(), entry.method());
         let (client, virt) = (entry.client(), entry.virt());
-        let still = match protocol {
-            Protocol::TCP => entry.state() == State::TCP_ESTABLISHED,
-            // An answer to a persistent client assures its template.
-            Protocol::UDP => entry.state() == State::NONE && entry.control() == NO_SLOT,
-            _ => false,
-        };
-        let plain = match method {
-            Forwarding::Nat => !entry.has(flag::NO_OUTPUT),
-            Forwarding::Route => true,
-            _ => false,
-        };
         let ours = [client, virt]
             .iter()
             .any(|end| self.local_ports.is_used(end.ip()));
@@ -76,14 +100,13 @@ impl Shard {
             || settings.heeds_servers() && self.links.is_masqueraded(protocol, client);
         let link = self.link(conn.0)?;
         let served = settings.serves(client.ip()) && link.server.is_available();
-        let offered = still
-            && plain
+        let offered = is_still(entry)
+            && is_plain(entry)
             && self.table.is_in_place(conn.0)
             && served
             && !ours
             && !elsewhere
-            && client.port() != 0
-            && entry.flags() & INVOLVED == 0;
+            && client.port() != 0;
         offered.then(|| Offer {
             protocol,
             client,
@@ -137,5 +160,110 @@ impl Shard {
     /// Whether the shard's copies are out of date, and a sweep is due.
     pub fn is_behind(&self) -> bool {
         self.is_stale()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::SocketAddr;
+
+    use crate::*;
+
+    fn packet(protocol: Protocol, flags: u8) -> PacketMeta<'static> {
+        PacketMeta {
+            hook: Hook::Local,
+            tuple: Tuple {
+                protocol,
+                src: SocketAddr::from(([192, 0, 2, 1], 1000)),
+                dst: SocketAddr::from(([198, 51, 100, 1], 80)),
+            },
+            transport: match protocol {
+                Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
+                _ => Transport::Udp(&[]),
+            },
+            segment: Segment::NONE,
+            mark: 0,
+            len: 40,
+        }
+    }
+
+    fn director(protocol: Protocol, forwarding: Forwarding) -> Director {
+        let mut director = Director::new(Options {
+            max_connections: 100,
+            ..Options::default()
+        });
+        let virt = "198.51.100.1:80".parse().unwrap();
+        let service = match protocol {
+            Protocol::TCP => ServiceKey::tcp(virt),
+            _ => ServiceKey::udp(virt),
+        };
+        let config = ServiceConfig::new(Family::V4, "rr");
+        let control = &mut director.control;
+        control.add_service(service, config, None).unwrap();
+        let config = ServerConfig::new(1, forwarding);
+        let addr = "10.0.0.1:80".parse().unwrap();
+        control
+            .add_server(&service, addr, &config, Instant::ZERO)
+            .unwrap();
+        director
+    }
+
+    fn send(director: &mut Director, meta: &PacketMeta<'_>) -> ConnId {
+        match director.handle_packet(meta, Instant::ZERO) {
+            Verdict::Forward(forward) => forward.conn.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// After which of the first 64 packets a connection is offered.
+    fn ripe(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
+        let mut director = director(protocol, forwarding);
+        (1..=64)
+            .filter(|&n| {
+                let flags = if n == 1 { first } else { TcpFlags::ACK };
+                let conn = send(&mut director, &packet(protocol, flags));
+                director.shard.is_ripe(conn, 16, 1)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_cannot_be_published_is_not_offered_with_every_packet() {
+        let often = [16, 32, 48, 64];
+        let (nat, route) = (Forwarding::Nat, Forwarding::Route);
+        assert_eq!(ripe(Protocol::UDP, nat, 0), often);
+        assert_eq!(ripe(Protocol::UDP, route, 0), often);
+        assert_eq!(ripe(Protocol::TCP, route, TcpFlags::SYN), often);
+        let tunnel = ripe(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN);
+        assert!(tunnel.is_empty(), "{tunnel:?}");
+        // Of a connection that is being closed.
+        let mut director = director(Protocol::TCP, route);
+        for n in 1..=16 {
+            let flags = match n {
+                1 => TcpFlags::SYN,
+                15 => TcpFlags::ACK | TcpFlags::FIN,
+                _ => TcpFlags::ACK,
+            };
+            let conn = send(&mut director, &packet(Protocol::TCP, flags));
+            assert!(!director.shard.is_ripe(conn, 16, 1), "{n}");
+        }
+    }
+
+    #[test]
+    fn what_was_published_before_a_change_is_offered_at_once() {
+        let mut director = director(Protocol::UDP, Forwarding::Route);
+        let meta = packet(Protocol::UDP, 0);
+        let mut conn = send(&mut director, &meta);
+        for _ in 0..16 {
+            conn = send(&mut director, &meta);
+        }
+        assert!(director.shard.publish(conn, 1, None));
+        assert!(!director.shard.is_ripe(conn, 16, 1) && director.shard.is_ripe(conn, 16, 2));
+        assert!(!director.shard.is_ripe(conn, 16, 0), "there is no epoch");
+        director.shard.withdraw(conn);
+        assert!(
+            !director.shard.is_ripe(conn, 16, 2),
+            "not before 32 packets"
+        );
     }
 }

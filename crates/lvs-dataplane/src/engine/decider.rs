@@ -43,7 +43,9 @@ pub(super) struct Decider {
     told: Option<(Tuple, Verdict)>,
     /// The epoch of the path in the kernel as it was before what is known now; 0 for none.
     pub(super) epoch: u16,
-    /// Connections that could be published.
+    /// Packets from the client after which a connection could be published.
+    pub(super) ripe_after: u32,
+    /// Those that could.
     pub(super) ripe: Vec<ConnId>,
 }
 
@@ -68,6 +70,7 @@ impl Decider {
             tells: false,
             told: None,
             epoch: 0,
+            ripe_after: RIPE.get(),
             ripe: Vec::new(),
         }
     }
@@ -193,7 +196,8 @@ impl Decider {
             Verdict::Forward(Forward {
                 conn: Some(conn), ..
             }) if self.epoch != 0 => {
-                if self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, RIPE, self.epoch) {
+                let after = self.ripe_after;
+                if self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, self.epoch) {
                     self.ripe.push(conn);
                 }
             }
@@ -210,6 +214,10 @@ impl Decide for Decider {
 
     fn warm(&self, ahead: &Ahead) -> u64 {
         self.shard.warm(ahead)
+    }
+
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.shard.packets_of(conn)
     }
 
     fn is_cold(&self) -> bool {

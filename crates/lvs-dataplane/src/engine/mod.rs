@@ -24,12 +24,12 @@ pub mod bench {
 
 use std::fmt;
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Call, Failure, LocalPool};
+use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::Memory;
 use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, Shard, WhenFull};
@@ -50,7 +50,7 @@ use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::keeper::{Keeper, Setup};
 pub use crate::host::{Backend, HostError};
-use crate::in_kernel::{InKernel, InKernelError};
+use crate::in_kernel::{InKernel, InKernelError, RIPE};
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
 use crate::packet::common::Common;
@@ -78,6 +78,8 @@ pub struct Config {
     pub backend: Backend,
     /// Whether established connections are forwarded in the kernel.
     pub in_kernel: UseKernel,
+    /// Packets from the client after which a connection is; `None` for [16](crate::in_kernel::RIPE).
+    pub in_kernel_after: Option<NonZeroU32>,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
     /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
@@ -253,7 +255,7 @@ impl Engine {
                 own_all_vips: config.own_vips,
                 in_kernel: None,
             };
-            let wanted = config.in_kernel;
+            let wanted = (config.in_kernel, config.in_kernel_after.unwrap_or(RIPE));
             Self::start_on_host(control, setup, config.settings, config.hook, wanted)?
         };
         if !config.local_addresses.is_empty() || config.hairpin {
@@ -285,9 +287,21 @@ impl Engine {
         mut setup: Setup,
         settings: Settings,
         mut hook: Option<Box<dyn PacketHook>>,
-        wanted: UseKernel,
+        (wanted, ripe): (UseKernel, NonZeroU32),
     ) -> Result<Self, StartError> {
-        let in_kernel = open_in_kernel(&control, setup.backend, &settings, hook.is_some(), wanted)?;
+        let hooked = hook.is_some();
+        let (in_kernel, why_not) =
+            match open_in_kernel(&control, setup.backend, &settings, hooked, wanted) {
+                None => (None, InKernelInfo::default()),
+                Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
+                Some(Err(error)) if wanted == UseKernel::On => {
+                    return Err(StartError::InKernel(error));
+                }
+                Some(Err(error)) => {
+                    info!("all packets are forwarded by the engine itself: {error}");
+                    (None, error.into())
+                }
+            };
         let (in_kernel, memory) = in_kernel.unzip();
         let shards: Vec<Shard> = match memory {
             // There is one worker, and one table.
@@ -296,6 +310,7 @@ impl Engine {
         };
         let side = HostSide::new(WORKERS.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
+        shared.not_in_kernel(why_not);
         if let Some(in_kernel) = &in_kernel {
             in_kernel.set_clock(shared.now());
             shared.use_in_kernel(in_kernel.clone());
@@ -320,7 +335,7 @@ impl Engine {
                 hook.take(),
             );
             if let Some(in_kernel) = &in_kernel {
-                worker.use_in_kernel(in_kernel.clone());
+                worker.use_in_kernel(in_kernel.clone(), ripe.get());
             }
             workers.push(worker);
         }
@@ -422,9 +437,9 @@ fn open_in_kernel(
     settings: &Settings,
     hooked: bool,
     wanted: UseKernel,
-) -> Result<Option<(Arc<InKernel>, Memory)>, StartError> {
+) -> Option<Result<(Arc<InKernel>, Memory), InKernelError>> {
     if wanted == UseKernel::Off {
-        return Ok(None);
+        return None;
     }
     let against = match () {
         () if hooked => Some("an embedding program looks at each packet"),
@@ -441,17 +456,10 @@ fn open_in_kernel(
         None => InKernel::open(control.layout(), Instant::ZERO)
             .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
     };
-    match opened {
-        Ok((memory, in_kernel)) => {
-            info!("established connections are forwarded in the kernel (NAT and direct routing)");
-            Ok(Some((Arc::new(in_kernel), memory)))
-        }
-        Err(error) if wanted == UseKernel::On => Err(StartError::InKernel(error)),
-        Err(error) => {
-            info!("all packets are forwarded by the engine itself: {error}");
-            Ok(None)
-        }
-    }
+    Some(opened.map(|(memory, in_kernel)| {
+        info!("established connections are forwarded in the kernel (NAT and direct routing)");
+        (Arc::new(in_kernel), memory)
+    }))
 }
 
 /// The control half as it is at the start.

@@ -123,6 +123,10 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Somebody forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
              -w FILE); --reverse-path loose asks for less."
         }
+        FrameDrop::SynFlood => {
+            "Somebody floods with SYNs, and clients that are not known yet may have to repeat theirs (docs/security.md): lvsadm capture \
+             dropped -w FILE shows from where; have it filtered in front of the director (lvsadm filter, XDP)."
+        }
         FrameDrop::NestedTags => {
             "Somebody tries to get past filters with VLAN tags, or a switch adds a tag of VLAN 0 to frames that have one: find it \
              (lvsadm capture dropped -w FILE)."

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{Failure, FailureCode};
+use lvs_core::api::{Failure, FailureCode, InKernelInfo};
 use lvs_core::{Control, Instant};
 
 use super::Packets;
@@ -48,6 +48,8 @@ pub struct Shared {
     stop: AtomicBool,
     /// The path in the kernel.
     in_kernel: OnceLock<Arc<InKernel>>,
+    /// Why there is none, though it was asked for.
+    not_in_kernel: OnceLock<InKernelInfo>,
 }
 
 /// Where packets come from.
@@ -105,6 +107,7 @@ impl Shared {
             side,
             stop: AtomicBool::new(false),
             in_kernel: OnceLock::new(),
+            not_in_kernel: OnceLock::new(),
         }
     }
 
@@ -159,10 +162,23 @@ impl Shared {
         self.in_kernel.get()
     }
 
+    /// There is no path in the kernel, though it was asked for.
+    pub(super) fn not_in_kernel(&self, why: InKernelInfo) {
+        let _ = self.not_in_kernel.set(why);
+    }
+
+    /// What is to be said of the path in the kernel.
+    pub(super) fn in_kernel_info(&self) -> InKernelInfo {
+        match self.in_kernel() {
+            Some(in_kernel) => in_kernel.info(),
+            None => self.not_in_kernel.get().cloned().unwrap_or_default(),
+        }
+    }
+
     /// Takes over what the path in the kernel has counted.
     pub(super) fn fold(&self) {
         if let Some(in_kernel) = self.in_kernel() {
-            in_kernel.fold(&mut self.control());
+            in_kernel.fold(|| self.control());
         }
     }
 

@@ -22,7 +22,7 @@ use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
 use crate::host::Neighbour;
-use crate::in_kernel::{Held, InKernel, RIPE, WayOut};
+use crate::in_kernel::{Held, InKernel, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
@@ -44,6 +44,8 @@ const DOWN_BUDGET: usize = 4096;
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
 /// How long packets that have come in may always be waiting before connections are published all the same.
 const BUSY: Duration = Duration::from_millis(50);
+/// How long SYNs may wait to be looked at in a flood of them.
+const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
@@ -114,9 +116,10 @@ impl Worker {
         }
     }
 
-    /// Publishes connections from now on.
-    pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>) {
+    /// Publishes connections from now on, each after so many packets.
+    pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
         self.in_kernel = Some(in_kernel);
+        self.decider.ripe_after = after;
     }
 
     /// Processes packets until the engine is told to stop. Its ports are the keeper's after that: they go after what depends
@@ -130,28 +133,41 @@ impl Worker {
         }
         let mut poller = Poller::new();
         let mut ports = Vec::new();
+        let mut more = false;
         while !shared.is_stopping() {
             poller.clear();
             let wake = poller.add(self.door().mailbox.wake().as_fd());
             ports.clear();
-            let polled = self.ports.iter();
-            ports.extend(polled.filter_map(|(port, io)| Some((poller.add(io.fd()?), port))));
+            // In a flood of SYNs, it costs less to look for them by and by than to be woken for each.
+            let flood = self.pipeline.gate.sorts();
+            for (port, io) in self.ports.iter() {
+                let other = io.other_fd().filter(|_| !flood);
+                let places = [io.fd(), other].map(|fd| fd.map(|fd| poller.add(fd)));
+                ports.push((places, flood && io.other_fd().is_some(), port));
+            }
             let ripe = !self.decider.ripe.is_empty();
-            let until = match ripe {
-                true => Duration::ZERO,
-                false => self.until_next_timer(),
+            let until = match (ripe || more, flood) {
+                (true, _) => Duration::ZERO,
+                (false, true) => self.until_next_timer().min(FLOOD_PERIOD),
+                (false, false) => self.until_next_timer(),
             };
             if let Err(error) = poller.wait(Some(until)) {
                 error!("cannot wait for packets: {error}");
                 break;
             }
+            let is_ready = |places: [Option<usize>; 2]| {
+                let mut places = places.into_iter().flatten();
+                places.any(|place| poller.is_ready(place))
+            };
             if ripe {
-                let quiet = ports.iter().all(|&(place, _)| !poller.is_ready(place));
+                let mut all = ports.iter();
+                let quiet = all.all(|&(places, unseen, _)| !is_ready(places) && !unseen);
                 self.publish_ripe(quiet);
             }
-            for &(place, port) in &ports {
-                if poller.is_ready(place) {
-                    self.receive(port);
+            more = false;
+            for &(places, unseen, port) in &ports {
+                if is_ready(places) || unseen {
+                    more |= self.receive(port) && flood;
                 }
             }
             let started = SystemInstant::now();
@@ -217,8 +233,8 @@ impl Worker {
 
     // --- packets ----------------------------------------------------------------------------------------------------
 
-    /// Processes what waits on a port, but for a few batches at most.
-    pub(super) fn receive(&mut self, port: PortId) {
+    /// Processes what waits on a port, but for a few batches at most; whether there may be more.
+    pub(super) fn receive(&mut self, port: PortId) -> bool {
         for _ in 0..BATCHES_PER_TURN {
             // The epoch first: what is learned after it is of this one or a later one.
             self.decider.epoch = self.in_kernel.as_ref().map_or(0, |kernel| kernel.epoch());
@@ -226,10 +242,10 @@ impl Worker {
             let started = SystemInstant::now();
             // Whether the interface is down or gone is told by the kernel's events.
             let Ok(count) = self.ports.recv(port, &mut self.batch) else {
-                return;
+                return false;
             };
             if count == 0 {
-                return;
+                return false;
             }
             let now = self.shared.now();
             let view = self.network.view();
@@ -254,11 +270,14 @@ impl Worker {
                 self.process_shown(port, now);
             }
             self.batch.clear();
-            self.door().note_batch(started.elapsed());
+            let took = started.elapsed();
+            self.pipeline.gate.spent(count, took, self.shared.now());
+            self.door().note_batch(took);
             if count < BATCH {
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are counted and gone.
@@ -378,8 +397,14 @@ impl Worker {
             let judges = self.network.view().ignore_tunneled;
             if epoch != 0 && !judges {
                 for &conn in &ripe {
-                    if self.decider.shard.is_ripe(conn, RIPE, epoch) {
-                        let _ = self.publish(conn, epoch, &kernel, now);
+                    if self
+                        .decider
+                        .shard
+                        .is_ripe(conn, self.decider.ripe_after, epoch)
+                        && self.publish(conn, epoch, &kernel, now).is_none()
+                    {
+                        // One that was published before the last change is not to be asked about with every packet.
+                        self.decider.shard.withdraw(conn);
                     }
                 }
             }

@@ -26,7 +26,7 @@ use super::trunks::Trunks;
 use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, Neighbour};
-use crate::in_kernel::InKernel;
+use crate::in_kernel::{Held, InKernel};
 use crate::io::BATCH;
 use crate::io::port::Port;
 use crate::io::vlan::WantedInterface;
@@ -101,6 +101,10 @@ pub(crate) struct Keeper {
     /// When everything was last gone through.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
+    /// How often frames have missed the programs of the path in the kernel.
+    pub(super) missed: u32,
+    /// As long as they may, nothing is forwarded there.
+    pub(super) aside: Option<Held>,
     /// When it may be said again that the table of connections is full, and how often it was since.
     full: (Instant, u64),
 }
@@ -182,6 +186,8 @@ impl Keeper {
             changed: None,
             updated: Instant::ZERO,
             next_housekeeping: Instant::ZERO,
+            missed: 0,
+            aside: None,
             full: (Instant::ZERO, 0),
         };
         keeper.add_device(device);
@@ -420,6 +426,7 @@ impl Keeper {
         self.next_housekeeping = self.advance_control(now).map_or(next, |at| at.min(next));
         self.show_local_clients();
         self.check_way_back();
+        self.check_programs();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {
@@ -452,14 +459,14 @@ impl Keeper {
     /// Lets the control half do what is due; says when more will be.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
+        if let Some(in_kernel) = &self.setup.in_kernel {
+            in_kernel.fold(|| self.engine.control());
+        }
         let mut control = self.engine.control();
         if let Some(pages) = memory {
             control.set_memory(pages);
         }
         let before = control.generation();
-        if let Some(in_kernel) = &self.setup.in_kernel {
-            in_kernel.fold(&mut control);
-        }
         control.advance(now);
         if let Some(in_kernel) = &self.setup.in_kernel
             && control.generation() != before

@@ -28,6 +28,9 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
+/// How often a frame may miss the programs of the path in the kernel, though they are where they belong.
+const MISSED_MAX: u32 = 8;
+
 impl Keeper {
     pub(super) fn follow_kernel(&mut self) {
         let changes = match self.netlink.poll_events(&mut self.tables.state) {
@@ -186,6 +189,55 @@ impl Keeper {
             }
             self.tables.set_port(port, known);
             self.next.tables_differ = true;
+        }
+    }
+
+    /// Looks whether the programs of the path in the kernel are still the first ones of their interfaces. What the packet
+    /// sockets refuse would be lost otherwise; so nothing is left to the programs then. (Frame by frame the programs notice it
+    /// themselves, and a single one is lost.)
+    pub(super) fn check_programs(&mut self) {
+        let Some(in_kernel) = self.setup.in_kernel.clone() else {
+            return;
+        };
+        let behind: Vec<&str> = self
+            .tables
+            .interfaces()
+            .filter(|(_, known)| !in_kernel.is_first_at(known.ifindex))
+            .map(|(_, known)| &*known.name)
+            .collect();
+        let missed = in_kernel.has_missed();
+        if !behind.is_empty() {
+            if self.aside.is_none() {
+                let names = behind.join(", ");
+                let show = format!("bpftool net show dev {}", behind[0]);
+                let reason = format!(
+                    "lvs_ingress is not the first BPF program at the ingress of {names} any more"
+                );
+                let remedy = format!(
+                    "see with `{show}` who put another one in front of it or detached it; have that one attach behind it, and \
+                     the engine goes on by itself, or start the engine again where lvs_ingress is gone; with --in-kernel off \
+                     it does not mind"
+                );
+                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
+                in_kernel.stands_aside(Some((reason, remedy)));
+                self.aside = Some(in_kernel.hold());
+            }
+        } else if missed && self.missed < MISSED_MAX {
+            self.missed += 1;
+            warn!("a frame was lost on its way into the kernel: a BPF program came or went there");
+            in_kernel.forgive();
+        } else if missed {
+            if self.aside.is_none() {
+                let reason =
+                    "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
+                let remedy = "`bpftool net` tells which other programs there are; start the engine with --in-kernel off";
+                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
+                in_kernel.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
+                self.aside = Some(in_kernel.hold());
+            }
+        } else if self.aside.take().is_some() {
+            info!("established connections are forwarded in the kernel again");
+            in_kernel.stands_aside(None);
         }
     }
 

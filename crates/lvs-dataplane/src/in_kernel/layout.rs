@@ -10,8 +10,16 @@ pub(super) mod conf {
     pub(crate) const ALIVE: usize = 6;
     pub(crate) const MARK: usize = 7;
     pub(crate) const SERVERS: usize = 8;
+    pub(crate) const MISSED: usize = 9;
+    #[cfg(test)]
+    pub(crate) const NUMBER: usize = 10;
+    #[cfg(test)]
+    pub(crate) const TAKING_OVER: usize = 11;
     pub(crate) const WORDS: usize = 16;
 }
+
+/// Words of a virtual service.
+pub(super) const SERVICE_WORDS: usize = 3;
 
 /// Words of a way out.
 pub(super) const HOP_WORDS: usize = 4;
@@ -22,35 +30,69 @@ pub(super) const SHARE_WORDS: usize = 8;
 /// Bytes of a decision that the filter leaves for the ingress.
 pub(super) const TOLD_BYTES: u32 = 40;
 
+/// Words of a way out: interface and MTU, link-layer addresses.
+pub(super) mod hop {
+    pub(crate) const LINK: usize = 0;
+    pub(crate) const MACS: usize = 1;
+}
+
+/// Words of a server's counters.
+pub(super) mod count {
+    pub(crate) const IN_PACKETS: usize = 0;
+    pub(crate) const IN_BYTES: usize = 1;
+    pub(crate) const OUT_PACKETS: usize = 2;
+    pub(crate) const OUT_BYTES: usize = 3;
+}
+
+/// Words of what became of frames.
+pub(super) mod share {
+    pub(crate) const REQUESTS: usize = 0;
+    pub(crate) const REPLIES: usize = 1;
+    pub(crate) const UNKNOWN: usize = 2;
+    pub(crate) const UNPUBLISHED: usize = 3;
+    pub(crate) const UNFIT: usize = 4;
+    pub(crate) const OTHER: usize = 5;
+    pub(crate) const WAITING: usize = 6;
+    pub(crate) const LOST: usize = 7;
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use lvs_core::memory::Layout;
 
     use super::*;
 
     const HEADER: &str = include_str!("../../bpf/layout.h");
 
-    fn defined(name: &str) -> u64 {
-        let line = HEADER.lines().find_map(|line| {
-            line.strip_prefix("#define ")?
-                .strip_prefix(name)?
-                .strip_prefix(' ')
-        });
-        let text = line.unwrap_or_else(|| panic!("{name} is not defined"));
-        let text = text.trim_end_matches(['U', 'L']);
-        match text.strip_prefix("0x") {
-            Some(hex) => u64::from_str_radix(hex, 16),
-            None => text.parse(),
+    /// What the header defines: names and numbers.
+    fn defined() -> BTreeMap<String, u64> {
+        let mut all: BTreeMap<String, u64> = BTreeMap::new();
+        for line in HEADER.lines() {
+            let Some((name, text)) = line
+                .strip_prefix("#define ")
+                .and_then(|l| l.split_once(' '))
+            else {
+                continue;
+            };
+            let number = |text: &str| {
+                let text = text.trim_end_matches(['U', 'L']);
+                match text.strip_prefix("0x") {
+                    Some(hex) => u64::from_str_radix(hex, 16),
+                    None => text.parse(),
+                }
+            };
+            let names = text.trim_matches(['(', ')']).split(" | ");
+            let value = number(text).unwrap_or_else(|_| names.map(|name| all[name]).sum());
+            assert!(all.insert(name.to_owned(), value).is_none(), "{name} twice");
         }
-        .unwrap_or_else(|_| panic!("{name} is {text}"))
+        all
     }
 
     #[test]
     fn the_programs_read_what_the_engine_writes() {
-        let all = [
-            ("WAYS", Layout::WAYS),
-            ("NARROW_BYTES", Layout::NARROW_WORDS * 8),
-            ("WIDE_BYTES", Layout::WIDE_WORDS * 8),
+        let ours = [
             ("CONF_KEY0", conf::KEYS),
             ("CONF_KEY1", conf::KEYS + 1),
             ("CONF_NARROW_BUCKETS", conf::NARROW_BUCKETS),
@@ -60,13 +102,34 @@ mod tests {
             ("CONF_ALIVE", conf::ALIVE),
             ("CONF_MARK", conf::MARK),
             ("CONF_SERVERS", conf::SERVERS),
+            ("CONF_MISSED", conf::MISSED),
+            ("CONF_NUMBER", conf::NUMBER),
+            ("CONF_TAKING_OVER", conf::TAKING_OVER),
             ("CONF_WORDS", conf::WORDS),
+            ("SERVICE_WORDS", SERVICE_WORDS),
             ("HOP_WORDS", HOP_WORDS),
+            ("HOP_LINK", hop::LINK),
+            ("HOP_MACS", hop::MACS),
             ("COUNT_WORDS", COUNT_WORDS),
+            ("COUNT_IN_PACKETS", count::IN_PACKETS),
+            ("COUNT_IN_BYTES", count::IN_BYTES),
+            ("COUNT_OUT_PACKETS", count::OUT_PACKETS),
+            ("COUNT_OUT_BYTES", count::OUT_BYTES),
             ("SHARE_WORDS", SHARE_WORDS),
+            ("SHARE_REQUESTS", share::REQUESTS),
+            ("SHARE_REPLIES", share::REPLIES),
+            ("SHARE_UNKNOWN", share::UNKNOWN),
+            ("SHARE_UNPUBLISHED", share::UNPUBLISHED),
+            ("SHARE_UNFIT", share::UNFIT),
+            ("SHARE_OTHER", share::OTHER),
+            ("SHARE_WAITING", share::WAITING),
+            ("SHARE_LOST", share::LOST),
         ];
-        for (name, number) in all {
-            assert_eq!(defined(name), number as u64, "{name}");
+        let ours = ours.map(|(name, number)| (name, number as u64));
+        let mut found = defined();
+        for (name, number) in ours.into_iter().chain(Layout::NUMBERS.iter().copied()) {
+            assert_eq!(found.remove(name), Some(number), "{name}");
         }
+        assert!(found.is_empty(), "nobody here knows {found:?}");
     }
 }

@@ -20,24 +20,31 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::sync::atomic::AtomicU32;
+use std::num::NonZeroU32;
+use std::ops::DerefMut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lvs_core::memory::{Layout, Memory, Region};
+use lvs_core::api::InKernelInfo;
+use lvs_core::memory::{Layout, Memory};
 use lvs_core::{Control, Counts, Instant};
 
-use self::layout::{COUNT_WORDS, HOP_WORDS, SHARE_WORDS, TOLD_BYTES, conf};
+use self::layout::{
+    COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TOLD_BYTES, conf, count, hop, share,
+};
 use crate::packet::wire::Mac;
-use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, TcLink};
+use crate::sys::{
+    self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet, TcLink,
+};
 
 /// The programs, compiled.
 const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 
 /// Packets from the client after which a connection is published: shorter ones stay with the engine, and a flood publishes
 /// nothing.
-pub(crate) const RIPE: u32 = 16;
+pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// How long a connection goes on without an engine.
 const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
 /// How long a slot that was published is not used again: a program may be looking at it.
@@ -46,6 +53,8 @@ const QUARANTINE: Duration = Duration::from_millis(200);
 const HOPS: u16 = 16_384;
 /// Records of servers whose connections are published.
 const SERVERS: u32 = 4_096;
+/// Virtual services that programs know of, for when there is no engine.
+const SERVICES: u32 = 1 << 16;
 /// How long no way out is given another meaning after they have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
@@ -74,6 +83,27 @@ pub enum InKernelError {
     /// The programs that are built in cannot be read.
     #[error("the programs that are built in are damaged: `make bpf` makes them")]
     Object,
+}
+
+impl From<InKernelError> for InKernelInfo {
+    fn from(error: InKernelError) -> Self {
+        let remedy = match &error {
+            InKernelError::Permission(_) => {
+                "run the engine as root, or with CAP_BPF and CAP_NET_ADMIN (systemd: AmbientCapabilities=), outside of containers"
+            }
+            InKernelError::Kernel { .. } => {
+                "Linux 6.6 or newer with CONFIG_BPF_SYSCALL and CONFIG_NET_XGRESS has what it needs"
+            }
+            InKernelError::Setting(_) => "leave that setting out, or --in-kernel auto",
+            InKernelError::Object => "make bpf, and build the engine again",
+        };
+        Self {
+            wanted: true,
+            active: false,
+            reason: error.to_string(),
+            remedy: remedy.to_owned(),
+        }
+    }
 }
 
 fn step(step: &'static str) -> impl FnOnce(io::Error) -> InKernelError {
@@ -113,7 +143,7 @@ pub struct Shares {
     pub other: u64,
     /// Dropped while there was no engine: their senders repeat them.
     pub waiting: u64,
-    /// Dropped for want of memory.
+    /// Dropped for want of memory, or left to a program that was not run.
     pub lost: u64,
 }
 
@@ -124,6 +154,7 @@ struct Arrays {
     narrow_tags: Arc<SharedArray>,
     wide: Arc<SharedArray>,
     wide_tags: Arc<SharedArray>,
+    overflow: Arc<SharedArray>,
     hops: Arc<SharedArray>,
     servers: Arc<SharedArray>,
     counts: Arc<SharedArray>,
@@ -144,6 +175,7 @@ impl Arrays {
             narrow_tags: array("lvs_narrow_tags", 1, layout.narrow_buckets)?,
             wide: array("lvs_wide", wide, layout.wide_buckets)?,
             wide_tags: array("lvs_wide_tags", 1, layout.wide_buckets)?,
+            overflow: array("lvs_overflow", Layout::WIDE_WORDS, layout.overflow_slots)?,
             hops: array("lvs_hops", HOP_WORDS, HOPS.into())?,
             servers: array("lvs_servers", 1, SERVERS)?,
             counts: array("lvs_counts", COUNT_WORDS, SERVERS * processors)?,
@@ -189,14 +221,20 @@ pub struct InKernel {
     arrays: Arrays,
     filter: Program,
     ingress: Program,
+    /// The kernel's number of it.
+    ingress_id: u32,
     layout: Layout,
-    processors: u32,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
     /// What was counted for each record when that was last taken over.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Records beyond this have nothing counted.
     records: AtomicU32,
+    /// Services that the programs know of.
+    #[expect(dead_code, reason = "there as long as the programs are")]
+    services: SharedSet<SERVICE_WORDS>,
+    /// Why nothing is forwarded, and what to do about it.
+    aside: Mutex<Option<(String, String)>>,
 }
 
 impl fmt::Debug for InKernel {
@@ -206,6 +244,34 @@ impl fmt::Debug for InKernel {
             .field("shares", &self.shares())
             .finish_non_exhaustive()
     }
+}
+
+/// Adds each word to its sum.
+fn add(sums: &mut [u64], words: &[AtomicU64]) {
+    for (sum, word) in sums.iter_mut().zip(words) {
+        *sum = sum.wrapping_add(word.load(Relaxed));
+    }
+}
+
+/// The code for this machine: where the processor reads in order, nobody need tell it to.
+fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
+    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to what follows.
+    const ATOMIC: u8 = 0xdb;
+    const STACK: u8 = 10;
+    const JUMP: u8 = 0x05;
+    if cfg!(target_arch = "x86_64") {
+        for instruction in &mut code {
+            if instruction.code == ATOMIC && instruction.registers & 0xf == STACK {
+                *instruction = Instruction {
+                    code: JUMP,
+                    registers: 0,
+                    offset: 0,
+                    immediate: 0,
+                };
+            }
+        }
+    }
+    code
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -255,26 +321,30 @@ impl InKernel {
         let processors = processors();
         let arrays = Arrays::new(&layout, processors)?;
         let told = PerCpuArray::new("lvs_told", TOLD_BYTES, 1).map_err(step("make memory"))?;
+        let services = SharedSet::new("lvs_services", SERVICES).map_err(step("make memory"))?;
         let number = |name: &str| {
             let all = arrays.all();
             let array = all.iter().find(|(known, _)| *known == name);
-            match array {
-                Some((_, array)) => Some(array.number()),
-                None => (name == "lvs_told").then(|| told.number()),
+            match (array, name) {
+                (Some((_, array)), _) => Some(array.number()),
+                (None, "lvs_told") => Some(told.number()),
+                (None, "lvs_services") => Some(services.number()),
+                (None, _) => None,
             }
         };
         let load = |section, kind, name| {
             let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
-            let code = code.ok_or(InKernelError::Object)?;
+            let code = in_order(code.ok_or(InKernelError::Object)?);
             Program::load(kind, name, &change(code)).map_err(step("load a program"))
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
         let this = Self {
             filter,
             ingress,
+            ingress_id,
             layout,
-            processors,
             epochs: Mutex::new(Epochs {
                 number: 1,
                 held: 0,
@@ -283,6 +353,8 @@ impl InKernel {
             hops: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
+            services,
+            aside: Mutex::default(),
             arrays,
         };
         let [k0, k1] = layout.keys;
@@ -309,9 +381,9 @@ impl InKernel {
             self.arrays.narrow_tags.clone(),
             self.arrays.wide.clone(),
             self.arrays.wide_tags.clone(),
+            self.arrays.overflow.clone(),
         ];
-        let overflow = Region::heap(self.layout.overflow_words());
-        let memory = sys::shared_table(self.layout, arrays, overflow);
+        let memory = sys::shared_table(self.layout, arrays);
         let memory = memory.map_err(step("use the memory"))?;
         Ok(memory.quarantined(QUARANTINE))
     }
@@ -412,7 +484,7 @@ impl InKernel {
             return None;
         }
         let hop = u16::try_from(hops.known.len() + 1).ok();
-        let Some(hop) = hop.filter(|&hop| hop < HOPS) else {
+        let Some(number) = hop.filter(|&hop| hop < HOPS) else {
             // Those that nobody uses any more are among them; which ones is not known.
             self.changed();
             hops.known.clear();
@@ -421,14 +493,14 @@ impl InKernel {
         };
         let word = |bytes: [u8; 8]| u64::from_ne_bytes(bytes);
         let (Mac([a, b, c, d, e, f]), Mac([g, h, i, j, k, l])) = (way.to, way.from);
-        let at = usize::from(hop) * HOP_WORDS;
+        let at = usize::from(number) * HOP_WORDS;
         let words = &self.arrays.hops.words()[at..at + HOP_WORDS];
-        words[1].store(word([a, b, c, d, e, f, g, h]), Relaxed);
-        words[2].store(word([i, j, k, l, 0, 0, 0, 0]), Relaxed);
+        words[hop::MACS].store(word([a, b, c, d, e, f, g, h]), Relaxed);
+        words[hop::MACS + 1].store(word([i, j, k, l, 0, 0, 0, 0]), Relaxed);
         let link = u64::from(way.ifindex) | u64::from(way.mtu) << 32;
-        words[0].store(link, Release);
-        hops.known.insert(way, hop);
-        Some(hop)
+        words[hop::LINK].store(link, Release);
+        hops.known.insert(way, number);
+        Some(number)
     }
 
     /// The way to a server, in this epoch; `false` if its number is too large.
@@ -443,32 +515,38 @@ impl InKernel {
 
     // --- what was counted -------------------------------------------------------------------------------------------
 
-    /// Counts what was forwarded since this was last asked, for the servers, their services and everything.
-    pub fn fold(&self, control: &mut Control) {
-        let records = self.records.load(Relaxed);
-        let words = self.arrays.counts.words();
+    /// Counts what was forwarded since this was last asked, for the servers, their services and everything. The control half
+    /// is asked for only when it is known what is to be counted: every processor of the machine has counters of its own.
+    pub fn fold<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
         let mut taken = lock(&self.taken);
-        for (record, taken) in (0..records).zip(taken.iter_mut()) {
-            let mut sums = [0_u64; COUNT_WORDS];
-            for processor in 0..self.processors {
-                let at = (processor * SERVERS + record) as usize * COUNT_WORDS;
-                for (sum, word) in sums.iter_mut().zip(&words[at..at + COUNT_WORDS]) {
-                    *sum = sum.wrapping_add(word.load(Relaxed));
-                }
+        let records = self.records.load(Relaxed).min(SERVERS) as usize;
+        let mut sums = vec![[0_u64; COUNT_WORDS]; records];
+        let processors = self.arrays.counts.words();
+        for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {
+            for (sums, words) in sums.iter_mut().zip(words.chunks_exact(COUNT_WORDS)) {
+                add(sums, words);
             }
-            if sums == *taken {
-                continue;
-            }
-            let new = |n: usize| sums[n].wrapping_sub(taken[n]);
+        }
+        let differ = |(_, (sums, taken)): &(u32, (&[u64; 4], &mut [u64; 4]))| sums != taken;
+        let mut new = (0..)
+            .zip(sums.iter().zip(taken.iter_mut()))
+            .filter(differ)
+            .peekable();
+        if new.peek().is_none() {
+            return;
+        }
+        let mut control = control();
+        for (record, (sums, taken)) in new {
+            let since = |n: usize| sums[n].wrapping_sub(taken[n]);
             let counts = Counts {
                 conns: 0,
-                in_packets: new(0),
-                in_bytes: new(1),
-                out_packets: new(2),
-                out_bytes: new(3),
+                in_packets: since(count::IN_PACKETS),
+                in_bytes: since(count::IN_BYTES),
+                out_packets: since(count::OUT_PACKETS),
+                out_bytes: since(count::OUT_BYTES),
             };
             control.count_forwarded(record, &counts);
-            *taken = sums;
+            *taken = *sums;
         }
     }
 
@@ -476,30 +554,52 @@ impl InKernel {
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
-            for (sum, word) in sums.iter_mut().zip(words) {
-                *sum = sum.wrapping_add(word.load(Relaxed));
-            }
+            add(&mut sums, words);
         }
-        let [
-            requests,
-            replies,
-            unknown,
-            unpublished,
-            unfit,
-            other,
-            waiting,
-            lost,
-        ] = sums;
         Shares {
-            requests,
-            replies,
-            unknown,
-            unpublished,
-            unfit,
-            other,
-            waiting,
-            lost,
+            requests: sums[share::REQUESTS],
+            replies: sums[share::REPLIES],
+            unknown: sums[share::UNKNOWN],
+            unpublished: sums[share::UNPUBLISHED],
+            unfit: sums[share::UNFIT],
+            other: sums[share::OTHER],
+            waiting: sums[share::WAITING],
+            lost: sums[share::LOST],
         }
+    }
+
+    // --- whether the programs are run -------------------------------------------------------------------------------------
+
+    /// Whether a frame that was left to the program at an interface was not taken by it. Nothing is left to it any more.
+    pub(crate) fn has_missed(&self) -> bool {
+        self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
+    }
+
+    /// Frames are left to the programs at the interfaces again.
+    pub(crate) fn forgive(&self) {
+        self.set(conf::MISSED, 0);
+    }
+
+    /// Nothing is forwarded for this reason, about which that can be done; or it is again.
+    pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
+        *lock(&self.aside) = why;
+    }
+
+    /// What is to be said of it.
+    pub(crate) fn info(&self) -> InKernelInfo {
+        let (reason, remedy) = lock(&self.aside).clone().unwrap_or_default();
+        InKernelInfo {
+            wanted: true,
+            active: reason.is_empty(),
+            reason,
+            remedy,
+        }
+    }
+
+    /// Whether the program is the first one at the ingress of an interface: others could keep frames from it.
+    pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
+        let first = self.ingress.is_first_at(self.ingress_id, ifindex);
+        first.unwrap_or(false)
     }
 }
 
@@ -527,11 +627,15 @@ fn processors() -> u32 {
 mod tests {
     use super::*;
 
-    /// Where this is not permitted, there is nothing to see.
+    /// Where this is not permitted, there is nothing to see; root of the first user namespace has no excuse.
     fn open() -> Option<Arc<InKernel>> {
         match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(in_kernel) => Some(Arc::new(in_kernel)),
-            Err(InKernelError::Permission(_)) => None,
+            Err(error @ InKernelError::Permission(_)) => {
+                assert!(!sys::is_root_of_all(), "{error}");
+                eprintln!("not tested, needs BPF: {error}");
+                None
+            }
             Err(error) => panic!("{error}"),
         }
     }

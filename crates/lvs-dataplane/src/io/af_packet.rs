@@ -13,68 +13,22 @@
 //! business of the [shield](crate::host::shield). Frames for other stations are delivered too (a promiscuous device, a
 //! macvlan child of the same interface): the caller compares the destination with the interface's own address.
 
+mod open;
+
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::tun::HostDevice;
+use self::open::Back;
+pub use self::open::{OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
-use crate::in_kernel::InKernel;
 use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{
-    self, MessageBatch, PacketRing, PacketSocket, RingFrame, TcLink, TurnBack, TurnedBack,
-};
-
-/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
-const BUFFER: i32 = 16 << 20;
-
-/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd number of cache lines, so
-/// that the beginnings of all slots are spread over the cache.
-pub const SLOT: usize = 27 * 64;
-
-/// Slots of the ring, at least: 14 MiB of memory for each interface.
-const SLOTS: usize = 8192;
-
-/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the packet are in one cache line,
-/// and there is room for the headers of a tunnel.
-const RESERVE: u32 = 62;
+use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame, TcLink};
 
 /// How long one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
-
-/// What keeps an interface from being opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The process may not open packet sockets.
-    #[error(
-        "no permission to open a packet socket on {interface}: run as root, or give the program CAP_NET_RAW and \
-         CAP_NET_ADMIN"
-    )]
-    Permission {
-        /// The interface.
-        interface: String,
-    },
-    /// There is no such interface.
-    #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
-    NoInterface {
-        /// The interface.
-        interface: String,
-        /// The index that was asked for.
-        ifindex: u32,
-    },
-    /// Anything else.
-    #[error("cannot {step} for {interface}: {source}")]
-    Os {
-        /// The interface.
-        interface: String,
-        /// What was being done.
-        step: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
 
 /// What the backend itself has counted since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,196 +45,24 @@ pub struct SocketCounters {
     pub receive_cut: u64,
 }
 
-/// A way back for frames that the host should have seen: sent with a mark, they come in again on the interface.
-///
-/// ```text
-///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
-///                                                            the shield takes the mark off and lets it pass
-///                                                            the host sees it as it came
-/// ```
-///
-/// What leaves in spite of that is nobody's on the wire ([`sys::turned`]).
-#[derive(Debug)]
-struct Back {
-    socket: PacketSocket,
-    _turned: TurnedBack,
-}
-
-impl Back {
-    fn open(ifindex: u32, turn: &TurnBack) -> io::Result<Self> {
-        let socket = PacketSocket::new()?;
-        socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
-        sys::set_send_buffer(&socket, BUFFER)?;
-        // Nothing may leave with the mark before the program is there.
-        let turned = turn.attach(ifindex)?;
-        socket.bind_to_send(ifindex, turn.mark())?;
-        Ok(Self {
-            socket,
-            _turned: turned,
-        })
-    }
-}
-
 /// A packet socket on one Ethernet interface.
 #[derive(Debug)]
 pub struct AfPacket {
     /// The path in the kernel takes what the socket's filter refuses: it goes first.
     _ingress: Option<TcLink>,
-    socket: PacketSocket,
     interface: String,
     ifindex: u32,
-    ring: Option<PacketRing>,
-    receive: MessageBatch,
+    /// What sends, too.
+    inlet: Inlet,
+    firsts: Option<Box<Firsts>>,
+    receiver: Receiver,
     transmit: MessageBatch,
-    /// Buffers of the caller's that the ring's have taken the place of: what comes by the queue needs them.
-    spare: Vec<Frame>,
     back: Option<Back>,
     counters: SocketCounters,
-    kernel_drops: u64,
     was_down: bool,
 }
 
-/// How frames are received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    Ring,
-    Messages,
-}
-
 impl AfPacket {
-    /// Opens the interface with this index; `name` is for messages only, as a name can change.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, By::Ring, false, None, None)
-    }
-
-    /// As [`Self::open`], without a ring: slower, and without its memory.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_without_ring(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, By::Messages, false, None, None)
-    }
-
-    /// As [`Self::open_without_ring`], for frames with a VLAN tag only.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, By::Messages, true, None, None)
-    }
-
-    /// As [`Self::open`], with a way back for what the host should have seen ([`Self::give_back`]), and without the frames
-    /// that the path in the kernel takes, where that is possible.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_with(
-        ifindex: u32,
-        name: &str,
-        turn: Option<&TurnBack>,
-        in_kernel: Option<&InKernel>,
-    ) -> Result<Self, OpenError> {
-        Self::open_for(ifindex, name, By::Ring, false, turn, in_kernel)
-    }
-
-    fn open_for(
-        ifindex: u32,
-        name: &str,
-        by: By,
-        tagged: bool,
-        turn: Option<&TurnBack>,
-        in_kernel: Option<&InKernel>,
-    ) -> Result<Self, OpenError> {
-        let fail = |step: &'static str| {
-            move |source: io::Error| match source.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => OpenError::Permission {
-                    interface: name.to_owned(),
-                },
-                Some(libc::ENODEV | libc::ENXIO) => OpenError::NoInterface {
-                    interface: name.to_owned(),
-                    ifindex,
-                },
-                _ => OpenError::Os {
-                    interface: name.to_owned(),
-                    step,
-                    source,
-                },
-            }
-        };
-        let socket = PacketSocket::new().map_err(fail("open a packet socket"))?;
-        for (option, step) in [
-            (libc::PACKET_VNET_HDR, "set PACKET_VNET_HDR"),
-            (PACKET_IGNORE_OUTGOING, "set PACKET_IGNORE_OUTGOING"),
-            (libc::PACKET_AUXDATA, "set PACKET_AUXDATA"),
-        ] {
-            socket.set_packet_option(option, 1).map_err(fail(step))?;
-        }
-        let rx = sys::set_receive_buffer(&socket, BUFFER).map_err(fail("set SO_RCVBUF"))?;
-        let tx = sys::set_send_buffer(&socket, BUFFER).map_err(fail("set SO_SNDBUF"))?;
-        if rx < BUFFER || tx < BUFFER {
-            tracing::info!(
-                interface = name,
-                receive = rx,
-                send = tx,
-                "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
-            );
-        }
-        if tagged {
-            socket.only_tagged().map_err(fail("filter for tags"))?;
-        }
-        if let Some(in_kernel) = in_kernel {
-            // It minds the mark as well.
-            let filtered = socket.only_passed_by(in_kernel.filter());
-            filtered.map_err(fail("filter for the path in the kernel"))?;
-        } else if let Some(turn) = turn {
-            let filtered = socket.without_mark(turn.mark());
-            filtered.map_err(fail("filter for marks"))?;
-        }
-        let ring = match by {
-            By::Ring => PacketRing::new(&socket, SLOTS, SLOT, RESERVE),
-            By::Messages => Err(io::ErrorKind::Unsupported.into()),
-        };
-        if let (By::Ring, Err(error)) = (by, &ring) {
-            tracing::info!(
-                interface = name,
-                "frames are received by system calls, which is slower than a ring in memory (PACKET_RX_RING): {error}"
-            );
-        }
-        let back = turn.and_then(|turn| match Back::open(ifindex, turn) {
-            Ok(back) => Some(back),
-            Err(error) => {
-                tracing::warn!(
-                    "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
-                     interface should name that one too",
-                    HostDevice::NAME
-                );
-                None
-            }
-        });
-        // Before the first frame is refused.
-        let ingress = in_kernel.map(|in_kernel| in_kernel.attach(ifindex));
-        let ingress = ingress.transpose();
-        let ingress = ingress.map_err(fail("attach the path in the kernel"))?;
-        socket.bind(ifindex).map_err(fail("bind a packet socket"))?;
-        Ok(Self {
-            _ingress: ingress,
-            socket,
-            interface: name.to_owned(),
-            ifindex,
-            ring: ring.ok(),
-            receive: MessageBatch::new(BATCH),
-            transmit: MessageBatch::new(BATCH),
-            spare: Vec::new(),
-            back,
-            counters: SocketCounters::default(),
-            kernel_drops: 0,
-            was_down: false,
-        })
-    }
-
     /// The interface's name when it was opened.
     pub fn interface(&self) -> &str {
         &self.interface
@@ -291,7 +73,7 @@ impl AfPacket {
     /// # Errors
     /// If the interface is gone.
     pub fn set_group(&self, group: Mac, member: bool) -> io::Result<()> {
-        self.socket.set_group(self.ifindex, group.0, member)
+        self.inlet.socket.set_group(self.ifindex, group.0, member)
     }
 
     /// The interface's index.
@@ -315,22 +97,27 @@ impl AfPacket {
 
     /// What the backend has counted.
     pub fn counters(&self) -> SocketCounters {
-        self.counters
+        SocketCounters {
+            receive_cut: self.receiver.cut,
+            ..self.counters
+        }
     }
 
-    /// Frames that came in and were lost, since the interface was opened: for want of room in the ring or the receive buffer,
-    /// or because they were cut. Asks the kernel.
+    /// Whether what begins TCP connections has a queue of its own.
+    pub const fn has_two_queues(&self) -> bool {
+        self.firsts.is_some()
+    }
+
+    /// Frames that came in and were lost, since the interface was opened: for want of room in a ring or receive buffer, or
+    /// because they were cut. Asks the kernel.
     pub fn drops(&mut self) -> u64 {
-        // The kernel's counter starts again with each reading.
-        if let Ok(stats) = self.socket.take_stats() {
-            self.kernel_drops += u64::from(stats.drops);
-        }
-        self.kernel_drops + self.counters.receive_cut
+        let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
+        self.inlet.lost() + firsts + self.receiver.cut
     }
 
     /// The error for an interface that is down or gone.
     fn down(&self, err: io::Error) -> io::Error {
-        let (kind, what) = match self.socket.interface() {
+        let (kind, what) = match self.inlet.socket.interface() {
             Ok(None) => (io::ErrorKind::NotFound, "gone"),
             _ => (io::ErrorKind::NetworkDown, "down"),
         };
@@ -348,7 +135,7 @@ impl AfPacket {
             Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
             // The kernel tells once that the interface went down (packet_notifier()) and says nothing when it is
             // unregistered afterwards.
-            Some(libc::EAGAIN | libc::EINTR) => match self.socket.interface() {
+            Some(libc::EAGAIN | libc::EINTR) => match self.inlet.socket.interface() {
                 Ok(None) => Err(self.down(io::Error::from_raw_os_error(libc::ENODEV))),
                 _ => Ok(0),
             },
@@ -362,32 +149,171 @@ impl AfPacket {
         }
     }
 
-    /// Receives from the queue.
-    fn receive_messages(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
-        let count = match self.receive.receive(
-            self.socket.as_fd(),
-            frames.iter_mut().map(Frame::receive_buffer),
-        ) {
-            Ok(count) => count,
-            Err(err) => return self.nothing_received(err),
+    /// Receives from the rings: everything else first, then what begins connections and came no later.
+    fn receive_from_rings(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        let Self {
+            inlet,
+            firsts,
+            receiver,
+            ..
+        } = self;
+        // Before the others are looked at: what came before it is among those.
+        let waiting = match firsts {
+            Some(firsts) => firsts.look(receiver, frames.len() / 2),
+            None => 0,
         };
-        if count > 0 {
-            self.was_down = false;
+        let room = frames.len().saturating_sub(waiting);
+        let taken = receiver.take_from_ring(inlet, &mut frames[..room]);
+        let mut count = taken.count;
+        if let Some(firsts) = firsts
+            && (taken.empty || taken.newest >= firsts.newest)
+        {
+            count += firsts.hand_over(&mut frames[count..]);
         }
+        if !taken.seen && count == 0 {
+            let none = io::Error::from_raw_os_error(libc::EAGAIN);
+            if let Some(firsts) = firsts {
+                // The other socket has the same to tell.
+                let _ = firsts.inlet.socket.take_error();
+            }
+            let err = inlet.socket.take_error().err().unwrap_or(none);
+            return self.nothing_received(err);
+        }
+        self.was_down = false;
+        Ok(count)
+    }
+
+    fn receive_messages(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        match self.receiver.take_messages(&self.inlet, frames) {
+            Ok((received, kept)) => {
+                self.was_down &= received == 0;
+                Ok(kept)
+            }
+            Err(err) => self.nothing_received(err),
+        }
+    }
+}
+
+/// A socket that receives.
+#[derive(Debug)]
+struct Inlet {
+    socket: PacketSocket,
+    ring: Option<PacketRing>,
+    /// Frames for which there was no room, as far as the kernel was asked.
+    lost: u64,
+}
+
+impl Inlet {
+    fn new(socket: PacketSocket, ring: Option<PacketRing>) -> Self {
+        Self {
+            socket,
+            ring,
+            lost: 0,
+        }
+    }
+
+    fn lost(&mut self) -> u64 {
+        // The kernel's counter starts again with each reading.
+        if let Ok(stats) = self.socket.take_stats() {
+            self.lost += u64::from(stats.drops);
+        }
+        self.lost
+    }
+}
+
+/// What begins TCP connections comes by a socket of its own, so that a flood of it takes no room from anything else. It has
+/// its turn when all that came before it has been received: what one sender has sent is never seen in another order.
+#[derive(Debug)]
+struct Firsts {
+    inlet: Inlet,
+    /// Frames that have been taken from the ring, those from `next` to `end`, and room for others.
+    room: Vec<Frame>,
+    next: usize,
+    end: usize,
+    /// When the last of them came.
+    newest: u64,
+}
+
+impl Firsts {
+    fn new(inlet: Inlet) -> Self {
+        Self {
+            inlet,
+            room: (0..BATCH).map(|_| Frame::new()).collect(),
+            next: 0,
+            end: 0,
+            newest: 0,
+        }
+    }
+
+    /// Takes some from the ring, if none is there; how many wait.
+    fn look(&mut self, receiver: &mut Receiver, limit: usize) -> usize {
+        if self.next == self.end {
+            let limit = limit.min(self.room.len());
+            let taken = receiver.take_from_ring(&mut self.inlet, &mut self.room[..limit]);
+            (self.next, self.end, self.newest) = (0, taken.count, taken.newest);
+        }
+        self.end - self.next
+    }
+
+    /// Hands over those that wait, as far as there is room; how many.
+    fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
+        let waiting = &mut self.room[self.next..self.end];
+        let count = waiting.len().min(frames.len());
+        waiting[..count].swap_with_slice(&mut frames[..count]);
+        self.next += count;
+        count
+    }
+}
+
+/// What was taken from a ring at once.
+struct Taken {
+    /// How many frames.
+    count: usize,
+    /// There was something, of which frames may be left.
+    seen: bool,
+    /// There is no more.
+    empty: bool,
+    /// When the last one came.
+    newest: u64,
+}
+
+/// What receiving needs beside a socket.
+#[derive(Debug)]
+struct Receiver {
+    messages: MessageBatch,
+    /// Buffers of the caller's that the ring's have taken the place of: what comes by the queue needs them.
+    spare: Vec<Frame>,
+    /// Frames that came in cut, being longer than a buffer; they are not handed over.
+    cut: u64,
+}
+
+impl Receiver {
+    fn new() -> Self {
+        Self {
+            messages: MessageBatch::new(BATCH),
+            spare: Vec::new(),
+            cut: 0,
+        }
+    }
+
+    /// Receives from a socket's queue; how many came, and how many of them are handed over.
+    fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
+        let buffers = frames.iter_mut().map(Frame::receive_buffer);
+        let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
         let mut kept = 0;
         for i in 0..count {
             frames.swap(kept, i);
             // Nothing was received into the other one if it was cut: the order of the kept stays.
             kept += usize::from(self.take_message(i, &mut frames[kept]));
         }
-        Ok(kept)
+        Ok((count, kept))
     }
 
     /// Completes a frame that message `i` was received into; `false` if it is not to be had whole.
     fn take_message(&mut self, i: usize, frame: &mut Frame) -> bool {
-        let (header, len, aux) = self.receive.received(i);
+        let (header, len, aux) = self.messages.received(i);
         if u32::try_from(len).is_ok_and(|len| len < aux.len) {
-            self.counters.receive_cut += 1;
+            self.cut += 1;
             return false;
         }
         let offload = vnet::decode(header);
@@ -397,8 +323,8 @@ impl AfPacket {
             .is_none_or(|(ethertype, bits)| vlan::insert(frame, ethertype, bits))
     }
 
-    /// Receives from the ring, and from the queue what the ring says is there.
-    fn receive_from_ring(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+    /// Receives from a ring, and from the queue what the ring says is there.
+    fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
         // Nobody would give them back if few came from now on, and a round later the ring would stand still at their slots.
         for frame in frames.iter_mut().filter(|frame| frame.slot().is_some()) {
@@ -406,50 +332,57 @@ impl AfPacket {
         }
         // Which of the frames are in the queue.
         let mut queued = [false; BATCH];
-        let (mut count, mut seen) = (0, false);
-        while let Some(ring) = &mut self.ring
-            && count < limit
-            && let Some(found) = ring.next_frame()
+        let mut taken = Taken {
+            count: 0,
+            seen: false,
+            empty: false,
+            newest: 0,
+        };
+        while let Some(ring) = &mut inlet.ring
+            && taken.count < limit
         {
-            seen = true;
-            let frame = &mut frames[count];
+            let Some(found) = ring.next_frame() else {
+                taken.empty = true;
+                break;
+            };
+            (taken.seen, taken.newest) = (true, found.at);
+            let frame = &mut frames[taken.count];
             if found.captured < found.len {
                 if !found.queued {
                     // The queue had no room for it.
-                    self.kernel_drops += 1;
+                    inlet.lost += 1;
                     continue;
                 }
                 if frame.capacity() < MAX_FRAME {
                     *frame = self.spare.pop().unwrap_or_default();
                 }
-                queued[count] = true;
-                count += 1;
+                queued[taken.count] = true;
+                taken.count += 1;
                 continue;
             }
             let Some(lent) = lent(found) else {
-                self.counters.receive_cut += 1;
+                self.cut += 1;
                 continue;
             };
             let buffer = mem::replace(frame, lent);
             if buffer.capacity() >= MAX_FRAME && self.spare.len() < BATCH {
                 self.spare.push(buffer);
             }
-            count += 1;
+            taken.count += 1;
         }
-        if !seen {
-            let none = io::Error::from_raw_os_error(libc::EAGAIN);
-            let err = self.socket.take_error().err().unwrap_or(none);
-            return self.nothing_received(err);
-        }
-        self.was_down = false;
         if queued.contains(&true) {
-            count = self.take_queued(&mut frames[..count], &queued);
+            taken.count = self.take_queued(inlet, &mut frames[..taken.count], &queued);
         }
-        Ok(count)
+        taken
     }
 
     /// Receives those of the frames that are in the queue; how many there are with them, without those that could not be had.
-    fn take_queued(&mut self, frames: &mut [Frame], queued: &[bool; BATCH]) -> usize {
+    fn take_queued(
+        &mut self,
+        inlet: &Inlet,
+        frames: &mut [Frame],
+        queued: &[bool; BATCH],
+    ) -> usize {
         let mut had = [false; BATCH];
         let mut from = 0;
         // An error of the socket's, which is told once, is in front of what waits.
@@ -457,7 +390,7 @@ impl AfPacket {
             let wanted = frames.iter_mut().zip(queued).skip(from);
             let wanted = wanted.filter(|(_, queued)| **queued);
             let buffers = wanted.map(|(frame, _)| frame.receive_buffer());
-            let Ok(received) = self.receive.receive(self.socket.as_fd(), buffers) else {
+            let Ok(received) = self.messages.receive(inlet.socket.as_fd(), buffers) else {
                 continue;
             };
             for i in 0..received {
@@ -477,7 +410,7 @@ impl AfPacket {
                 frames.swap(kept, i);
                 kept += 1;
             } else if i >= from {
-                self.counters.receive_cut += 1;
+                self.cut += 1;
             }
         }
         kept
@@ -501,19 +434,30 @@ fn lent(found: RingFrame) -> Option<Frame> {
 
 impl PacketIo for AfPacket {
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
-        if self.ring.is_some() {
-            self.receive_from_ring(frames)
+        if self.inlet.ring.is_some() {
+            self.receive_from_rings(frames)
         } else {
             self.receive_messages(frames)
         }
     }
 
     fn send(&mut self, frames: &mut [Frame]) -> usize {
-        send(&self.socket, &mut self.transmit, &mut self.counters, frames)
+        let Self {
+            inlet,
+            transmit,
+            counters,
+            ..
+        } = self;
+        send(&inlet.socket, transmit, counters, frames)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.inlet.socket.as_fd())
+    }
+
+    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+        let firsts = self.firsts.as_ref()?;
+        Some(firsts.inlet.socket.as_fd())
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -577,6 +521,3 @@ fn send(
     }
     refused
 }
-
-/// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
-const PACKET_IGNORE_OUTGOING: i32 = 23;

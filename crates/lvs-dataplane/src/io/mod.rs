@@ -35,6 +35,11 @@ pub trait PacketIo: Send {
     /// What to poll for input.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Another one to poll, where what begins TCP connections comes by a queue of its own.
+    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 }

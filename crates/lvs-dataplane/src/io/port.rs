@@ -26,10 +26,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Nothing received, and room for [`BATCH`] frames.
+    /// Nothing received, and room for [`BATCH`] frames of each of two queues.
     pub fn new() -> Self {
         Self {
-            room: (0..BATCH).map(|_| Frame::new()).collect(),
+            room: (0..2 * BATCH).map(|_| Frame::new()).collect(),
             lent: Vec::with_capacity(BATCH),
             filled: 0,
         }
@@ -85,7 +85,7 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`] frames and returns how many came; 0 if none is waiting.
+    /// Receives up to [`BATCH`] frames of each queue and returns how many came; 0 if none is waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].
@@ -126,6 +126,14 @@ impl Port {
             Self::Host(io) => io.fd(),
             Self::Hop(io) => io.fd(),
             Self::Memory(io) => io.fd(),
+        }
+    }
+
+    /// What else to poll for input, of a backend with two queues.
+    pub fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::AfPacket(io) => io.other_fd(),
+            Self::Host(_) | Self::Hop(_) | Self::Memory(_) => None,
         }
     }
 

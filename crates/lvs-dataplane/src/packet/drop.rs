@@ -44,6 +44,8 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "short_header",
+        /// A SYN of a client that is not known, while SYNs took more than half of the time: their share was used up.
+        SynFlood => "syn_flood",
         /// A mix of address families or a method that this version cannot send; with the backend tun also direct routing, and
         /// connections of this host itself to servers behind NAT.
         Unsupported => "unsupported",

@@ -5,6 +5,7 @@ pub mod common;
 pub mod drop;
 pub mod fragment;
 pub mod frame;
+pub mod gate;
 pub mod held;
 pub mod icmp_limit;
 pub mod intercept;

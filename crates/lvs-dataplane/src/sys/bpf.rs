@@ -132,7 +132,28 @@ struct ProgramInfo {
     id: u32,
 }
 
+/// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
+#[repr(C)]
+struct Element {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// What `BPF_LINK_UPDATE` reads.
+#[repr(C)]
+struct UpdateLink {
+    link: u32,
+    program: u32,
+    flags: u32,
+    before: u32,
+}
+
 const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -140,14 +161,22 @@ const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+/// Memory as it is needed.
+const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` (Linux 6.6).
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+const BPF_F_BEFORE: u32 = 1 << 3;
+/// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and the kernel looks whether that
+/// still holds afterwards (Linux 6.16).
+const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Bytes of what the verifier may say.
 const LOG: usize = 1 << 20;
 
@@ -204,7 +233,8 @@ impl Program {
                 ProgramKind::Egress => BPF_TCX_EGRESS,
             },
         };
-        let error = match descriptor(BPF_PROG_LOAD, request) {
+        // SAFETY: the instructions and the license live here.
+        let error = match unsafe { descriptor(BPF_PROG_LOAD, &mut request) } {
             Ok(fd) => return Ok(Self { fd, kind }),
             Err(error) => error,
         };
@@ -212,26 +242,27 @@ impl Program {
         request.log_level = 1;
         request.log_size = u32::try_from(log.len()).unwrap_or(0);
         request.log = log.as_mut_ptr().expose_provenance() as u64;
-        // For what the verifier says.
-        let again = descriptor(BPF_PROG_LOAD, request);
+        // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this function's.
+        let again = unsafe { descriptor(BPF_PROG_LOAD, &mut request) };
         again
             .map(|fd| Self { fd, kind })
             .map_err(|_| with_log(error, &log))
     }
 
-    /// Puts the program at the ingress or egress of an interface, before `tc` filters that are there.
+    /// Puts the program at the ingress or egress of an interface, before all that is there: BPF programs, and `tc` filters.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
     pub fn attach(&self, ifindex: u32) -> io::Result<TcLink> {
-        let request = CreateLink {
+        let mut request = CreateLink {
             program: number(&self.fd),
             ifindex,
             attach_type: self.place(),
-            flags: 0,
+            flags: BPF_F_BEFORE,
             rest: [0; 6],
         };
-        let fd = descriptor(BPF_LINK_CREATE, request)?;
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_LINK_CREATE, &mut request) }?;
         Ok(TcLink { fd })
     }
 
@@ -248,12 +279,13 @@ impl Program {
     /// None that is known.
     pub fn id(&self) -> io::Result<u32> {
         let mut info = ProgramInfo::default();
-        let request = GetInfo {
+        let mut request = GetInfo {
             fd: number(&self.fd),
             length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
             info: ptr::from_mut(&mut info).expose_provenance() as u64,
         };
-        call(BPF_OBJ_GET_INFO_BY_FD, request)?;
+        // SAFETY: `info` lives here, and is as long as `length`.
+        unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
         Ok(info.id)
     }
 
@@ -263,7 +295,7 @@ impl Program {
     /// If there is no such interface, or the kernel does not say.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
         let mut ids = [0_u32; 64];
-        let request = QueryPrograms {
+        let mut request = QueryPrograms {
             ifindex,
             attach_type: self.place(),
             query_flags: 0,
@@ -276,7 +308,8 @@ impl Program {
             link_flags: 0,
             revision: 0,
         };
-        match call(BPF_PROG_QUERY, request) {
+        // SAFETY: `ids` lives here and has room for `count` of them.
+        match unsafe { call(BPF_PROG_QUERY, &mut request) } {
             // There are more than 64: these are the first.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
             // There are none.
@@ -287,11 +320,18 @@ impl Program {
     }
 
     /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An aggregate has segments of
-    /// `segment` bytes; else that is 0.
+    /// `segment` bytes; else that is 0. With `summed`, the card has made a sum of the whole packet, and the program has to keep
+    /// it right: else the error is `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`.
     ///
     /// # Errors
     /// What the kernel has against it.
-    pub fn test_run(&self, ifindex: u32, frame: &[u8], segment: u32) -> io::Result<(i32, Vec<u8>)> {
+    pub fn test_run(
+        &self,
+        ifindex: u32,
+        frame: &[u8],
+        segment: u32,
+        summed: bool,
+    ) -> io::Result<(i32, Vec<u8>)> {
         // `__sk_buff`: 48 words, of which the kernel wants most to be 0.
         const IFINDEX: usize = 10;
         const GSO_SEGMENTS: usize = 41;
@@ -315,22 +355,17 @@ impl Program {
             context_size_out: 0,
             context_in: context.as_ptr().expose_provenance() as u64,
             context_out: 0,
-            flags: 0,
+            flags: if summed {
+                BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+            } else {
+                0
+            },
             cpu: 0,
             batch: 0,
             unused: 0,
         };
-        // SAFETY: pointer and length describe `request`, a `repr(C)` struct without padding, which the kernel reads and
-        // writes; what it points to lives until after the call, and is as long as `request` says.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_bpf,
-                BPF_PROG_TEST_RUN,
-                ptr::from_mut(&mut request),
-                size_of::<TestRun>(),
-            )
-        };
-        super::check(libc::c_int::try_from(result).unwrap_or(-1))?;
+        // SAFETY: frame, `out` and context live here, and are as long as the request says.
+        unsafe { call(BPF_PROG_TEST_RUN, &mut request) }?;
         out.truncate(request.size_out as usize);
         Ok((request.result.cast_signed(), out))
     }
@@ -348,6 +383,30 @@ impl TcLink {
     /// If there is no such directory, or the name is taken.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Runs this program from now on, at the same place; no frame is missed.
+    ///
+    /// # Errors
+    /// If its interface is gone (`ENOLINK`), or it is another kind of link.
+    pub fn update(&self, program: &Program) -> io::Result<()> {
+        let mut request = UpdateLink {
+            link: number(&self.fd),
+            program: number(&program.fd),
+            flags: 0,
+            before: 0,
+        };
+        // SAFETY: there are no addresses in it.
+        unsafe { call(BPF_LINK_UPDATE, &mut request) }.map(drop)
     }
 }
 
@@ -371,7 +430,7 @@ impl SharedArray {
     /// As [`Program::load`]; `OutOfMemory`.
     pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
         let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let request = CreateMap {
+        let mut request = CreateMap {
             kind: BPF_MAP_TYPE_ARRAY,
             key: 4,
             value,
@@ -382,7 +441,8 @@ impl SharedArray {
             name: short_name(name),
             ifindex: 0,
         };
-        let fd = descriptor(BPF_MAP_CREATE, request)?;
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
         Self::map(fd, words * entries.max(1) as usize)
     }
 
@@ -391,14 +451,7 @@ impl SharedArray {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another one.
     pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
-        let name = c_path(path)?;
-        let request = Object {
-            path: name.as_ptr().expose_provenance() as u64,
-            fd: 0,
-            flags: 0,
-        };
-        let fd = descriptor(BPF_OBJ_GET, request)?;
-        Self::map(fd, words)
+        Self::map(pinned(path)?, words)
     }
 
     fn map(fd: OwnedFd, words: usize) -> io::Result<Self> {
@@ -460,7 +513,7 @@ impl PerCpuArray {
     /// # Errors
     /// As [`SharedArray::new`].
     pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
-        let request = CreateMap {
+        let mut request = CreateMap {
             kind: BPF_MAP_TYPE_PERCPU_ARRAY,
             key: 4,
             value: bytes,
@@ -471,8 +524,26 @@ impl PerCpuArray {
             name: short_name(name),
             ifindex: 0,
         };
-        let fd = descriptor(BPF_MAP_CREATE, request)?;
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
         Ok(Self { fd })
+    }
+
+    /// The array that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
     }
 
     /// Its descriptor's number, for the instructions of a program.
@@ -481,26 +552,129 @@ impl PerCpuArray {
     }
 }
 
-/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide slots, their tags. The
-/// overflow, which none reads, is in `overflow`.
+/// A set of keys of so many words, which programs ask.
+#[derive(Debug)]
+pub struct SharedSet<const WORDS: usize> {
+    fd: OwnedFd,
+}
+
+impl<const WORDS: usize> SharedSet<WORDS> {
+    /// An empty one for so many keys at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let mut request = CreateMap {
+            kind: BPF_MAP_TYPE_HASH,
+            key: u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?,
+            value: 8,
+            entries,
+            flags: BPF_F_NO_PREALLOC,
+            inner: 0,
+            node: 0,
+            name: short_name(name),
+            ifindex: 0,
+        };
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        Ok(Self { fd })
+    }
+
+    fn element(&self, command: libc::c_long, key: &[u64; WORDS]) -> io::Result<()> {
+        let value = 1_u64;
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: key.as_ptr().expose_provenance() as u64,
+            value: ptr::from_ref(&value).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: key and value live until after the call, and are as long as the map was made for.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// Takes a key in.
+    ///
+    /// # Errors
+    /// If it is full.
+    pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, key)
+    }
+
+    /// Takes it out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.element(BPF_MAP_DELETE_ELEM, key)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Makes sure that there is a BPF file system at a directory.
+///
+/// # Errors
+/// If there is none, and this process may not mount one (`CAP_SYS_ADMIN`).
+pub fn mount_bpf(directory: &Path) -> io::Result<()> {
+    const MAGIC: u32 = 0xcafe_4a11;
+    let at = rustix::fs::statfs(directory)?;
+    if u32::try_from(at.f_type) == Ok(MAGIC) {
+        return Ok(());
+    }
+    let path = c_path(directory)?;
+    // SAFETY: the strings end with a zero and live until after the call; there are no further options.
+    let done = unsafe {
+        libc::mount(
+            c"bpf".as_ptr(),
+            path.as_ptr(),
+            c"bpf".as_ptr(),
+            libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
+            ptr::null(),
+        )
+    };
+    super::check(done).map(drop)
+}
+
+/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide slots, their tags, and the
+/// overflow, which none reads.
 ///
 /// # Errors
 /// If the arrays are shorter than `layout` says.
-pub fn shared_table(
-    layout: Layout,
-    arrays: [Arc<SharedArray>; 4],
-    overflow: Region,
-) -> io::Result<Memory> {
-    let [narrow, narrow_tags, wide, wide_tags] = arrays.each_ref().map(|array| {
+pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
+    let regions = arrays.each_ref().map(|array| {
         // SAFETY: as in `words`; the memory holds the array for as long as it exists (`Memory::hold`).
         let words = unsafe {
             slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
         };
         Region::lent(words)
     });
-    let regions = [narrow, narrow_tags, wide, wide_tags, overflow];
     let memory = Memory::new(layout, regions).map_err(io::Error::other)?;
     Ok(memory.hold(Arc::new(arrays)))
+}
+
+/// Whether this process is root outside of containers: if BPF is refused all the same, that is worth a word. Tests ask.
+pub fn is_root_of_all() -> bool {
+    // bpf(2) is for whoever has capabilities in the first user namespace, whose map of users is this.
+    let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let fields: Vec<&str> = all.split_ascii_whitespace().collect();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    // CAP_NET_ADMIN and CAP_BPF.
+    let needed = 1 << 12 | 1 << 39;
+    fields == ["0", "0", "4294967295"] && effective.is_some_and(|all| all & needed == needed)
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as programs in the kernel read it.
@@ -549,28 +723,48 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
+fn pinned(path: &Path) -> io::Result<OwnedFd> {
+    let name = c_path(path)?;
+    let mut request = Object {
+        path: name.as_ptr().expose_provenance() as u64,
+        fd: 0,
+        flags: 0,
+    };
+    // SAFETY: the path lives here and ends with a zero.
+    unsafe { descriptor(BPF_OBJ_GET, &mut request) }
+}
+
 fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
     let name = c_path(path)?;
-    let request = Object {
+    let mut request = Object {
         path: name.as_ptr().expose_provenance() as u64,
         fd: number(fd),
         flags: 0,
     };
-    call(BPF_OBJ_PIN, request).map(drop)
+    // SAFETY: the path lives here and ends with a zero.
+    unsafe { call(BPF_OBJ_PIN, &mut request) }.map(drop)
 }
 
 /// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
-fn descriptor<T>(command: libc::c_long, request: T) -> io::Result<OwnedFd> {
-    let fd = call(command, request)?;
+///
+/// # Safety
+/// As [`call`]; and the command is one that makes a descriptor.
+unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller says so.
+    let fd = unsafe { call(command, request) }?;
     // SAFETY: the descriptor is new, open and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `bpf(2)`. What the kernel writes into the request is lost.
-fn call<T>(command: libc::c_long, mut request: T) -> io::Result<libc::c_int> {
-    let request = ptr::from_mut(&mut request);
-    // SAFETY: pointer and length describe the request, a `repr(C)` struct without padding; what it points to was exposed by the
-    // caller, lives until after the call, and is as long as the request says.
+/// `bpf(2)`.
+///
+/// # Safety
+/// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every address in it is null, or
+/// that of memory that lives until after the call, is as long as the request says, and, where the kernel writes to it, nobody
+/// else looks at.
+unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
+    let request = ptr::from_mut(request);
+    // SAFETY: pointer and length describe the request; the caller answers for what it points to.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
     super::check(libc::c_int::try_from(done).unwrap_or(-1))
 }

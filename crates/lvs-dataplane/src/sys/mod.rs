@@ -21,7 +21,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent};
 pub use bpf::{
-    Instruction, PerCpuArray, Program, ProgramKind, SharedArray, TcLink, monotonic, shared_table,
+    Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet, TcLink, is_root_of_all,
+    monotonic, mount_bpf, shared_table,
 };
 pub use device::{set_mac, set_mtu, set_up};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};

@@ -20,6 +20,71 @@ const _: () = assert!(size_of::<libc::tpacket_auxdata>() == AUXDATA_LEN as usize
 // SAFETY: a `repr(C)` struct of integers.
 unsafe impl Plain for libc::tpacket_stats {}
 
+// What programs of the classic packet filter are made of (linux/filter.h).
+const LOAD: u16 = 0x20;
+const LOAD_16: u16 = 0x28;
+const LOAD_8: u16 = 0x30;
+const LOAD_8_AT_X: u16 = 0x50;
+const IF_EQUAL: u16 = 0x15;
+const IF_ANY_BIT: u16 = 0x45;
+const AND: u16 = 0x54;
+const SHIFT_LEFT: u16 = 0x64;
+const TO_X: u16 = 0x07;
+const JUMP: u16 = 0x05;
+const RETURN: u16 = 0x06;
+/// What a filter returns for a frame that is received, all of it.
+const WHOLE: u32 = u32::MAX;
+
+const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// What the kernel knows of a frame beside its bytes (`SKF_AD_OFF`), by number.
+const fn ancillary(word: u32) -> u32 {
+    (-0x1000_i32).cast_unsigned().wrapping_add(word)
+}
+const PROTOCOL: u32 = 0;
+const PACKET_TYPE: u32 = 4;
+const MARK: u32 = 20;
+const TAG_PRESENT: u32 = 48;
+
+/// A byte of the network header (`SKF_NET_OFF`).
+const fn network(byte: u32) -> u32 {
+    (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
+}
+
+/// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
+const OUTGOING: u32 = 4;
+/// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
+const IGNORE_OUTGOING: u32 = 0x4000;
+
+/// Returns 1 for what begins a TCP connection, and 0 for everything else: which of two sockets a frame is for.
+const BEGINS_TCP: [libc::sock_filter; 20] = [
+    op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
+    op(IF_EQUAL, 0, 10, 0x0800),
+    // IPv4: TCP, and no fragment.
+    op(LOAD_8, 0, 0, network(9)),
+    op(IF_EQUAL, 0, 15, 6),
+    op(LOAD_16, 0, 0, network(6)),
+    op(IF_ANY_BIT, 13, 0, 0x3fff),
+    op(LOAD_8, 0, 0, network(0)),
+    op(AND, 0, 0, 0x0f),
+    op(SHIFT_LEFT, 0, 0, 2),
+    op(TO_X, 0, 0, 0),
+    op(LOAD_8_AT_X, 0, 0, network(13)),
+    op(JUMP, 0, 0, 4),
+    // IPv6: TCP at once.
+    op(IF_EQUAL, 0, 6, 0x86dd),
+    op(LOAD_8, 0, 0, network(6)),
+    op(IF_EQUAL, 0, 4, 6),
+    op(LOAD_8, 0, 0, network(40 + 13)),
+    // Of FIN, SYN, RST and ACK, SYN alone.
+    op(AND, 0, 0, 0x17),
+    op(IF_EQUAL, 0, 1, 0x02),
+    op(RETURN, 0, 0, 1),
+    op(RETURN, 0, 0, 0),
+];
+
 /// What a packet socket has counted since it was last asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
@@ -90,44 +155,78 @@ impl PacketSocket {
     /// # Errors
     /// None that is known.
     pub fn only_tagged(&self) -> io::Result<()> {
-        // The ancillary word that tells whether a tag was taken out of the frame (`SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`).
-        const TAG_PRESENT: u32 = (-0x1000_i32 + 48).cast_unsigned();
-        self.only_without(TAG_PRESENT, 0)
+        self.filter(&[
+            op(LOAD, 0, 0, ancillary(TAG_PRESENT)),
+            op(IF_EQUAL, 0, 1, 0),
+            op(RETURN, 0, 0, 0),
+            op(RETURN, 0, 0, WHOLE),
+        ])
     }
 
-    /// Receives no frames with this mark from now on; to be called before [`Self::bind`].
+    /// Receives no frames that this host sends, and none with this mark, from now on; to be called before [`Self::bind`].
     ///
     /// # Errors
     /// None that is known.
-    pub fn without_mark(&self, mark: u32) -> io::Result<()> {
-        // `SKF_AD_OFF + SKF_AD_MARK`.
-        const MARK: u32 = (-0x1000_i32 + 20).cast_unsigned();
-        self.only_without(MARK, mark)
+    pub fn only_incoming(&self, mark: Option<u32>) -> io::Result<()> {
+        // 0 is what frames without a mark have.
+        let mark = mark.filter(|&mark| mark != 0);
+        self.filter(&[
+            op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
+            op(IF_EQUAL, 3, 0, OUTGOING),
+            op(LOAD, 0, 0, ancillary(MARK)),
+            op(IF_EQUAL, u8::from(mark.is_some()), 0, mark.unwrap_or(0)),
+            op(RETURN, 0, 0, WHOLE),
+            op(RETURN, 0, 0, 0),
+        ])
     }
 
-    /// Receives only frames of which the ancillary word is another one.
-    fn only_without(&self, word: u32, value: u32) -> io::Result<()> {
-        const LOAD: u16 = 0x20;
-        const JUMP_IF_EQUAL: u16 = 0x15;
-        const RETURN: u16 = 0x06;
-        let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let mut program = [
-            op(LOAD, 0, 0, word),
-            op(JUMP_IF_EQUAL, 1, 0, value),
-            op(RETURN, 0, 0, u32::MAX),
-            op(RETURN, 0, 0, 0),
-        ];
+    /// Receives nothing until there is another filter.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn only_nothing(&self) -> io::Result<()> {
+        self.filter(&[op(RETURN, 0, 0, 0)])
+    }
+
+    fn filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        self.set_program(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
+    }
+
+    /// Hands a program of the classic packet filter to the kernel, which checks and copies it.
+    fn set_program(
+        &self,
+        level: libc::c_int,
+        option: libc::c_int,
+        program: &[libc::sock_filter],
+    ) -> io::Result<()> {
         let program = libc::sock_fprog {
-            len: 4,
-            filter: program.as_mut_ptr(),
+            len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+            // The kernel only reads through it.
+            filter: program.as_ptr().cast_mut(),
         };
-        // The kernel copies the program, which lives until after the call.
-        set_option(
-            self.fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            &program,
-        )
+        set_option(self.fd.as_raw_fd(), level, option, &program)
+    }
+
+    /// Shares what comes in on the interface that both are bound to with `other`, which receives what begins a TCP connection
+    /// from now on, and this socket everything else. Frames that this host sends are still for neither.
+    ///
+    /// # Errors
+    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down. Then this socket goes on to
+    /// receive everything, and `other` may receive everything too.
+    pub fn share_with(&self, other: &Self) -> io::Result<()> {
+        let fanout = |id: u32, flags: u32| {
+            let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | flags;
+            (id | kind << 16).cast_signed()
+        };
+        self.set_packet_option(
+            libc::PACKET_FANOUT,
+            fanout(0, libc::PACKET_FANOUT_FLAG_UNIQUEID),
+        )?;
+        let raw = self.fd.as_raw_fd();
+        let known = get_option(raw, libc::SOL_PACKET, libc::PACKET_FANOUT, 0_i32)?;
+        let id = known.cast_unsigned() & 0xffff;
+        other.set_packet_option(libc::PACKET_FANOUT, fanout(id, 0))?;
+        self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &BEGINS_TCP)
     }
 
     /// Receives only what a program in the kernel lets pass from now on; to be called before [`Self::bind`].

@@ -40,6 +40,8 @@ pub struct RingFrame {
     pub queued: bool,
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control information.
     pub vlan: Option<(u16, u16)>,
+    /// When it came, in nanoseconds: to be compared with other frames.
+    pub at: u64,
 }
 
 impl RingFrame {
@@ -147,6 +149,7 @@ impl PacketRing {
             len: length(header.tp_len),
             queued: status & libc::TP_STATUS_COPY != 0,
             vlan,
+            at: u64::from(header.tp_sec) * 1_000_000_000 + u64::from(header.tp_nsec),
         })
     }
 

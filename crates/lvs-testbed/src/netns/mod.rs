@@ -220,6 +220,10 @@ impl Testbed {
         let needs_switch = links.iter().any(|link| matches!(link, Link::Lan { .. }));
         if needs_switch && self.switch.is_none() {
             let [switch] = self.hosts(["switch"])?;
+            // Where the module br_netfilter is loaded, frames would pass iptables: it is a switch, no firewall.
+            switch.sh(
+                "for file in /proc/sys/net/bridge/bridge-nf-call-*; do [ ! -w $file ] || echo 0 > $file; done",
+            )?;
             self.switch = Some(switch);
         }
         let mut cables = String::new();

@@ -388,7 +388,7 @@ pub(super) enum RawCheck {
     /// The string, whatever it says.
     Word(String),
     /// The table.
-    Table(RawCheckTable),
+    Table(Box<RawCheckTable>),
 }
 
 /// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
@@ -405,13 +405,32 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row that take it out. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
+    /// Time between the starts of two checks while their results speak against what is known. Default: a fifth of
+    /// `interval`.
+    pub(super) fast_interval: Option<Spanned<RawDuration>>,
+    /// Percentage by which each interval varies. Default: 5.
+    pub(super) jitter: Option<Spanned<Whole>>,
+    /// On which way the check goes: `server` or `service`. Default: `server`.
+    pub(super) via: Option<Spanned<String>>,
+    /// Attempts of clients to connect in a row that the engine may see fail. Default: not counted.
+    pub(super) passive: Option<Spanned<Whole>>,
     /// Keys of the kind's own.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
 impl RawCheckTable {
     /// The keys that every kind has.
-    pub(super) const KEYS: [&'static str; 5] = ["fall", "interval", "rise", "timeout", "type"];
+    pub(super) const KEYS: [&'static str; 9] = [
+        "fall",
+        "fast_interval",
+        "interval",
+        "jitter",
+        "passive",
+        "rise",
+        "timeout",
+        "type",
+        "via",
+    ];
 }
 
 /// `[[mark]]`: a rule that sets firewall marks.
@@ -699,10 +718,14 @@ impl<'de> Shape<'de> for RawCheck {
                 "timeout" => table.timeout = Some(map.next_value()?),
                 "rise" => table.rise = Some(map.next_value()?),
                 "fall" => table.fall = Some(map.next_value()?),
+                "fast_interval" => table.fast_interval = Some(map.next_value()?),
+                "jitter" => table.jitter = Some(map.next_value()?),
+                "via" => table.via = Some(map.next_value()?),
+                "passive" => table.passive = Some(map.next_value()?),
                 _ => table.own.push((key, map.next_value()?)),
             }
         }
-        Ok(Self::Table(table))
+        Ok(Self::Table(Box::new(table)))
     }
 }
 

@@ -165,7 +165,20 @@ impl<P: Prober> Daemon<P> {
 
     /// Takes what was found in the engine.
     pub(super) fn take_found(&mut self, found: &Arc<Found>, now: Instant) {
+        if !Arc::ptr_eq(&self.found.0, found) || self.found.1.is_none() {
+            self.take_seen(found);
+        }
         self.found = (Arc::clone(found), Some(now));
+    }
+
+    /// Has the checks know what the engine sees of the servers.
+    fn take_seen(&mut self, found: &Found) {
+        let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
+        let serving = serving.map(|((_, server), _)| *server).collect();
+        self.checks.take_serving(serving);
+        let unanswered = found.servers.iter();
+        let unanswered = unanswered.filter_map(|(key, seen)| Some((*key, seen.unanswered?)));
+        self.checks.take_unanswered(unanswered);
     }
 
     /// Takes whether the engine answers.
@@ -260,7 +273,7 @@ impl<P: Prober> Daemon<P> {
             let key = (service.id, server.address);
             ServerView {
                 health: self.health(&key),
-                wanted: server.config.weight != 0
+                wanted: self.checks.advice(&key).apply(server.config.weight) != 0
                     && self.admin.state(key.0, key.1) == AdminState::Ready
                     && (!by_hand.contains(&key) || self.readied.contains(&key)),
             }
@@ -420,6 +433,7 @@ mod tests {
             weight,
             active: 0,
             inactive: 0,
+            unanswered: None,
         };
         let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
             .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));

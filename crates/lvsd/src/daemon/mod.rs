@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -33,12 +34,13 @@ use crate::decide::Decision;
 use crate::door::{Answer, Asked};
 use crate::engine::{Found, Goal, Host, Link, Step};
 use crate::events::{About, Events};
-use crate::health::{self, Checks, Prober};
+use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use crate::tally::Tally;
+use crate::watchdog::Pulse;
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -78,6 +80,10 @@ pub struct Options {
     pub tally: Arc<Tally>,
     /// Who is told what the file says about metrics and the API.
     pub api: Option<watch::Sender<crate::config::Api>>,
+    /// Where the health checks run: a thread of their own, so that nothing delays them. Without one, the loop's.
+    pub checks: Option<Handle>,
+    /// Beats with each turn of the loop.
+    pub turns: Pulse,
 }
 
 impl Options {
@@ -93,6 +99,8 @@ impl Options {
             events: Events::default(),
             tally: Arc::default(),
             api: None,
+            checks: None,
+            turns: Pulse::default(),
         }
     }
 }
@@ -171,12 +179,15 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, reports) = Checks::counted_in(prober, Arc::clone(&options.tally));
+    let tally = Arc::clone(&options.tally);
+    let (checks, reports) = Checks::counted_in(prober, options.checks.clone(), tally);
     let mut signals = Signals::new(signals);
     let mut link = Box::new(Link::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
     daemon.load(config, &link);
+    let turns = daemon.options.turns.clone();
     let all = loop {
+        turns.beat();
         tokio::select! {
             biased;
             signal = signals.next() => match signal {
@@ -551,6 +562,7 @@ impl<P: Prober> Daemon<P> {
             &self.vips,
             &self.admin,
             |key| self.health(key),
+            |key| self.checks.advice(key),
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
         desired.generation = self.generation;
@@ -569,6 +581,7 @@ fn desired(
     vips: &BTreeSet<IpAddr>,
     admin: &Admin,
     health: impl Fn(&health::Key) -> Health,
+    advice: impl Fn(&health::Key) -> Advice,
     decision: impl Fn(&ServiceId) -> Decision,
 ) -> Desired {
     let mut vips = vips.clone();
@@ -583,6 +596,7 @@ fn desired(
         let server = |server: &Server| {
             let state = admin.state(service.id, server.address);
             let mut config = server.config;
+            config.weight = advice(&(service.id, server.address)).apply(config.weight);
             if state == AdminState::Drain {
                 config.weight = 0;
             }
@@ -594,6 +608,10 @@ fn desired(
                 address: server.address,
                 line: server.line,
                 config,
+                stays: server
+                    .check
+                    .as_ref()
+                    .is_some_and(|check| check.via.is_some()),
                 health,
                 leaves: state == AdminState::Maintenance,
             }
@@ -604,6 +622,7 @@ fn desired(
                 address: sorry.address,
                 line: sorry.line,
                 config: sorry.config,
+                stays: false,
                 health: Health::Up,
                 leaves: false,
             });
@@ -654,7 +673,14 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
         false => Health::Up,
     };
     let goal = Goal {
-        desired: desired(config, &vips, admin, health, |_| Decision::default()),
+        desired: desired(
+            config,
+            &vips,
+            admin,
+            health,
+            |_| Advice::NONE,
+            |_| Decision::default(),
+        ),
         announced: vips,
         dataplane: config.dataplane.clone(),
         readied: HashSet::new(),

@@ -205,6 +205,8 @@ pub struct Seen {
     pub active: u32,
     /// Inactive connections, before them.
     pub inactive: u32,
+    /// Attempts to connect in a row that it has not answered well, where they are counted.
+    pub unanswered: Option<u32>,
 }
 
 /// What came of asking the engine to stop.
@@ -565,6 +567,7 @@ impl Link {
                         weight: *weight,
                         active: server.active,
                         inactive: server.inactive,
+                        unanswered: server.unanswered,
                     };
                     found.servers.insert(key, seen);
                 }
@@ -580,6 +583,7 @@ impl Link {
                         weight: spec.config.weight,
                         active: 0,
                         inactive: 0,
+                        unanswered: None,
                     };
                     found.servers.insert((spec.service, spec.server), seen);
                 }

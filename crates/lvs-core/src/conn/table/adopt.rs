@@ -1,6 +1,7 @@
 //! Taking over a table that another process has left.
 
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::buckets::{Buckets, Tags};
 use super::memory::Layout;
@@ -16,28 +17,46 @@ use crate::Instant;
 /// counts are right, of what was gone through.
 #[derive(Debug)]
 pub struct Adoption {
-    /// The handle to look at next.
-    next: u32,
+    /// Handles of slots that look used.
+    handles: Vec<u32>,
+    /// Of these, the one to look at next.
+    next: usize,
     /// Entries of the overflow, by the order in which they came.
     overflow: Vec<(u64, u32)>,
+    /// How far the clock of those who left the table was ahead.
+    ahead: Duration,
+}
+
+impl Adoption {
+    /// The clock that deadlines were written by was so much ahead of the one here.
+    #[must_use]
+    pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
+        self.ahead = by;
+        self
+    }
 }
 
 impl ConnTable {
     /// The table that was found in `memory`, and what is to be done about it: call [`adopt`](Self::adopt) until it says
-    /// that it is done.
+    /// that it is done. All slots are looked at here, and no more than looked at: whoever may still be reading them, and
+    /// count in them, can go on until the first of these calls.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);
         // Slots of the overflow are gone through as well.
         let slots = table.slots.memory.layout.overflow_slots;
         table.overflow.set_used(slots);
+        let end = table.slots.overflow + slots;
+        let handles = (0..end).filter(|&handle| table.looks_used(handle));
         let adoption = Adoption {
+            handles: handles.collect(),
             next: 0,
             overflow: Vec::new(),
+            ahead: Duration::ZERO,
         };
         (table, adoption)
     }
 
-    /// Goes through at most `budget` slots. `keep` corrects what means something else to this process than to the one
+    /// Goes through at most `budget` entries. `keep` corrects what means something else to this process than to the one
     /// before, or says that the entry is to go. `true` if there is more to do.
     pub(crate) fn adopt(
         &mut self,
@@ -47,25 +66,38 @@ impl ConnTable {
         mut keep: impl FnMut(Entry<'_>) -> bool,
     ) -> bool {
         self.see(now);
-        let end = self.slots.overflow + self.slots.memory.layout.overflow_slots;
-        let budget = u32::try_from(budget).unwrap_or(u32::MAX);
-        let until = adoption.next.saturating_add(budget).min(end);
-        for handle in adoption.next..until {
+        let handles = core::mem::take(&mut adoption.handles);
+        let until = adoption.next.saturating_add(budget).min(handles.len());
+        for &handle in &handles[adoption.next..until] {
             let entry = self.slots.entry(handle);
             entry.set_armed(UNARMED);
             let used = entry.word0() != 0;
             if used && self.lies_where_it_should(handle) && keep(entry) {
+                let expires = entry.expires().as_nanos();
+                let ahead = u64::try_from(adoption.ahead.as_nanos()).unwrap_or(u64::MAX);
+                entry.set_expires(Instant::from_nanos(expires.saturating_sub(ahead)));
                 self.adopt_entry(handle, adoption);
             } else {
                 self.discard(handle);
             }
         }
         adoption.next = until;
-        if until < end {
+        if until < handles.len() {
+            adoption.handles = handles;
             return true;
         }
         self.adopt_overflow(adoption);
         false
+    }
+
+    /// Whether there is an entry, or a tag that says so.
+    fn looks_used(&self, handle: u32) -> bool {
+        let in_place = self.slots.in_place(handle);
+        self.slots.entry(handle).word0() != 0
+            || in_place && {
+                let (tags, slot) = self.slots.tag_of(handle);
+                tags.is_used(slot)
+            }
     }
 
     /// Whether an entry is in a bucket of its own. Nothing else about it can be known to be wrong.

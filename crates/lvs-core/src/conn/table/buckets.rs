@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::memory::{Layout, Region};
 
 /// In the word of a bucket: an entry for which it is the first bucket lies in the overflow.
-const OVERFLOWED: u64 = 0x80;
+pub(super) const OVERFLOWED: u64 = 0x80;
 /// Seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// One bit of each byte.

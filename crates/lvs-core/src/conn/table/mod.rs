@@ -329,8 +329,10 @@ impl ConnTable {
                 self.leave(handle);
             }
             let entry = self.slots.entry(handle);
+            // One that was withdrawn a moment ago may still be looked at.
+            let published = entry.epoch() != 0;
             entry.free();
-            if word & kind::LIVE == 0 || self.slots.memory.quarantine.is_zero() {
+            if !published || self.slots.memory.quarantine.is_zero() {
                 self.vacate(handle);
             } else {
                 let until = self.clock + self.slots.memory.quarantine;

@@ -29,6 +29,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
 
 use super::hash::sip13;
+use super::memory::Layout;
 use crate::conn::{Draft, Key, NO_SLOT, TEMPLATE_BIT, flag};
 use crate::{Forwarding, Instant, Protocol, State};
 
@@ -39,6 +40,20 @@ pub(super) type Line = [AtomicU64; 8];
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;
+
+// Words of a narrow slot, and of the first line of a wide one.
+const NARROW_VIRT: usize = 1;
+const NARROW_SERVER: usize = 2;
+const WIDE_CLIENT: usize = 1;
+const WIDE_VIRT: usize = 3;
+const WIDE_SERVER: usize = 5;
+const WIDE_ENDS: usize = 7;
+// Of either, in the line that packets change.
+const HOT_DEADLINE: usize = 3;
+const HOT_SERVER: usize = 4;
+const HOT_FLAGS: usize = 5;
+const HOT_CONTROL: usize = 6;
+const HOT_STATE: usize = 7;
 
 /// Bits of w0's uppermost byte.
 pub(crate) mod kind {
@@ -67,6 +82,47 @@ pub(crate) mod kind {
 mod way {
     pub(super) const CLIENT_IS_V6: u64 = 8;
     pub(super) const SERVER_IS_V6: u64 = 16;
+}
+
+impl Layout {
+    /// What a program that reads a table's memory has to know of it, by the names that it may give it: sizes, bits and the
+    /// numbers of words. Of [`VERSION`](Self::VERSION).
+    pub const NUMBERS: &[(&str, u64)] = &[
+        ("WAYS", Self::WAYS as u64),
+        ("NARROW_BYTES", Self::NARROW_WORDS as u64 * 8),
+        ("WIDE_BYTES", Self::WIDE_WORDS as u64 * 8),
+        ("IDENTITY", IDENTITY),
+        ("KIND_LIVE", kind::LIVE),
+        ("KIND_TEMPLATE", kind::TEMPLATE),
+        ("KIND_NO_CPORT", kind::NO_CPORT),
+        ("KIND_HIDDEN", kind::HIDDEN),
+        ("KIND_SHADOWED_IN", kind::SHADOWED_IN),
+        ("KIND_SHADOWED_OUT", kind::SHADOWED_OUT),
+        ("KIND_TOLD_APART", kind::TOLD_APART),
+        ("PEER", PEER),
+        ("NARROW_VIRT", NARROW_VIRT as u64),
+        ("NARROW_SERVER", NARROW_SERVER as u64),
+        ("WIDE_CLIENT", WIDE_CLIENT as u64),
+        ("WIDE_VIRT", WIDE_VIRT as u64),
+        ("WIDE_SERVER", WIDE_SERVER as u64),
+        ("WIDE_ENDS", WIDE_ENDS as u64),
+        ("WIDE_HOT", 8),
+        ("HOT_DEADLINE", HOT_DEADLINE as u64),
+        ("HOT_SERVER", HOT_SERVER as u64),
+        ("HOT_FLAGS", HOT_FLAGS as u64),
+        ("HOT_STATE", HOT_STATE as u64),
+        ("WAY_METHOD", flag::METHOD as u64),
+        ("WAY_CLIENT_V6", way::CLIENT_IS_V6),
+        ("WAY_SERVER_V6", way::SERVER_IS_V6),
+        ("METHOD_NAT", Forwarding::Nat as u64),
+        ("METHOD_ROUTE", Forwarding::Route as u64),
+        ("METHOD_FULL_NAT", Forwarding::FullNat as u64),
+        ("FLAGS_UP", crate::shard::INVOLVED as u64),
+        ("FLAG_NO_OUTPUT", flag::NO_OUTPUT as u64),
+        ("STATE_TCP_ESTABLISHED", State::TCP_ESTABLISHED.0 as u64),
+        ("STATE_NONE", State::NONE.0 as u64),
+        ("TAG_OVERFLOWED", super::buckets::OVERFLOWED),
+    ];
 }
 
 /// In w6's upper half: not in the wheel.
@@ -248,32 +304,35 @@ impl<'a> Entry<'a> {
             return SocketAddr::from((low(word).to_ne_bytes(), port));
         }
         let v6 = self.way() & way::CLIENT_IS_V6 != 0;
-        SocketAddr::new(unwide([self.front(1), self.front(2)], v6), port)
+        SocketAddr::new(
+            unwide([self.front(WIDE_CLIENT), self.front(WIDE_CLIENT + 1)], v6),
+            port,
+        )
     }
 
     pub(crate) fn virt(self) -> SocketAddr {
         if self.narrow {
-            let word = self.front(1);
+            let word = self.front(NARROW_VIRT);
             return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
         }
         let v6 = self.way() & way::CLIENT_IS_V6 != 0;
-        let addr = unwide([self.front(3), self.front(4)], v6);
-        SocketAddr::new(addr, unwire(self.front(7)))
+        let addr = unwide([self.front(WIDE_VIRT), self.front(WIDE_VIRT + 1)], v6);
+        SocketAddr::new(addr, unwire(self.front(WIDE_ENDS)))
     }
 
     pub(crate) fn server_addr(self) -> SocketAddr {
         if self.narrow {
-            let word = self.front(2);
+            let word = self.front(NARROW_SERVER);
             return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
         }
         let v6 = self.way() & way::SERVER_IS_V6 != 0;
-        let addr = unwide([self.front(5), self.front(6)], v6);
-        SocketAddr::new(addr, unwire(self.front(7) >> 16))
+        let addr = unwide([self.front(WIDE_SERVER), self.front(WIDE_SERVER + 1)], v6);
+        SocketAddr::new(addr, unwire(self.front(WIDE_ENDS) >> 16))
     }
 
     #[inline]
     fn way(self) -> u64 {
-        self.front(if self.narrow { 1 } else { 7 }) >> 48
+        self.front(if self.narrow { NARROW_VIRT } else { WIDE_ENDS }) >> 48
     }
 
     /// Whether its client's address is IPv4.
@@ -282,7 +341,11 @@ impl<'a> Entry<'a> {
     }
 
     pub(crate) fn set_next_hop(self, hop: Option<u16>) {
-        let (n, shift) = if self.narrow { (2, 48) } else { (7, 32) };
+        let (n, shift) = if self.narrow {
+            (NARROW_SERVER, 48)
+        } else {
+            (WIDE_ENDS, 32)
+        };
         let others = self.front(n) & !(0xffff << shift);
         let hop = u64::from(hop.unwrap_or(0)) << shift;
         self.front[n].store(others | hop, Relaxed);
@@ -291,12 +354,13 @@ impl<'a> Entry<'a> {
     /// When the timer fires.
     #[inline]
     pub(crate) fn expires(self) -> Instant {
-        Instant::from_nanos(self.hot(3))
+        Instant::from_nanos(self.hot(HOT_DEADLINE))
     }
 
     #[inline]
     pub(super) fn set_expires(self, at: Instant) {
-        self.set_hot(3, at.as_nanos());
+        // Behind the timeout: a program in the kernel that writes a deadline by the one before looks for it afterwards.
+        self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
     /// When the timer was started last: at the entry's last packet.
@@ -314,28 +378,28 @@ impl<'a> Entry<'a> {
     /// Seconds that the next packet gives the timer.
     #[inline]
     pub(crate) fn timeout(self) -> u32 {
-        low(self.hot(4))
+        low(self.hot(HOT_SERVER))
     }
 
     #[inline]
     pub(crate) fn set_timeout(self, seconds: u32) {
-        self.set_hot(4, both(seconds, high(self.hot(4))));
+        self.set_hot(HOT_SERVER, both(seconds, high(self.hot(HOT_SERVER))));
     }
 
     /// Index of the server's record, or [`NO_SLOT`].
     #[inline]
     pub(crate) fn server(self) -> u32 {
-        high(self.hot(4))
+        high(self.hot(HOT_SERVER))
     }
 
     pub(crate) fn set_server(self, record: u32) {
-        self.set_hot(4, both(self.timeout(), record));
+        self.set_hot(HOT_SERVER, both(self.timeout(), record));
     }
 
     /// Packets from the client.
     #[inline]
     pub(crate) fn in_packets(self) -> u32 {
-        low(self.hot(5))
+        low(self.hot(HOT_FLAGS))
     }
 
     pub(crate) fn set_in_packets(self, packets: u32) {
@@ -349,7 +413,7 @@ impl<'a> Entry<'a> {
 
     #[inline]
     pub(crate) fn flags(self) -> u32 {
-        high(self.hot(5))
+        high(self.hot(HOT_FLAGS))
     }
 
     #[inline]
@@ -373,9 +437,9 @@ impl<'a> Entry<'a> {
     #[inline]
     fn update_counted(self, change: impl Fn(u64) -> u64) {
         if self.is_live() {
-            let _ = self.hot[5].fetch_update(Relaxed, Relaxed, |word| Some(change(word)));
+            let _ = self.hot[HOT_FLAGS].fetch_update(Relaxed, Relaxed, |word| Some(change(word)));
         } else {
-            self.set_hot(5, change(self.hot(5)));
+            self.set_hot(HOT_FLAGS, change(self.hot(HOT_FLAGS)));
         }
     }
 
@@ -387,11 +451,11 @@ impl<'a> Entry<'a> {
     /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
     #[inline]
     pub(crate) fn control(self) -> u32 {
-        low(self.hot(6))
+        low(self.hot(HOT_CONTROL))
     }
 
     pub(crate) fn set_control(self, control: u32) {
-        self.set_hot(6, both(control, self.armed()));
+        self.set_hot(HOT_CONTROL, both(control, self.armed()));
     }
 
     /// The template that controls the connection.
@@ -408,35 +472,38 @@ impl<'a> Entry<'a> {
     /// When the wheel looks at it; [`UNARMED`] if it is not in.
     #[inline]
     pub(super) fn armed(self) -> u32 {
-        high(self.hot(6))
+        high(self.hot(HOT_CONTROL))
     }
 
     #[inline]
     pub(super) fn set_armed(self, armed: u32) {
-        self.set_hot(6, both(self.control(), armed));
+        self.set_hot(HOT_CONTROL, both(self.control(), armed));
     }
 
     #[inline]
     pub(crate) fn state(self) -> State {
-        State((self.hot(7) & 0xff) as u8)
+        State((self.hot(HOT_STATE) & 0xff) as u8)
     }
 
     #[inline]
     pub(crate) fn set_state(self, state: State) {
-        self.set_hot(7, self.hot(7) & !0xff | u64::from(state.0));
+        self.set_hot(HOT_STATE, self.hot(HOT_STATE) & !0xff | u64::from(state.0));
     }
 
     /// The state that was synchronised last.
     pub(crate) fn old_state(self) -> State {
-        State((self.hot(7) >> 8 & 0xff) as u8)
+        State((self.hot(HOT_STATE) >> 8 & 0xff) as u8)
     }
 
     pub(crate) fn set_old_state(self, state: State) {
-        self.set_hot(7, self.hot(7) & !0xff00 | u64::from(state.0) << 8);
+        self.set_hot(
+            HOT_STATE,
+            self.hot(HOT_STATE) & !0xff00 | u64::from(state.0) << 8,
+        );
     }
 
     pub(crate) fn mark(self) -> u32 {
-        high(self.hot(7))
+        high(self.hot(HOT_STATE))
     }
 
     /// Whether a program in the kernel may forward its packets.
@@ -445,15 +512,17 @@ impl<'a> Entry<'a> {
         self.front(0) & kind::LIVE != 0
     }
 
-    /// The epoch in which it was published last.
+    /// The epoch in which it was published last; 0 if it never was.
     #[inline]
     pub(crate) fn epoch(self) -> u16 {
-        (self.hot(7) >> 16 & 0xffff) as u16
+        (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
     }
 
     /// Lets a program in the kernel forward its packets, as long as `epoch` is in force.
     pub(crate) fn publish(self, epoch: u16) {
-        self.set_hot(7, self.hot(7) & !0xffff_0000 | u64::from(epoch) << 16);
+        // Behind the next hop, which means nothing in another epoch.
+        let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
+        self.hot[HOT_STATE].store(word, Release);
         if self.word0() & (kind::SHADOWED_IN | kind::SHADOWED_OUT) == 0 {
             self.front[0].store(self.word0() | kind::LIVE, Release);
         }
@@ -509,15 +578,15 @@ impl<'a> Entry<'a> {
 
     /// Writes everything but deadline and wheel; the first word last.
     pub(super) fn write(self, draft: &Draft) {
-        self.write_armed(draft, self.armed());
+        self.write_armed(draft, self.armed(), self.epoch());
     }
 
     /// Writes a free slot: nothing of it is read, so that the processor does not wait for its line.
     pub(super) fn fill(self, draft: &Draft) {
-        self.write_armed(draft, UNARMED);
+        self.write_armed(draft, UNARMED, 0);
     }
 
-    fn write_armed(self, draft: &Draft, armed: u32) {
+    fn write_armed(self, draft: &Draft, armed: u32, epoch: u16) {
         let (key, server) = (&draft.key, draft.server_addr);
         let front = |n: usize, word: u64| self.front[n].store(word, Relaxed);
         let identity =
@@ -525,28 +594,31 @@ impl<'a> Entry<'a> {
                 (self.narrow, key.client, key.virt, server)
             {
                 front(
-                    1,
+                    NARROW_VIRT,
                     narrow(virt.ip().octets(), virt.port()) | draft.way() << 48,
                 );
-                front(2, narrow(server.ip().octets(), server.port()));
+                front(NARROW_SERVER, narrow(server.ip().octets(), server.port()));
                 narrow(client.ip().octets(), client.port()) | protocol_part(key.protocol)
             } else {
                 let client = wide(key.client.ip());
                 let words = [client, wide(key.virt.ip()), wide(server.ip())];
                 for (n, &word) in words.as_flattened().iter().enumerate() {
-                    front(1 + n, word);
+                    front(WIDE_CLIENT + n, word);
                 }
                 front(
-                    7,
+                    WIDE_ENDS,
                     wire(key.virt.port()) | wire(server.port()) << 16 | draft.way() << 48,
                 );
                 wide_identity(client, key.client.port(), key.protocol)
             };
-        self.set_hot(4, both(draft.timeout, draft.server));
-        self.set_hot(5, both(draft.in_packets, draft.flags));
-        self.set_hot(6, both(draft.control, armed));
+        self.set_hot(HOT_SERVER, both(draft.timeout, draft.server));
+        self.set_hot(HOT_FLAGS, both(draft.in_packets, draft.flags));
+        self.set_hot(HOT_CONTROL, both(draft.control, armed));
         let states = u64::from(draft.state.0) | u64::from(draft.old_state.0) << 8;
-        self.set_hot(7, states | both(0, draft.mark));
+        self.set_hot(
+            HOT_STATE,
+            states | u64::from(epoch) << 16 | both(0, draft.mark),
+        );
         self.front[0].store(identity | draft.kinds(), Release);
     }
 

@@ -111,6 +111,18 @@ fn a_published_slot_rests_before_it_is_used_again() {
     // One that nobody else has seen is used again at once.
     table.remove(second);
     assert_eq!(table.insert(&draft(3, 9), later), Some(second));
+    // One that is withdrawn may still be looked at.
+    table.get(second).publish(1);
+    table.get(second).withdraw();
+    table.remove(second);
+    let third = table.insert(&draft(4, 9), later).unwrap();
+    assert_ne!(third, second);
+    // So may one that was written anew meanwhile.
+    table.get(third).publish(1);
+    table.get(third).write(&draft(4, 9));
+    assert!(!table.get(third).is_live());
+    table.remove(third);
+    assert!(![second, third].contains(&table.insert(&draft(5, 9), later).unwrap()));
 }
 
 /// However fast published connections come and go, what rests is no more than there are slots.

@@ -37,6 +37,7 @@ impl Shared {
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
             total,
+            in_kernel: self.in_kernel_info(),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {

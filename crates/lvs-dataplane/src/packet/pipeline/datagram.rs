@@ -2,18 +2,19 @@
 
 use std::net::SocketAddr;
 
-use lvs_core::{Hook, Protocol, Verdict};
+use lvs_core::{Hook, PacketMeta, Protocol, TcpFlags, Transport, Verdict};
 
 use super::{Cx, Decide, Fate, Pipeline};
 use crate::packet::drop::FrameDrop;
 use crate::packet::fragment::History;
 use crate::packet::frame::Frame;
+use crate::packet::gate::KNOWN_AFTER;
 use crate::packet::net::{Net, NextHop, PortId};
 use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel;
 use crate::packet::wire::icmp::ErrorKind;
 use crate::packet::wire::ip_options::WantedOptions;
-use crate::packet::wire::{Mac, decrement_ttl, ipv4};
+use crate::packet::wire::{Mac, decrement_ttl, ipv4, tcp};
 
 /// How a packet came in.
 #[derive(Clone, Copy)]
@@ -59,6 +60,23 @@ impl Job<'_> {
             hop: None,
         }
     }
+}
+
+/// The sequence number of what begins a TCP connection.
+fn number_of_syn(meta: &PacketMeta<'_>) -> Option<u32> {
+    let Transport::Tcp(flags) = meta.transport else {
+        return None;
+    };
+    let begins = flags.has(TcpFlags::SYN)
+        && !flags.has(TcpFlags::ACK)
+        && !flags.has(TcpFlags::RST)
+        && !flags.has(TcpFlags::FIN);
+    begins.then(|| {
+        let number = meta.segment.bytes.get(tcp::field::SEQUENCE);
+        number
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u32::from_be_bytes)
+    })
 }
 
 impl Pipeline {
@@ -124,12 +142,29 @@ impl Pipeline {
             None => {
                 let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
                 meta.segment.trusted = frame.offload.is_checked();
+                if let Some(number) = number_of_syn(&meta)
+                    && job.hook == Hook::Local
+                    && !self
+                        .gate
+                        .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
+                {
+                    // The host has what is its own.
+                    return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
+                }
                 decide.packet(&meta, cx.now)
             }
         };
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
         match verdict {
-            Verdict::Forward(forward) => self.forward(frame, &job, &forward, ports, cx),
+            Verdict::Forward(forward) => {
+                if let Some(conn) = forward.conn
+                    && job.packet.protocol == Protocol::TCP
+                    && decide.packets_of(conn) == KNOWN_AFTER
+                {
+                    self.gate.meets(job.packet.src, cx.now);
+                }
+                self.forward(frame, &job, &forward, ports, cx)
+            }
             Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {

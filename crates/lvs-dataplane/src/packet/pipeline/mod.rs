@@ -28,11 +28,12 @@ mod warm;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use lvs_core::{Ahead, Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
+use lvs_core::{Ahead, ConnId, Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
 
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::Frame;
+use crate::packet::gate::Gate;
 use crate::packet::held::Held;
 use crate::packet::intercept::Intercept;
 use crate::packet::net::{Net, PortId};
@@ -54,6 +55,11 @@ pub trait Decide {
 
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
+
+    /// How many packets of a client's a connection has had.
+    fn packets_of(&self, _conn: ConnId) -> u32 {
+        0
+    }
 
     /// Whether it is worthwhile to read ahead what packets will need.
     fn is_cold(&self) -> bool {
@@ -109,6 +115,8 @@ pub struct Pipeline {
     pub counters: Counters,
     /// Packets that wait for their neighbours.
     pub held: Held,
+    /// Who may open connections while there is a flood.
+    pub gate: Gate,
     common: Arc<Common>,
     tunnels: KnownPaths,
     /// The ICMP error that the packet at hand was answered with.
@@ -121,6 +129,7 @@ impl Pipeline {
         Self {
             counters: Counters::default(),
             held: Held::of_workers(common.workers),
+            gate: Gate::default(),
             tunnels: KnownPaths::default(),
             own_error: None,
             common,

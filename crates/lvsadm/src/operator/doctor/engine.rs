@@ -34,6 +34,16 @@ fn state(info: &Info, findings: &mut Findings) {
             "start lvs-dataplane with a larger --max-connections; when the table is full, new connections are dropped",
         );
     }
+    let in_kernel = &info.in_kernel;
+    if in_kernel.wanted && !in_kernel.active {
+        findings.add(
+            format!(
+                "established connections are not forwarded in the kernel: {}",
+                in_kernel.reason
+            ),
+            in_kernel.remedy.clone(),
+        );
+    }
     for conflict in &info.conflicts {
         findings.add(
             format!(
@@ -65,6 +75,26 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_in_the_kernel_that_stands_aside() {
+        let found = |active: bool| {
+            let mut info = Info::default();
+            info.interfaces.clear();
+            info.in_kernel.wanted = true;
+            info.in_kernel.active = active;
+            info.in_kernel.reason = "another is first".to_owned();
+            info.in_kernel.remedy = "have it go".to_owned();
+            let mut findings = Findings::default();
+            state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("in the kernel"))
+        };
+        assert!(found(true).is_none());
+        let finding = found(false).expect("one");
+        assert!(finding.what.ends_with(": another is first"), "{finding:?}");
+        assert_eq!(finding.cure, "have it go");
+    }
 
     #[test]
     fn an_interface_that_is_down() {

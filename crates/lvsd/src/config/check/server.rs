@@ -67,7 +67,9 @@ impl Checker<'_> {
             line: self.line(&span),
             address,
             config,
-            check: plan.and_then(|plan| self.check(plan, address, &at)),
+            check: plan.and_then(|plan| {
+                self.check(plan, address, &at, id, (method, service.vip.as_ref()))
+            }),
         })
     }
 

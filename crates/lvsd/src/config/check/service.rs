@@ -157,7 +157,7 @@ impl Checker<'_> {
     ) -> Option<Service> {
         let identity = self.identity(raw, span);
         let id = identity.map(|(id, _)| id);
-        let config = self.service_config(raw, span, identity);
+        let mut config = self.service_config(raw, span, identity);
         let ports = many_ports(raw).and_then(Result::ok);
         let vip = self.vip(raw, id, ports.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
@@ -172,6 +172,8 @@ impl Checker<'_> {
         };
         let servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
+        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        config.extras.count_unanswered = checks.any(|check| check.passive.is_some());
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);

@@ -1,0 +1,322 @@
+//! How a packet socket is opened: its options, its filter, its rings.
+
+use std::io;
+
+use super::{AfPacket, Firsts, Inlet, Receiver, SocketCounters};
+use crate::in_kernel::InKernel;
+use crate::io::BATCH;
+use crate::io::tun::HostDevice;
+use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
+
+/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
+const BUFFER: i32 = 16 << 20;
+
+/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd number of cache lines, so
+/// that the beginnings of all slots are spread over the cache.
+pub const SLOT: usize = 27 * 64;
+
+/// Slots of the ring, at least: 14 MiB of memory for each interface.
+const SLOTS: usize = 8192;
+
+/// Bytes of a slot for what begins connections: without data, it is shorter.
+const FIRST_SLOT: usize = 5 * 64;
+
+/// Slots for these, at least: what 400,000 SYNs a second bring while the worker does not run for 40 ms. 5 MiB.
+const FIRST_SLOTS: usize = 16_384;
+
+/// Receive buffer for those with data (TCP Fast Open).
+const FIRST_BUFFER: i32 = 1 << 20;
+
+/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the packet are in one cache line,
+/// and there is room for the headers of a tunnel.
+const RESERVE: u32 = 62;
+
+/// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+/// What keeps an interface from being opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The process may not open packet sockets.
+    #[error(
+        "no permission to open a packet socket on {interface}: run as root, or give the program CAP_NET_RAW and \
+         CAP_NET_ADMIN"
+    )]
+    Permission {
+        /// The interface.
+        interface: String,
+    },
+    /// There is no such interface.
+    #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
+    NoInterface {
+        /// The interface.
+        interface: String,
+        /// The index that was asked for.
+        ifindex: u32,
+    },
+    /// Anything else.
+    #[error("cannot {step} for {interface}: {source}")]
+    Os {
+        /// The interface.
+        interface: String,
+        /// What was being done.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A way back for frames that the host should have seen: sent with a mark, they come in again on the interface.
+///
+/// ```text
+///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
+///                                                            the shield takes the mark off and lets it pass
+///                                                            the host sees it as it came
+/// ```
+///
+/// What leaves in spite of that is nobody's on the wire ([`sys::turned`]).
+#[derive(Debug)]
+pub(super) struct Back {
+    pub(super) socket: PacketSocket,
+    _turned: TurnedBack,
+}
+
+impl Back {
+    fn open(ifindex: u32, turn: &TurnBack) -> io::Result<Self> {
+        let socket = PacketSocket::new()?;
+        socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
+        sys::set_send_buffer(&socket, BUFFER)?;
+        // Nothing may leave with the mark before the program is there.
+        let turned = turn.attach(ifindex)?;
+        socket.bind_to_send(ifindex, turn.mark())?;
+        Ok(Self {
+            socket,
+            _turned: turned,
+        })
+    }
+}
+
+impl AfPacket {
+    /// Opens the interface with this index; `name` is for messages only, as a name can change.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Opening::new(ifindex, name, By::Ring).open()
+    }
+
+    /// As [`Self::open`], without a ring: slower, and without its memory.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_without_ring(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        Opening::new(ifindex, name, By::Messages).open()
+    }
+
+    /// As [`Self::open_without_ring`], for frames with a VLAN tag only.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
+        let opening = Opening::new(ifindex, name, By::Messages);
+        let tagged = true;
+        Opening { tagged, ..opening }.open()
+    }
+
+    /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for what the host should have
+    /// seen ([`Self::give_back`]), and without the frames that the path in the kernel takes, where that is possible.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_with(
+        ifindex: u32,
+        name: &str,
+        turn: Option<&TurnBack>,
+        in_kernel: Option<&InKernel>,
+    ) -> Result<Self, OpenError> {
+        let opening = Opening {
+            turn,
+            in_kernel,
+            ..Opening::new(ifindex, name, By::RingAndFirsts)
+        };
+        opening.open()
+    }
+}
+
+/// How frames are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Ring,
+    /// What begins TCP connections by another one.
+    RingAndFirsts,
+    Messages,
+}
+
+/// An interface that is being opened.
+#[derive(Clone, Copy)]
+struct Opening<'a> {
+    ifindex: u32,
+    name: &'a str,
+    by: By,
+    tagged: bool,
+    turn: Option<&'a TurnBack>,
+    in_kernel: Option<&'a InKernel>,
+}
+
+impl<'a> Opening<'a> {
+    const fn new(ifindex: u32, name: &'a str, by: By) -> Self {
+        Self {
+            ifindex,
+            name,
+            by,
+            tagged: false,
+            turn: None,
+            in_kernel: None,
+        }
+    }
+
+    /// What has become of a step that failed.
+    fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+        let (ifindex, interface) = (self.ifindex, self.name.to_owned());
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => OpenError::Permission { interface },
+            Some(libc::ENODEV | libc::ENXIO) => OpenError::NoInterface { interface, ifindex },
+            _ => OpenError::Os {
+                interface,
+                step,
+                source,
+            },
+        }
+    }
+
+    fn open(self) -> Result<AfPacket, OpenError> {
+        let name = self.name;
+        let socket = self.socket()?;
+        let tx = sys::set_send_buffer(&socket, BUFFER).map_err(self.fail("set SO_SNDBUF"))?;
+        let rx = sys::set_receive_buffer(&socket, BUFFER).map_err(self.fail("set SO_RCVBUF"))?;
+        if rx < BUFFER || tx < BUFFER {
+            tracing::info!(
+                interface = name,
+                receive = rx,
+                send = tx,
+                "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
+            );
+        }
+        self.filter(&socket)?;
+        let ring = match self.by {
+            By::Ring | By::RingAndFirsts => PacketRing::new(&socket, SLOTS, SLOT, RESERVE),
+            By::Messages => Err(io::ErrorKind::Unsupported.into()),
+        };
+        if let (By::Ring | By::RingAndFirsts, Err(error)) = (self.by, &ring) {
+            tracing::info!(
+                interface = name,
+                "frames are received by system calls, which is slower than a ring in memory (PACKET_RX_RING): {error}"
+            );
+        }
+        let back = self.turn.and_then(|turn| match Back::open(self.ifindex, turn) {
+            Ok(back) => Some(back),
+            Err(error) => {
+                tracing::warn!(
+                    "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
+                     interface should name that one too",
+                    HostDevice::NAME
+                );
+                None
+            }
+        });
+        // Before the first frame is refused.
+        let ingress = self
+            .in_kernel
+            .map(|in_kernel| in_kernel.attach(self.ifindex));
+        let ingress = ingress.transpose();
+        let ingress = ingress.map_err(self.fail("attach the path in the kernel"))?;
+        let bound = socket.bind(self.ifindex);
+        bound.map_err(self.fail("bind a packet socket"))?;
+        let inlet = Inlet::new(socket, ring.ok());
+        let firsts = match self.by {
+            By::RingAndFirsts if inlet.ring.is_some() => self.firsts(&inlet.socket),
+            _ => None,
+        };
+        Ok(AfPacket {
+            _ingress: ingress,
+            interface: name.to_owned(),
+            ifindex: self.ifindex,
+            inlet,
+            firsts,
+            receiver: Receiver::new(),
+            transmit: MessageBatch::new(BATCH),
+            back,
+            counters: SocketCounters::default(),
+            was_down: false,
+        })
+    }
+
+    /// A socket that receives nothing yet.
+    fn socket(&self) -> Result<PacketSocket, OpenError> {
+        let socket = PacketSocket::new().map_err(self.fail("open a packet socket"))?;
+        for (option, step) in [
+            (libc::PACKET_VNET_HDR, "set PACKET_VNET_HDR"),
+            (PACKET_IGNORE_OUTGOING, "set PACKET_IGNORE_OUTGOING"),
+            (libc::PACKET_AUXDATA, "set PACKET_AUXDATA"),
+        ] {
+            let set = socket.set_packet_option(option, 1);
+            set.map_err(self.fail(step))?;
+        }
+        Ok(socket)
+    }
+
+    /// Has a socket receive what it is to receive, and no more.
+    fn filter(&self, socket: &PacketSocket) -> Result<(), OpenError> {
+        if self.tagged {
+            return socket.only_tagged().map_err(self.fail("filter for tags"));
+        }
+        if let Some(in_kernel) = self.in_kernel {
+            // It minds the mark as well.
+            let filtered = socket.only_passed_by(in_kernel.filter());
+            return filtered.map_err(self.fail("filter for the path in the kernel"));
+        }
+        let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
+        filtered.map_err(self.fail("filter for what comes in"))
+    }
+
+    /// A socket for what begins TCP connections, which `others` does not receive any more. Without one, it does.
+    fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::info!(
+                interface = self.name,
+                "SYNs have no queue of their own (PACKET_FANOUT), so that a flood of them takes room from other packets: {error}"
+            );
+        };
+        let socket = match self.socket() {
+            Ok(socket) => socket,
+            Err(error) => {
+                failed(&error);
+                return None;
+            }
+        };
+        let shared = socket
+            .only_nothing()
+            .and_then(|()| PacketRing::new(&socket, FIRST_SLOTS, FIRST_SLOT, RESERVE))
+            .and_then(|ring| {
+                // Longer ones, by its queue.
+                sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
+                // It receives nothing until it shares what the other one receives.
+                socket.bind(self.ifindex)?;
+                others.share_with(&socket)?;
+                Ok(ring)
+            });
+        let ring = match shared {
+            Ok(ring) => ring,
+            Err(error) => {
+                failed(&error);
+                return None;
+            }
+        };
+        if let Err(error) = self.filter(&socket) {
+            // Closed, it leaves everything to the other one again.
+            failed(&error);
+            return None;
+        }
+        Some(Box::new(Firsts::new(Inlet::new(socket, Some(ring)))))
+    }
+}
