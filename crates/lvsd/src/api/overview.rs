@@ -328,6 +328,7 @@ pub(super) mod tests {
             overloaded: false,
             slow_start: None,
             latency_us: None,
+            unanswered: None,
             stats,
         };
         Look {
