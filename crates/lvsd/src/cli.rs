@@ -399,7 +399,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         );
         if let Err(error) = opened {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd"
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
         }
         let served = api::start(&api, &events);
