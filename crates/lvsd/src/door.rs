@@ -10,6 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lvs_core::Stats;
+use lvs_core::api::{Info, ServiceInfo};
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{self, Ask, Event, Request, Status};
 use serde::Serialize;
@@ -61,6 +63,37 @@ pub struct Look {
     pub status: Status,
     /// What was last found in the engine.
     pub found: Arc<Found>,
+}
+
+impl Look {
+    /// All services, as those who forward tell of them.
+    pub fn services(&self) -> impl Iterator<Item = &ServiceInfo> {
+        let found = &self.found;
+        found.seen.services.iter().chain(&found.proxied.services)
+    }
+
+    /// The state of the engine, if it has told it.
+    pub fn engine(&self) -> Option<&Info> {
+        Some(&self.found.seen.info).filter(|info| info.pid != 0)
+    }
+
+    /// Counters and rates of everything.
+    pub fn total(&self) -> Stats {
+        let mut total = self.engine().map(|info| info.total).unwrap_or_default();
+        // The engine's own are in that already.
+        let proxied = match self.engine() {
+            Some(_) => &self.found.proxied.services,
+            None => &self.found.seen.services,
+        };
+        for service in proxied {
+            total = Stats {
+                shown: total.shown + service.stats.shown,
+                rates: total.rates + service.stats.rates,
+                live: total.live + service.stats.live,
+            };
+        }
+        total
+    }
 }
 
 /// The way to the daemon's loop, and what it answers.

@@ -112,17 +112,15 @@ impl Series {
 impl History {
     /// Takes a point, unless nothing is known of the engine yet.
     pub fn take(&mut self, look: &Look, now: u64) -> bool {
-        if look.found.seen.info.pid == 0 {
+        if look.engine().is_none() && look.services().next().is_none() {
             return false;
         }
         if self.times.len() >= POINTS_MAX {
             self.times.pop_front();
         }
         self.times.push_back(now);
-        let seen = &look.found.seen;
-        let counts: HashMap<_, Counts> = seen
-            .services
-            .iter()
+        let counts: HashMap<_, Counts> = look
+            .services()
             .map(|info| (info.service, info.stats.live))
             .collect();
         let (mut usable, mut servers) = (0, 0);
@@ -137,7 +135,7 @@ impl History {
             if all.len() < SERVICES_MAX || all.contains_key(service.name.as_str()) {
                 let own = counts.get(&service.service).copied().unwrap_or_default();
                 let entry = all.entry(&service.name).or_default();
-                entry.0 = sum(entry.0, own);
+                entry.0 = entry.0 + own;
                 entry.1 += service.usable;
                 entry.2 += in_file;
             }
@@ -152,7 +150,7 @@ impl History {
         }
         self.services
             .retain(|name, _| there.contains(name.as_str()));
-        self.total.take(seen.info.total.live, usable, servers);
+        self.total.take(look.total().live, usable, servers);
         true
     }
 
@@ -163,16 +161,6 @@ impl History {
             None => &self.total,
         };
         Some(series.told(&self.times))
-    }
-}
-
-fn sum(a: Counts, b: Counts) -> Counts {
-    Counts {
-        conns: a.conns.saturating_add(b.conns),
-        in_packets: a.in_packets.saturating_add(b.in_packets),
-        out_packets: a.out_packets.saturating_add(b.out_packets),
-        in_bytes: a.in_bytes.saturating_add(b.in_bytes),
-        out_bytes: a.out_bytes.saturating_add(b.out_bytes),
     }
 }
 
@@ -189,7 +177,7 @@ mod tests {
         for n in 0..300 {
             let mut look = look("web");
             let found = Arc::make_mut(&mut look.found);
-            found.seen.services[0].stats.live.conns = n * 30;
+            Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
             assert!(history.take(&look, 1000 + n * 15));
         }
         let told = history.told(Some("web")).expect("it is there");

@@ -200,9 +200,9 @@ impl Collector for View {
         self.daemon(&mut out)?;
         self.checks(&mut out)?;
         self.engine(&mut out)?;
-        let engine = &self.look.found.seen.services;
+        let engine = self.look.services();
         let engine: HashMap<ServiceId, &ServiceInfo> =
-            engine.iter().map(|info| (info.service, info)).collect();
+            engine.map(|info| (info.service, info)).collect();
         let services: Vec<Service<'_>> = self
             .look
             .status
@@ -373,15 +373,16 @@ impl View {
     fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
         let engine = &self.look.status.engine;
         let seen = &self.look.found.seen;
-        out.gauge(
-            "lvs_engine_up",
-            "Whether the engine answers lvsd",
-            u32::from(engine.connected),
-        )?;
-        let Some(age) = engine.seen_ms.filter(|_| seen.info.pid != 0) else {
+        if !engine.idle || engine.connected {
+            out.gauge(
+                "lvs_engine_up",
+                "Whether the engine answers lvsd; absent if all services are proxied",
+                u32::from(engine.connected),
+            )?;
+        }
+        let (Some(info), Some(age)) = (self.look.engine(), engine.seen_ms) else {
             return Ok(());
         };
-        let info = &seen.info;
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
         out.gauge(
             "lvs_engine_seen_age_seconds",
@@ -579,7 +580,9 @@ impl View {
     /// What node_exporter makes of `/proc/net/ip_vs` and `/proc/net/ip_vs_stats`.
     fn node_ipvs(&self, out: &mut Out<'_>) -> fmt::Result {
         let seen = &self.look.found.seen;
-        let total = &seen.info.total.shown;
+        let Some(total) = self.look.engine().map(|info| &info.total.shown) else {
+            return Ok(());
+        };
         for (name, help, value) in [
             (
                 "node_ipvs_connections",

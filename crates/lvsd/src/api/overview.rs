@@ -144,7 +144,7 @@ pub fn overview(look: &Look) -> Overview {
     let status = &look.status;
     let seen = &look.found.seen;
     let engine: HashMap<ServiceId, &ServiceInfo> =
-        seen.services.iter().map(|i| (i.service, i)).collect();
+        look.services().map(|i| (i.service, i)).collect();
     let mut services: Vec<Summary> = status
         .services
         .iter()
@@ -176,7 +176,7 @@ pub fn overview(look: &Look) -> Overview {
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
-        rates: seen.info.total.rates,
+        rates: look.total().rates,
         check_lag_ms: status.check_lag_ms,
         drift: first(&status.drift),
         refused: first(&status.refused),
@@ -265,14 +265,13 @@ fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
 
 /// The services called `name`, of which there is one for each of its addresses.
 pub fn details(look: &Look, name: &str) -> Vec<Detail> {
-    let seen = &look.found.seen.services;
     let named = look.status.services.iter().filter(|s| s.name == name);
     named
         .map(|status| Detail {
             address: label(&status.service),
             status: status.clone(),
-            engine: seen
-                .iter()
+            engine: look
+                .services()
                 .find(|info| info.service == status.service)
                 .cloned(),
         })
@@ -339,6 +338,7 @@ pub(super) mod tests {
                 uptime: 61,
                 engine: EngineStatus {
                     connected: true,
+                    idle: false,
                     pid: Some(8),
                     seen_ms: Some(100),
                     vips: vec![],
@@ -346,6 +346,7 @@ pub(super) mod tests {
                 services: vec![ServiceStatus {
                     name: name.to_owned(),
                     service,
+                    proxied: false,
                     usable: 1,
                     quorum: true,
                     panic: false,
@@ -357,7 +358,7 @@ pub(super) mod tests {
                 ..Status::default()
             },
             found: Arc::new(Found {
-                seen: EngineView {
+                seen: Arc::new(EngineView {
                     info: Info {
                         pid: 8,
                         connections: 3,
@@ -380,7 +381,7 @@ pub(super) mod tests {
                         remedy: "add one".to_owned(),
                     }],
                     table_size: 4096,
-                },
+                }),
                 ..Found::default()
             }),
         }

@@ -253,12 +253,12 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
         "/v1/drops" => json(&look().await?.found.seen.reasons),
         "/v1/health" => {
             let look = look().await?;
-            if !look.status.engine.connected {
+            if !look.status.engine.connected && !look.status.engine.idle {
                 return Err(Refusal::unavailable(
                     "no engine answers; the log of lvsd says why".to_owned(),
                 ));
             }
-            json(&serde_json::json!({ "engine": true }))
+            json(&serde_json::json!({ "engine": look.status.engine.connected }))
         }
         "/v1/events" => {
             let after = number(head, "after")?;

@@ -203,7 +203,9 @@ pub struct Found {
     /// The servers of our services.
     pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
     /// The engine as it told it itself, before our changes.
-    pub seen: EngineView,
+    pub seen: Arc<EngineView>,
+    /// The proxy in this process, in the same way, where both serve.
+    pub proxied: Arc<EngineView>,
 }
 
 /// An engine as it tells it itself.
@@ -602,7 +604,7 @@ impl Link {
             drift: self.drift.in_words(&desired),
             vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
             servers: HashMap::new(),
-            seen,
+            ..Found::default()
         };
         for service in &actual.services {
             for server in &service.servers {
@@ -635,7 +637,8 @@ impl Link {
                 _ => {}
             }
         }
-        found.seen.services = std::mem::take(&mut actual.services);
+        seen.services = std::mem::take(&mut actual.services);
+        found.seen = Arc::new(seen);
         self.found = Arc::new(found);
         if let Some(vips) = own_vips {
             self.told = Some(vips);

@@ -82,7 +82,7 @@
 
   function alerts(o) {
     const all = [];
-    if (!o.engine.connected) all.push("No engine answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
+    if (!o.engine.connected && !o.engine.idle) all.push("No engine answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
     for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down.`);
     for (const c of o.conflicts) all.push(`Another host (${c.mac}) answers for ${c.address}, too.`);
@@ -97,7 +97,7 @@
   function verdict(o) {
     const broken = o.services.filter((s) => s.state === "broken");
     const all = alerts(o);
-    if (!o.engine.connected) return ["bad", "No engine answers"];
+    if (!o.engine.connected && !o.engine.idle) return ["bad", "No engine answers"];
     if (broken.length) return ["bad", `${plural(broken.length, "service")} broken: ${broken[0].name}${broken.length > 1 ? ", …" : ""}`];
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
     if (all.length) return ["warn", all[0]];
