@@ -387,7 +387,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         let asks = door::open(&address, &config.dataplane, events.source());
         let asks = asks.map_err(|error| {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd"
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
         });
         let options = Options {

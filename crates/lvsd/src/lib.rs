@@ -16,6 +16,7 @@
 //! last_good       the configuration that a crash over a broken file goes on with
 //! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
+//! proxy           services that the daemon serves itself
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
@@ -37,6 +38,7 @@ pub mod health;
 pub mod host_addresses;
 pub mod last_good;
 pub mod notify_command;
+pub mod proxy;
 pub mod reconcile;
 pub mod watchdog;
 mod words;

@@ -23,9 +23,10 @@ use std::time::Duration;
 use self::open::Back;
 pub use self::open::{OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
+use crate::in_kernel::Attached;
 use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame, TcLink};
+use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame};
 
 /// How long one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
@@ -49,7 +50,7 @@ pub struct SocketCounters {
 #[derive(Debug)]
 pub struct AfPacket {
     /// The path in the kernel takes what the socket's filter refuses: it goes first.
-    _ingress: Option<TcLink>,
+    _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
     /// What sends, too.

@@ -22,7 +22,7 @@ mod syntax;
 mod tests;
 mod value;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -42,6 +42,7 @@ pub(crate) use ports::is_generated;
 use shape::{shape, unknown_key};
 
 use crate::health::Probe;
+use crate::proxy;
 
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -276,6 +277,8 @@ pub struct Service {
     pub vip: VipMode,
     /// Whose new connections it takes.
     pub filter: SourceFilter,
+    /// How the daemon serves it itself; `None` if an engine does.
+    pub proxy: Option<proxy::Options>,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
     /// How long a server that has left the file may keep its connections.
@@ -472,6 +475,19 @@ impl Config {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
+    /// The services that the daemon serves itself.
+    pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
+        let services = self.services.iter();
+        services
+            .filter_map(|service| Some((service.id, service.proxy?)))
+            .collect()
+    }
+
+    /// Whether a service is the engine's, or none is anybody's.
+    pub fn needs_engine(&self) -> bool {
+        self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
+    }
+
     /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
@@ -482,6 +498,7 @@ impl Config {
         let mut all: Vec<IpAddr> = self
             .services
             .iter()
+            .filter(|s| s.proxy.is_none())
             .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,

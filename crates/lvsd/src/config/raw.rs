@@ -138,8 +138,10 @@ pub(super) struct RawService {
     pub(super) one_packet: Option<Spanned<bool>>,
     /// Keep a client on its server. Default: off.
     pub(super) persistence: Option<Spanned<RawPersistence>>,
-    /// `nat`, `dr`, `tun` or `fullnat`. Required here or at every server.
+    /// `nat`, `dr`, `tun`, `fullnat` or `proxy`. Required here or at every server.
     pub(super) forward: Option<Spanned<String>>,
+    /// How it is proxied. Default: plainly.
+    pub(super) proxy: Option<Spanned<RawProxy>>,
     /// Whose address the VIP is: `own`, `host` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none.
@@ -247,6 +249,20 @@ pub(super) enum Addresses {
     One(String),
     /// `["192.0.2.10:80", "[2001:db8::10]:80"]`
     Several(Vec<Spanned<String>>),
+}
+
+/// `proxy = { ... }`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawProxy {
+    /// What servers are told about the client first: `v1` or `v2` of the PROXY protocol. Default: nothing.
+    pub(super) send: Option<Spanned<String>>,
+    /// Clients say first for whom they speak, by the PROXY protocol. Default: false.
+    pub(super) accept: Option<Spanned<bool>>,
+    /// How long a connection to a server may take. Default: 5s.
+    pub(super) connect_timeout: Option<Spanned<RawDuration>>,
+    /// How long nothing may move. Default: 15m, of datagrams 5m.
+    pub(super) idle_timeout: Option<Spanned<RawDuration>>,
 }
 
 /// `filter = { ... }`, and `[filter]` for all services.

@@ -287,6 +287,7 @@ impl<P: Prober> Daemon<P> {
             loaded: self.load_status.clone(),
             engine: EngineStatus {
                 connected: self.contact.1,
+                idle: !self.config.needs_engine(),
                 pid: self.contact.0,
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
@@ -359,6 +360,7 @@ impl<P: Prober> Daemon<P> {
         ServiceStatus {
             name: service.name.clone(),
             service: service.id,
+            proxied: service.proxy.is_some(),
             usable: decide::usable(&self.views(service)),
             quorum: decision.quorum,
             panic: decision.panic,

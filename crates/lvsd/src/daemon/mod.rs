@@ -32,7 +32,7 @@ use crate::admin::{Admin, unix_time};
 use crate::config::{Config, LoadError, Report, Server, Service, Severity};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
-use crate::engine::{Found, Goal, Host, Link, Step};
+use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
 use crate::events::{About, Events};
 use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
@@ -40,6 +40,7 @@ use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use crate::watchdog::Pulse;
+use crate::words::counted;
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -174,7 +175,7 @@ pub async fn run<P: Prober>(
 ) -> Result<(), String> {
     let (checks, reports) = Checks::new(prober, options.checks.clone());
     let mut signals = Signals::new(signals);
-    let mut link = Box::new(Link::new(Box::new(host), options.attach, Instant::now()));
+    let mut link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
     daemon.load(config, &link);
     let turns = daemon.options.turns.clone();
@@ -195,14 +196,14 @@ pub async fn run<P: Prober>(
                 match daemon.step(link, &mut signals).await? {
                     Some(back) => link = back,
                     None => {
-                        daemon.farewell(false);
+                        daemon.farewell(false, 0);
                         return Ok(());
                     }
                 }
             }
         }
     };
-    daemon.farewell(all);
+    daemon.farewell(all, link.proxied_connections());
     if all {
         waiting::stop(link).await
     } else {
@@ -216,7 +217,7 @@ pub async fn run<P: Prober>(
 /// # Errors
 /// It does not end, in words.
 pub async fn stop_engine(host: impl Host) -> Result<(), String> {
-    let link = Link::new(Box::new(host), true, Instant::now());
+    let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
 }
 
@@ -263,13 +264,17 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Says that the daemon ends, and what becomes of the engine.
-    fn farewell(&self, all: bool) {
+    /// Says that the daemon ends, and what becomes of the engine, and of connections that are proxied.
+    fn farewell(&self, all: bool, proxied: usize) {
         self.options.notify.send("STOPPING=1");
         if let (true, Some(kept)) = (all, &self.options.last_good) {
             last_good::remove(kept);
         }
-        if !all {
+        if proxied > 0 {
+            let connections = counted(proxied, "proxied connection");
+            tracing::warn!("{connections} end with lvsd");
+        }
+        if !all && self.config.needs_engine() {
             tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
@@ -294,9 +299,9 @@ impl<P: Prober> Daemon<P> {
     /// end, and the engine is at a request.
     async fn step(
         &mut self,
-        link: Box<Link>,
+        link: Box<Links>,
         signals: &mut Signals,
-    ) -> Result<Option<Box<Link>>, String> {
+    ) -> Result<Option<Box<Links>>, String> {
         self.expire();
         if self.settle() || self.changed {
             self.goal = Arc::new(self.goal());
@@ -377,7 +382,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn load(&mut self, config: Config, link: &Link) {
+    fn load(&mut self, config: Config, link: &Links) {
         let addresses = link.addresses();
         self.vips = config
             .own_vips(|ip| addresses.has(ip))
@@ -471,7 +476,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Takes a file that was read.
-    fn take_file(&mut self, file: Loaded, link: &Link) {
+    fn take_file(&mut self, file: Loaded, link: &Links) {
         if self.reading.take() == Some(Reading::Again) {
             self.read();
             return;
@@ -491,7 +496,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// What came of it, in words.
-    fn reload_file(&mut self, file: Loaded, link: &Link) -> Result<String, String> {
+    fn reload_file(&mut self, file: Loaded, link: &Links) -> Result<String, String> {
         let path = self.options.path.display().to_string();
         let (config, warnings) = match file {
             Ok(loaded) => loaded,
@@ -563,7 +568,9 @@ impl<P: Prober> Daemon<P> {
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
         desired.generation = self.generation;
+        let proxied = Proxied::part(&mut desired, self.config.proxied());
         Goal {
+            proxied,
             desired,
             announced: self.announced.clone(),
             dataplane: self.config.dataplane.clone(),
@@ -669,20 +676,31 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
         true => Health::Unknown,
         false => Health::Up,
     };
+    let mut desired = desired(
+        config,
+        &vips,
+        admin,
+        health,
+        |_| Advice::NONE,
+        |_| Decision::default(),
+    );
+    // The daemon that runs has them, and nobody else.
+    let proxied = Proxied::part(&mut desired, config.proxied());
     let goal = Goal {
-        desired: desired(
-            config,
-            &vips,
-            admin,
-            health,
-            |_| Advice::NONE,
-            |_| Decision::default(),
-        ),
+        proxied: None,
+        desired,
         announced: vips,
         dataplane: config.dataplane.clone(),
         readied: HashSet::new(),
     };
-    link.plan(&goal)
+    let mut text = link.plan(&goal)?;
+    if let Some(proxied) = proxied {
+        let services = counted(proxied.desired.services.len(), "proxied service");
+        text.push_str(&format!(
+            "{services} not compared: `lvsd status` shows what is there\n"
+        ));
+    }
+    Ok(text)
 }
 
 fn summary(report: &Report) -> String {

@@ -18,6 +18,7 @@ mod drift;
 #[cfg(test)]
 pub(crate) mod fake;
 mod given;
+mod links;
 mod plan;
 pub mod process;
 pub mod socket;
@@ -41,6 +42,7 @@ use crate::engine::describe::Names;
 use crate::engine::drift::{Base, Drift};
 pub use crate::engine::given::Given;
 use crate::engine::given::{Weights, weights};
+pub use crate::engine::links::{Links, Proxied};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
 
@@ -130,6 +132,11 @@ pub trait Host: Send + 'static {
 
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
+
+    /// It is the proxy of this process, which nobody starts, loses or shares.
+    fn is_proxy(&self) -> bool {
+        false
+    }
 }
 
 /// What the engine should be and hold.
@@ -144,6 +151,22 @@ pub struct Goal {
     pub dataplane: Dataplane,
     /// Servers that are to have connections again, though they were drained by hand.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
+    /// What the proxy of this process should do; `None` if nothing is proxied.
+    pub proxied: Option<Box<Proxied>>,
+}
+
+impl Goal {
+    /// Whether there is something that only an engine can do.
+    fn needs_engine(&self) -> bool {
+        let wanted = &self.desired;
+        self.proxied.is_none()
+            || !wanted.services.is_empty()
+            || !wanted.vips.is_empty()
+            || !wanted.sysctls.is_empty()
+            || !wanted.port_marks.is_empty()
+            || wanted.marks.is_some()
+            || wanted.local.is_some()
+    }
 }
 
 /// What came of a step.
@@ -286,6 +309,25 @@ impl Link {
     /// The way to cut a step short.
     pub fn news(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.news)
+    }
+
+    /// Has it be cut short by another's way to do so.
+    fn share_news(&mut self, news: Arc<AtomicBool>) {
+        self.news = news;
+    }
+
+    /// Whether an engine answers. If none is known, one that runs is looked for where `look` says so, and none is started.
+    fn is_there(&mut self, look: bool, now: Instant) -> bool {
+        if self.control.is_none()
+            && look
+            && let Ok(control) = self.host.connect(HANG_LIMIT)
+        {
+            self.control = Some(control);
+            self.connected = now;
+            self.greet(false);
+            self.ever = true;
+        }
+        self.control.is_some()
     }
 
     /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
@@ -459,6 +501,9 @@ impl Link {
         self.weights.clear();
         self.drift.forget();
         self.given = Given::of(self.host.identity(info.pid), self.host.recall());
+        if self.host.is_proxy() {
+            return;
+        }
         let mut interfaces = String::new();
         for i in &info.interfaces {
             let separator = if interfaces.is_empty() { "" } else { ", " };

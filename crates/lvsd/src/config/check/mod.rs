@@ -7,6 +7,7 @@ mod engine;
 mod filter;
 mod forward;
 mod health;
+mod proxy;
 mod scheduling;
 mod sense;
 mod server;

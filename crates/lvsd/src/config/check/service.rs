@@ -8,6 +8,7 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
 use toml::Spanned;
 
+use super::proxy::is_proxied;
 use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX, label};
@@ -160,6 +161,7 @@ impl Checker<'_> {
         let id = identity.map(|(id, _)| id);
         let mut config = self.service_config(raw, span, identity);
         let ports = many_ports(raw).and_then(Result::ok);
+        let proxy = self.proxy(raw, id.as_ref());
         let vip = self.vip(raw, id, ports.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
         let drain = self.drain(raw, &config);
@@ -211,6 +213,7 @@ impl Checker<'_> {
             config,
             ports,
             vip,
+            proxy,
             filter: raw
                 .filter
                 .as_ref()
@@ -373,7 +376,9 @@ impl Checker<'_> {
                     return self.many_ports(text, many);
                 }
                 let address = self.socket_address(text, None)?;
-                self.usable(text.span(), address.ip(), "VIP")?;
+                if !is_proxied(raw) {
+                    self.usable(text.span(), address.ip(), "VIP")?;
+                }
                 let id = match protocol.unwrap_or(0) {
                     0 => ServiceId::Tcp { address },
                     1 => ServiceId::Udp { address },
