@@ -19,7 +19,7 @@ use crate::decide::{self, Decision, ServerView};
 use crate::door::{Asked, Look, answer};
 use crate::engine::{Found, Seen};
 use crate::events::About;
-use crate::health::Prober;
+use crate::health::{Prober, Serving};
 use crate::reconcile::Health;
 use crate::words::counted;
 
@@ -175,7 +175,10 @@ impl<P: Prober> Daemon<P> {
     fn take_seen(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
-        self.checks.take_serving(serving);
+        self.checks.take_serving(Serving {
+            servers: serving,
+            vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
+        });
         let unanswered = found.servers.iter();
         let unanswered = unanswered.filter_map(|(key, seen)| Some((*key, seen.unanswered?)));
         self.checks.take_unanswered(unanswered);

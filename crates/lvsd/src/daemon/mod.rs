@@ -428,7 +428,9 @@ impl<P: Prober> Daemon<P> {
         for service in &self.config.services {
             if !self.is_settled(service) {
                 self.settled = false;
-                unsettled.extend(service.virtual_ip());
+                if !self.waits_for_its_vip(service) {
+                    unsettled.extend(service.virtual_ip());
+                }
             }
         }
         let announced = self.vips.difference(&unsettled).copied().collect();
@@ -452,6 +454,14 @@ impl<P: Prober> Daemon<P> {
             longest = longest.max(timeout.unwrap_or_default());
         }
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
+    }
+
+    /// Whether all that is not known of a service comes by way of its own VIP.
+    fn waits_for_its_vip(&self, service: &Service) -> bool {
+        service.servers.iter().all(|server| {
+            let by_vip = server.check.as_ref().is_some_and(|c| c.via.is_some());
+            by_vip || self.health(&(service.id, server.address)) != Health::Unknown
+        })
     }
 
     /// Has the file read again, away from the loop, and tells the service manager.
