@@ -7,6 +7,7 @@ mod shell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 use tracing::Level;
 
 use crate::admin::{self, Admin};
+use crate::api::{self, Api};
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::door;
@@ -27,6 +29,7 @@ use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::schema;
+use crate::tally::{self, Tally};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
@@ -374,6 +377,8 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         last_good::keep(path, text);
     }
     health::raise_limits();
+    let counts = tally::path(&address);
+    let tally = Arc::new(Tally::recall(counts.as_deref()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -393,12 +398,20 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
-        let asks = door::open(&address, &config.dataplane, events.source());
-        let asks = asks.map_err(|error| {
+        let (sender, asks) = door::channel();
+        let api = Arc::new(Api::counted_in(sender, Arc::clone(&tally)));
+        let opened = door::open(
+            &address,
+            &config.dataplane,
+            events.source(),
+            Arc::clone(&api),
+        );
+        if let Err(error) = opened {
             tracing::warn!(
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
-        });
+        }
+        let served = api::start(&api, &events);
         let options = Options {
             attach: arguments.attach,
             last_good,
@@ -406,12 +419,17 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             checks: Some(checks),
             turns: pulses.turns,
             admin: Some(admin::path(&arguments.state, &arguments.config)),
-            asks: asks.ok(),
+            asks: Some(asks),
             events,
+            tally: Arc::clone(&tally),
+            api: Some(api.settings()),
             ..Options::new(arguments.config)
         };
-        daemon::run(options, config, Machine::new(&address), network, signals).await
+        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
+        served.end();
+        result
     });
+    tally.keep(counts.as_deref());
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result

@@ -11,6 +11,8 @@
 //! admin           what people want of servers, whatever file and checks say
 //! decide          what becomes of a service when servers are missing (pure)
 //! door            the daemon's own control socket
+//! api/            metrics, JSON over HTTP, the dashboard
+//! tally           what the daemon has counted itself
 //! events          what has happened, for whoever wants to know
 //! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
@@ -27,6 +29,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod admin;
+pub mod api;
 pub mod cli;
 pub mod config;
 pub mod convert;
@@ -42,6 +45,7 @@ pub mod notify_command;
 pub mod proxy;
 pub mod reconcile;
 pub mod schema;
+pub mod tally;
 pub mod watchdog;
 mod words;
 

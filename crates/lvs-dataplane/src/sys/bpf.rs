@@ -580,6 +580,15 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         Ok(Self { fd })
     }
 
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
     fn element(&self, command: libc::c_long, key: &[u64; WORDS]) -> io::Result<()> {
         let value = 1_u64;
         let mut request = Element {
