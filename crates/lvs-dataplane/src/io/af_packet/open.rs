@@ -249,6 +249,7 @@ impl<'a> Opening<'a> {
             back,
             counters: SocketCounters::default(),
             was_down: false,
+            kept: ((0, 0), 0),
         })
     }
 
