@@ -28,6 +28,7 @@ use crate::events::Events;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::schema;
 use crate::tally::{self, Tally};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
@@ -129,7 +130,13 @@ enum Command {
         rest: Option<PathBuf>,
     },
     /// Print the manual page.
-    Man,
+    Man {
+        /// That of the configuration, lvsd.toml(5).
+        #[arg(long)]
+        config_file: bool,
+    },
+    /// Print the JSON Schema of the configuration, for editors.
+    Schema,
     /// Print completions for a shell.
     Completions {
         /// bash, zsh, fish, elvish or powershell.
@@ -153,7 +160,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
             from,
             ref rest,
         }) => return convert::run(file, from, rest.as_deref()),
-        Some(Command::Man) => return print(&shell::man()),
+        Some(Command::Man { config_file: false }) => return print(&shell::man()),
+        Some(Command::Man { config_file: true }) => return print(schema::page().as_bytes()),
+        Some(Command::Schema) => return print(format!("{:#}\n", schema::json()).as_bytes()),
         Some(Command::Completions { shell }) => return print(&shell::completions(shell)),
         _ => {}
     }

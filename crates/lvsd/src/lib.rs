@@ -19,6 +19,7 @@
 //! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
 //! proxy           services that the daemon serves itself
+//! schema          the keys of the file, for editors and for reading
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
@@ -43,6 +44,7 @@ pub mod last_good;
 pub mod notify_command;
 pub mod proxy;
 pub mod reconcile;
+pub mod schema;
 pub mod tally;
 pub mod watchdog;
 mod words;
