@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,13 @@ fn write(path: &Path, look: &Look) -> Result<(), String> {
             net.display()
         )
     };
-    fs::create_dir_all(&net).map_err(fail)?;
+    // Others are to read it, whatever the service manager's mask is.
+    if !net.exists() {
+        fs::create_dir_all(&net).map_err(fail)?;
+        for made in [path, &net] {
+            fs::set_permissions(made, fs::Permissions::from_mode(0o755)).map_err(fail)?;
+        }
+    }
     let seen = &look.found.seen;
     let (mut services, mut totals) = (String::new(), String::new());
     // A string takes everything.
@@ -60,7 +66,10 @@ fn write(path: &Path, look: &Look) -> Result<(), String> {
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         options
             .open(&new)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|mut file| {
+                file.set_permissions(fs::Permissions::from_mode(0o644))?;
+                file.write_all(text.as_bytes())
+            })
             .and_then(|()| fs::rename(&new, net.join(name)))
             .map_err(fail)?;
     }
@@ -71,5 +80,31 @@ fn write(path: &Path, look: &Look) -> Result<(), String> {
 pub(super) fn remove(path: &Path) {
     for name in FILES {
         let _ = fs::remove_file(path.join("net").join(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::overview::tests::look;
+
+    #[test]
+    fn everybody_can_read_the_files_and_they_go_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("proc");
+        write(&path, &look("web")).expect("written");
+        let mode = |name: &str| {
+            let meta = fs::metadata(path.join(name)).expect("it is there");
+            meta.permissions().mode() & 0o777
+        };
+        assert_eq!(
+            (mode(""), mode("net"), mode("net/ip_vs")),
+            (0o755, 0o755, 0o644)
+        );
+        let text = fs::read_to_string(path.join("net/ip_vs")).expect("text");
+        assert!(text.contains("TCP  C000020A:0050 wlc"), "{text}");
+        fs::write(path.join("net/mine"), "").expect("written");
+        remove(&path);
+        assert!(!path.join("net/ip_vs").exists() && path.join("net/mine").exists());
     }
 }
