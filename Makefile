@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible twins help demo test check lint docs deny unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -34,6 +34,7 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory deny
+	@$(MAKE) --no-print-directory no-cc
 	@$(MAKE) --no-print-directory bpf-check-if-possible
 	@$(MAKE) --no-print-directory no-std
 	@$(MAKE) --no-print-directory unit
@@ -92,6 +93,12 @@ deny: ## licences, duplicates, sources and known holes of what the programs are 
 		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
 	fi
 
+# What compiles C asks for a compiler by these names; rustc's own linker driver is not among them.
+no-cc: ## the programs, TLS included, without a C compiler
+	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
+	if [ -n "$$found" ]; then echo "make no-cc: these compile C: $$found" >&2; exit 1; fi
+	CC=/bin/false CXX=/bin/false CMAKE=/bin/false $(CARGO) build --locked -p lvsd -p lvsadm -p lvs-dataplane
+
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features
 	@if rustc --print target-libdir --target $(BARE) 2>/dev/null | xargs -r test -d || rustup target add $(BARE); then \
@@ -131,6 +138,11 @@ build: ## the programs, optimised
 
 setup: ## install what building and testing need
 	@tools/setup
+
+package: ## a Debian package of the programs, units, manual pages and completions, in target/debian (needs cargo-deb)
+	@$(CARGO) build --release --locked --bins -p lvs-dataplane -p lvsadm -p lvsd
+	@tools/package
+	@$(CARGO) deb --no-build -p lvsd
 
 clean: ## remove what was built
 	$(CARGO) clean

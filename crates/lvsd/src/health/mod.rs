@@ -14,9 +14,9 @@ pub mod probe;
 mod state;
 mod timing;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use crate::config::{Check, Config, Via};
 use crate::reconcile::Health;
+use crate::tally::{Outcome, Tally};
 
 pub use advice::{Advice, Weight};
 pub use permits::raise_limits;
@@ -40,8 +41,14 @@ pub use timing::Times;
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
 
-/// Servers that the engine gives connections to; `None` before it was asked.
-type Serving = Option<Arc<HashSet<SocketAddr>>>;
+/// What the engine does, as far as checks go by it.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// Servers that it gives connections to.
+    pub servers: HashSet<SocketAddr>,
+    /// Virtual addresses that it answers for; `None` where these are all.
+    pub vips: Option<BTreeSet<IpAddr>>,
+}
 
 /// How long the first failed check of a server waits for the engine to be asked.
 const ENGINE_LIMIT: Duration = Duration::from_secs(1);
@@ -78,6 +85,8 @@ pub struct Timing {
     pub lag: Times,
     /// From its begin to its result.
     pub duration: Times,
+    /// The same by kind and result, for whoever scrapes it.
+    tally: Arc<Tally>,
 }
 
 /// All running checks.
@@ -90,7 +99,7 @@ pub struct Checks<P> {
     next: u64,
     permits: Arc<Permits>,
     timing: Arc<Timing>,
-    serving: watch::Sender<Serving>,
+    serving: watch::Sender<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     /// Where the tasks run.
     runtime: Handle,
@@ -133,6 +142,15 @@ impl<P: Prober> Checks<P> {
     /// No checks yet; what they find comes out of the receiver. They run on `runtime`, or on the
     /// one that this is called on.
     pub fn new(prober: P, runtime: Option<Handle>) -> (Self, mpsc::UnboundedReceiver<Report>) {
+        Self::counted_in(prober, runtime, Arc::default())
+    }
+
+    /// The same; what they take is counted in `tally`.
+    pub fn counted_in(
+        prober: P,
+        runtime: Option<Handle>,
+        tally: Arc<Tally>,
+    ) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let checks = Self {
             prober: Arc::new(prober),
@@ -140,7 +158,10 @@ impl<P: Prober> Checks<P> {
             questions: HashMap::new(),
             next: 0,
             permits: Arc::new(Permits::new()),
-            timing: Arc::default(),
+            timing: Arc::new(Timing {
+                tally,
+                ..Timing::default()
+            }),
             serving: watch::Sender::new(None),
             sender,
             runtime: runtime.unwrap_or_else(Handle::current),
@@ -262,10 +283,10 @@ impl<P: Prober> Checks<P> {
         task.keys.iter().map(change).collect()
     }
 
-    /// Takes the servers that the engine gives connections to: one failed check does not condemn such a one of which
-    /// nothing else is known.
-    pub fn take_serving(&self, servers: HashSet<SocketAddr>) {
-        self.serving.send_replace(Some(Arc::new(servers)));
+    /// Takes what the engine does: one failed check does not condemn a server that it gives connections to and of which
+    /// nothing else is known, and none goes by way of a virtual address that it does not answer for.
+    pub fn take_serving(&self, serving: Serving) {
+        self.serving.send_replace(Some(Arc::new(serving)));
     }
 
     /// Takes the attempts to connect in a row that the engine has seen fail, for each server that is in several services
@@ -354,7 +375,7 @@ struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,
     timing: Arc<Timing>,
-    serving: watch::Receiver<Serving>,
+    serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     orders: mpsc::UnboundedReceiver<String>,
     task: u64,
@@ -371,6 +392,9 @@ impl<P: Prober> Runner<P> {
         let mut first = true;
         let mut due = Instant::now();
         loop {
+            if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
+                return;
+            }
             let result = self.probe(due).await;
             if !self.take(result).await {
                 return;
@@ -401,16 +425,29 @@ impl<P: Prober> Runner<P> {
             Some(false) | None => Standing::Doubtful,
         };
         let _permit = self.permits.get(self.check.server.ip(), standing).await;
-        self.timing.lag.count(due.elapsed());
+        let waited = due.elapsed();
+        self.timing.lag.count(waited);
+        self.timing.tally.waited(waited);
         let begun = Instant::now();
         let result = self.prober.probe(&self.check).await;
-        self.timing.duration.count(begun.elapsed());
+        let took = begun.elapsed();
+        self.timing.duration.count(took);
+        let outcome = match &result {
+            Ok(_) => Outcome::Good,
+            Err(ProbeError::Server(_)) => Outcome::Failed,
+            Err(ProbeError::Local(_)) => Outcome::NotMade,
+        };
+        let kind = self.check.probe.name();
+        self.timing.tally.check(kind, took, outcome);
         result
     }
 
     /// Takes a result; false if nobody wants to know any more.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
+        if result.is_err() && !self.has_way() {
+            return true;
+        }
         let (good, reason, advice) = match result {
             Ok(advice) => (true, String::new(), advice),
             Err(ProbeError::Server(reason)) => (false, reason, Advice::NONE),
@@ -454,8 +491,18 @@ impl<P: Prober> Runner<P> {
         match tokio::time::timeout(ENGINE_LIMIT, asked).await {
             Ok(Ok(serving)) => serving
                 .as_ref()
-                .is_some_and(|servers| servers.contains(&self.check.server)),
+                .is_some_and(|serving| serving.servers.contains(&self.check.server)),
             Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    /// Whether the engine answers for the address by whose way the check goes, if it goes by any.
+    fn has_way(&self) -> bool {
+        let serving = self.serving.borrow();
+        let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
+        match (self.check.via, vips) {
+            (Some(via), Some(vips)) => vips.contains(&via.virt.ip()),
+            _ => true,
         }
     }
 

@@ -144,7 +144,10 @@ async fn one_failed_check_is_not_the_truth_about_who_serves() {
         // The engine is asked a little later than the server.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let server = config.services[0].servers[0].address;
-        checks.take_serving(serving.then_some(server).into_iter().collect());
+        checks.take_serving(Serving {
+            servers: serving.then_some(server).into_iter().collect(),
+            vips: None,
+        });
         tokio::time::sleep(Duration::from_millis(10)).await;
         let told = reports.try_recv();
         assert_eq!(told.is_ok(), soon, "{told:?}");

@@ -12,6 +12,7 @@ use super::proxy::is_proxied;
 use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX, label};
+use crate::config::BelowQuorum;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
@@ -179,6 +180,17 @@ impl Checker<'_> {
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);
+        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        if below_quorum == BelowQuorum::GiveUp && checks.any(|check| check.via.is_some()) {
+            let at = raw
+                .below_quorum
+                .as_ref()
+                .map_or(span.clone(), Spanned::span);
+            self.report(
+                Diagnostic::error(at, "a VIP that is given up would never come back")
+                    .help("remove `below_quorum`, or `via = \"service\"` of the check, which needs the VIP"),
+            );
+        }
         let sorry = self.sorry(raw, id, &defaults, &servers);
         if raw.server.is_empty() && self.complete {
             let span = self.first_line(span);
