@@ -180,8 +180,10 @@ mod tests {
         control
             .add_server(&key, server, &ServerConfig::new(1, Forwarding::Nat), now)
             .unwrap();
-        let client =
-            |n: usize| SocketAddr::from(([192, 0, (n >> 16) as u8, 2], (n & 0xffff) as u16));
+        let client = |n: usize| {
+            let [.., addr, upper, lower] = n.to_be_bytes();
+            SocketAddr::from(([192, 0, addr, 2], u16::from_be_bytes([upper, lower])))
+        };
         for n in 0..PINS_MAX {
             control.pin(&key, server, client(n), now).unwrap();
         }

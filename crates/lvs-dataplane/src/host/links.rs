@@ -155,7 +155,7 @@ impl Keeper {
                     self.vips.interface_added(&known);
                     let port = self.tables.free_port();
                     self.tables.set_port(port, known);
-                    self.next.attach.push((port, Port::AfPacket(io)));
+                    self.next.attach.push((port, Port::AfPacket(Box::new(io))));
                 }
                 Err(error) if starting => return Err(error),
                 Err(error) => warn!("cannot use {}: {error}", link.name),

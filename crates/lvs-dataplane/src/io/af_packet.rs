@@ -58,7 +58,7 @@ pub struct AfPacket {
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
     transmit: MessageBatch,
-    back: Option<Box<Back>>,
+    back: Option<Back>,
     counters: SocketCounters,
     was_down: bool,
     /// How far the ring had been read, and what was lost, when [`keep`](Self::keep) looked last.

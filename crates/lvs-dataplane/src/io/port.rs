@@ -75,7 +75,7 @@ impl Default for Batch {
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
-    AfPacket(AfPacket),
+    AfPacket(Box<AfPacket>),
     /// The device that leads to the host.
     Host(HostDevice),
     /// The device that the host routes everything through.
@@ -91,7 +91,7 @@ impl Port {
     /// As [`PacketIo::recv`].
     pub fn recv(&mut self, batch: &mut Batch) -> io::Result<usize> {
         match self {
-            Self::AfPacket(io) => batch.fill(io),
+            Self::AfPacket(io) => batch.fill(io.as_mut()),
             Self::Host(io) => batch.fill(io),
             Self::Hop(io) => batch.fill(io),
             Self::Memory(io) => Ok(io.lend(batch)),

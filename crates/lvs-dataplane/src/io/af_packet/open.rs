@@ -215,7 +215,7 @@ impl<'a> Opening<'a> {
             );
         }
         let back = self.turn.and_then(|turn| match Back::open(self.ifindex, turn) {
-            Ok(back) => Some(Box::new(back)),
+            Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
                     "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
