@@ -385,6 +385,21 @@ fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
         director("nft delete table netdev late")?;
         ensure!(served(&site)?);
     }
+    // Filters of tc: as those of the family netdev, at either side.
+    let tc = |side: &str| {
+        let device = if side == "ingress" { "eth0" } else { "eth1" };
+        director(&format!(
+            "tc qdisc add dev {device} clsact\n\
+             tc filter add dev {device} {side} protocol ip pref 1 matchall action drop"
+        ))?;
+        let served = served(&site)?;
+        let seen = director(&format!("tc -s filter show dev {device} {side}"))?;
+        ensure!(!seen.contains("Sent 0 bytes"), "{side}: {seen}");
+        director(&format!("tc qdisc del dev {device} clsact"))?;
+        Ok(served)
+    };
+    ensure!(tc("ingress")?, "the engine has its copy already");
+    ensure!(!tc("egress")?, "filters of tc at egress are passed by");
     // XDP: yes, before the engine.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
     wait_until("the program", Duration::from_secs(10), || {
