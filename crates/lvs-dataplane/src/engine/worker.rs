@@ -280,7 +280,7 @@ impl Worker {
             }
             self.batch.clear();
             let took = started.elapsed();
-            self.pipeline.gate.spent(count, took, self.shared.now());
+            self.pipeline.gate.spent(count, took, now + took);
             self.door().note_batch(took);
             if count < BATCH {
                 return false;
