@@ -313,7 +313,11 @@ impl Bed {
         }
         let on_host = matches!(
             self.who,
-            Contender::AfPacket(_) | Contender::InKernel(_) | Contender::Haproxy | Contender::Nginx
+            Contender::AfPacket(_)
+                | Contender::InKernel(_)
+                | Contender::Proxy
+                | Contender::Haproxy
+                | Contender::Nginx
         );
         if on_host {
             writeln!(
@@ -341,6 +345,10 @@ impl Bed {
             Contender::Testpmd => {
                 self.process = Some(peers::testpmd(&self.director, &d, &e)?);
                 Ok(())
+            }
+            Contender::Proxy => {
+                self.process = Some(peers::proxy(&self.director, yardsticks.dir())?);
+                self.director.wait_for_port("tcp", 80)
             }
             Contender::Haproxy => {
                 self.process = Some(peers::haproxy(&self.director, yardsticks.dir())?);

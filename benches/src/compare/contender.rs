@@ -33,6 +33,8 @@ pub(super) enum Contender {
     InKernel(Method),
     /// This project's engine, on a TUN device, NAT.
     Tun,
+    /// This project's daemon, which relays itself (`forward = "proxy"`).
+    Proxy,
     /// Does nothing: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
     NullV2Send,
     /// Does nothing: `TPACKET_V3` ring in, `sendmmsg` out.
@@ -68,6 +70,7 @@ impl Contender {
             Self::InKernel(Method::Dr) => "ours-in-kernel-dr",
             Self::InKernel(Method::Tunnel) => "ours-in-kernel-tunnel",
             Self::Tun => "ours-tun",
+            Self::Proxy => "ours-proxy",
             Self::NullV2Send => "null-v2-sendmmsg",
             Self::NullV3Send => "null-v3-sendmmsg",
             Self::NullV3Ring => "null-v3-ring",

@@ -55,6 +55,30 @@ backend ping
   server a 10.72.0.11:7
 ";
 
+const PROXY: &str = "
+[defaults]
+forward = 'proxy'
+scheduler = 'rr'
+[[service]]
+address = '10.73.0.1:80'
+[[service.server]]
+address = '10.72.0.11'
+[[service.server]]
+address = '10.72.0.12'
+[[service.server]]
+address = '10.72.0.13'
+[[service.server]]
+address = '10.72.0.14'
+[[service]]
+address = '10.73.0.1:5201'
+[[service.server]]
+address = '10.72.0.11'
+[[service]]
+address = '10.73.0.1:7'
+[[service.server]]
+address = '10.72.0.11'
+";
+
 const NGINX_STREAM: &str = "
 worker_processes 1;
 worker_cpu_affinity 10;
@@ -96,6 +120,25 @@ pub(super) fn nftables(director: &Host) -> Result<()> {
         director.sysctl(&format!("netfilter/{name}"), &value.to_string())?;
     }
     Ok(())
+}
+
+pub(super) fn proxy(director: &Host, dir: &Path) -> Result<Proc> {
+    let file = dir.join("lvsd.toml");
+    fs::write(&file, PROXY)?;
+    let state = dir.join("lvsd-state");
+    let lvsd = lvs_testbed::programs::find("lvsd")?.display().to_string();
+    let words = [
+        "-c",
+        "1",
+        &lvsd,
+        "--config",
+        path(&file)?,
+        "--state",
+        path(&state)?,
+        "--socket",
+        "@lvs-bench-proxy",
+    ];
+    director.spawn("taskset", &words)
 }
 
 pub(super) fn haproxy(director: &Host, dir: &Path) -> Result<Proc> {

@@ -80,6 +80,7 @@ pub(super) fn all() -> Vec<Group> {
         tun(),
         six(),
         tcp(),
+        proxy(),
         latency(),
         pipeline(),
         decisions(),
@@ -395,6 +396,43 @@ fn six() -> Group {
         nulls,
         Bound::Shown,
     );
+    group
+}
+
+fn proxy() -> Group {
+    let mut group = Group::new("proxy");
+    for (name, what, kind, bound) in [
+        (
+            "bulk",
+            "one TCP stream, proxied",
+            Tcp::Bulk,
+            Bound::AtLeast(0.9),
+        ),
+        (
+            "http",
+            "requests over connections that stay, proxied",
+            Tcp::Requests,
+            Bound::Shown,
+        ),
+        (
+            "connections",
+            "connections with one request each, proxied",
+            Tcp::Connections,
+            Bound::AtLeast(0.9),
+        ),
+    ] {
+        let mut job =
+            |who: Contender| group.job(&format!("{name}/{}", who.name()), Work::Tcp(who, kind));
+        let ours = job(Contender::Proxy);
+        let haproxy = job(Contender::Haproxy);
+        group.row(
+            &format!("proxy-{name}"),
+            what,
+            &ours,
+            Against::One(haproxy),
+            bound,
+        );
+    }
     group
 }
 

@@ -58,6 +58,8 @@ pub enum Error {
     UnknownHelper,
     /// Ports for a helper: 0, one twice, or too many (EINVAL).
     HelperPorts,
+    /// As many connections with a chosen server as may wait do so.
+    TooManyPins,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),
 }
@@ -98,6 +100,9 @@ impl fmt::Display for Error {
             }
             Self::UnknownHelper => "no helper of this name; there is one: ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
+            Self::TooManyPins => {
+                "16384 connections with a chosen server are expected and have not come: try again in ten seconds"
+            }
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })
     }

@@ -42,6 +42,8 @@ pub struct Server {
     /// Flags that its connections begin with.
     watches: AtomicU32,
     latency: Latency,
+    /// Attempts to connect in a row without a good answer.
+    unanswered: AtomicU32,
 }
 
 impl Server {
@@ -70,6 +72,7 @@ impl Server {
             on_down: AtomicU8::new(0),
             watches: AtomicU32::new(0),
             latency: Latency::default(),
+            unanswered: AtomicU32::new(0),
         };
         server.configure(config);
         Ok(server)
@@ -144,7 +147,7 @@ impl Server {
         if extras.on_server_down.resets() {
             watches |= flag::TRACKED;
         }
-        if timed {
+        if timed || extras.count_unanswered && self.forwarding().translates() {
             watches |= flag::TIMED;
         }
         self.watches.store(watches, Relaxed);
@@ -232,6 +235,23 @@ impl Server {
     /// How soon it answers new connections, where the service's scheduler goes by that.
     pub const fn latency(&self) -> &Latency {
         &self.latency
+    }
+
+    /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client has repeated for want of
+    /// an answer. Counted where the service asks for it ([`Extras::count_unanswered`]) or its scheduler goes by answers.
+    pub fn unanswered(&self) -> u32 {
+        self.unanswered.load(Relaxed)
+    }
+
+    /// Takes note of an answer to an attempt, or that there was none.
+    pub(crate) fn note_answer(&self, good: bool) {
+        if good {
+            self.unanswered.store(0, Relaxed);
+        } else {
+            // Two at the same moment may count as one, as the measured time may.
+            let more = self.unanswered().saturating_add(1);
+            self.unanswered.store(more, Relaxed);
+        }
     }
 
     /// Forwarding method of new connections.

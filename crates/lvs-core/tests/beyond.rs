@@ -63,6 +63,7 @@ const fn down(on_server_down: OnServerDown) -> Extras {
     Extras {
         on_server_down,
         slow_start: 0,
+        count_unanswered: false,
         limits: Limits {
             connections: 0,
             rate: 0,
@@ -732,6 +733,51 @@ fn ewma_measures_from_syn_to_syn_ack() {
     assert_eq!(peak, Duration::from_secs(1));
     let chosen = open(&mut director, 4001, Instant::from_secs(5), None);
     assert_eq!(chosen, slow);
+}
+
+#[test]
+fn attempts_without_a_good_answer_are_counted_in_a_row() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let extras = Extras {
+        count_unanswered: true,
+        ..Extras::default()
+    };
+    let vip = addr(VIP);
+    let client = |port: u16| SocketAddr::from(([192, 0, 2, 1], port));
+    let count = |director: &Director| {
+        let service = director.control.services().next().unwrap();
+        service.servers()[0].unanswered()
+    };
+    let mut behind_nat = director(key, service("rr", extras), Forwarding::Nat, 1);
+    let mut steps = Vec::new();
+    // Opened, repeated twice, refused, opened and answered; the next one is only opened.
+    for (second, port, answer) in [
+        (1, 2000, None),
+        (2, 2000, None),
+        (4, 2000, None),
+        (5, 2001, Some(RST)),
+        (6, 2002, Some(SYN | ACK)),
+        (7, 2003, None),
+    ] {
+        let at = Instant::from_secs(second);
+        let verdict = behind_nat.handle_packet(&tcp(client(port), vip, SYN), at);
+        let Verdict::Forward(forward) = verdict else {
+            panic!("{verdict:?}");
+        };
+        if let Some(flags) = answer {
+            let _ = behind_nat.handle_packet(&tcp(forward.target, client(port), flags), at);
+        }
+        steps.push(count(&behind_nat));
+    }
+    assert_eq!(steps, [0, 1, 2, 3, 0, 0]);
+
+    // Whose answers the director does not see is not said to give none.
+    let mut direct = director(key, service("rr", extras), Forwarding::Route, 1);
+    for second in 1..5 {
+        let at = Instant::from_secs(second);
+        let _ = direct.handle_packet(&tcp(client(2000), vip, SYN), at);
+    }
+    assert_eq!(count(&direct), 0);
 }
 
 #[test]

@@ -48,6 +48,8 @@ static long (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
 #define PASS 0x7fffffff
 
 #define ETH 14
+// `PACKET_OUTGOING`.
+#define OUTGOING 4
 #define IPV4 0x0800
 #define IPV6 0x86dd
 #define TCP 6
@@ -106,9 +108,29 @@ struct packet {
 	struct end src, dst;
 	u32 len;       // of the IP packet
 	u32 headers;   // IP and transport
-	u32 extra;     // distinguishes frames of one connection
 	u8 proto, flags, v6;
 };
+
+// 32-bit words from the IP header on that are looked at, and compared.
+#define HEAD_V4 7
+#define HEAD_V6 12
+
+// The decision about a frame, and whom it is about.
+struct told {
+	u64 memo[4];   // whom frames were addressed to, last: what is hashed, and the hash
+	u32 head[HEAD_V6];
+	u32 handle;
+	u32 reply;
+	u32 hop;
+	u32 valid;
+	u32 len;
+	u8 proto, v6;
+};
+
+// In `valid`: no frame was looked at; this one the engine has; this one is lvs_ingress's.
+#define TOLD_NOTHING 0
+#define TOLD_LEAVE 1
+#define TOLD_TAKE 2
 
 #define HANDLE_NONE 0xffffffffU
 #define HANDLE_UP 0xfffffffeU    // the engine knows more
@@ -165,10 +187,22 @@ INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const
 }
 
 // The slot of the packet's connection, if it is a packet of that direction.
-INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *shadow)
+INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *shadow, u64 *memo)
 {
 	const struct end *client = reply ? &p->dst : &p->src;
-	u64 h = v6 ? hash(conf, client->addr[0], client->addr[1], client->id >> 32, 3) : hash(conf, client->id, 0, 0, 1);
+	u64 h, key = client->id | (u64)v6 << 63;
+	// Requests are addressed to few.
+	if (reply && memo[0] == key && (!v6 || (memo[1] == client->addr[0] && memo[2] == client->addr[1]))) {
+		h = memo[3];
+	} else {
+		h = v6 ? hash(conf, client->addr[0], client->addr[1], client->id >> 32, 3) : hash(conf, client->id, 0, 0, 1);
+		if (reply) {
+			memo[0] = key;
+			memo[1] = v6 ? client->addr[0] : 0;
+			memo[2] = v6 ? client->addr[1] : 0;
+			memo[3] = h;
+		}
+	}
 	u64 buckets = conf[v6 ? CONF_WIDE_BUCKETS : CONF_NARROW_BUCKETS], overflowed = 0;
 	u8 tag = h & 0x7f;
 	if (!tag) tag = 1;
@@ -215,7 +249,6 @@ INLINE int read_v4(const union head *h, struct packet *p)
 	p->dst.id = h->w[4] | (u64)(h->w[5] >> 16) << 32 | proto;
 	p->len = h->b[2] << 8 | h->b[3];
 	p->headers = 20;
-	p->extra = h->w[1] & 0xffff;
 	p->v6 = 0;
 	return h->b[8] > 1;
 }
@@ -233,20 +266,21 @@ INLINE int read_v6(const union head *h, struct packet *p)
 	p->dst.id = ((dst ^ dst >> 32) & 0xffffffff) | (u64)(h->w[10] >> 16) << 32 | proto;
 	p->len = 40 + (h->b[4] << 8 | h->b[5]);
 	p->headers = 40;
-	p->extra = 0;
 	p->v6 = 1;
 	return h->b[7] > 1;
 }
 
-// Reads a frame. 0 if it is nothing that could be forwarded here.
-INLINE int read_packet(struct __sk_buff *skb, struct packet *p)
+// Reads a frame, its first bytes into `words`. 0 if it is nothing that could be forwarded here.
+INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 {
 	union head h;
 	if (skb->pkt_type || skb->vlan_present) return 0;
 	if (skb->protocol == swap(IPV4)) {
-		if (load_bytes(skb, ETH, &h, 28) || !read_v4(&h, p)) return 0;
+		if (load_bytes(skb, ETH, &h, HEAD_V4 * 4) || !read_v4(&h, p)) return 0;
+		for (int i = 0; i < HEAD_V4; i++) words[i] = h.w[i];
 	} else if (skb->protocol == swap(IPV6)) {
-		if (load_bytes(skb, ETH, &h, 48) || !read_v6(&h, p)) return 0;
+		if (load_bytes(skb, ETH, &h, HEAD_V6 * 4) || !read_v6(&h, p)) return 0;
+		for (int i = 0; i < HEAD_V6; i++) words[i] = h.w[i];
 	} else {
 		return 0;
 	}
@@ -264,32 +298,11 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p)
 	if (load_bytes(skb, ETH + l4 + 8, rest, 8)) return 0;
 	u32 header = rest[4] >> 4 << 2;
 	p->flags = rest[5];
-	p->extra ^= *(u32 *)rest;
 	p->headers += header;
 	return header >= 20 && p->len >= p->headers;
 }
 
 // ---- deciding ----------------------------------------------------------------------------------------------------------
-
-// The decision about a frame, and whom it is about.
-struct told {
-	u64 src, dst, mixed;
-	u32 handle;
-	u32 reply;
-	u32 hop;
-	u32 valid;
-};
-
-// In `valid`: no frame was looked at; this one the engine has; this one is lvs_ingress's.
-#define TOLD_NOTHING 0
-#define TOLD_LEAVE 1
-#define TOLD_TAKE 2
-
-INLINE u64 mix(const struct packet *p, u32 len)
-{
-	u64 x = (u64)p->extra << 32 | (u64)p->flags << 24 | len;
-	return p->v6 ? x ^ p->src.addr[0] ^ ROTL(p->dst.addr[0], 17) ^ ROTL(p->src.addr[1], 31) ^ ROTL(p->dst.addr[1], 47) : x;
-}
 
 INLINE void share(u32 what)
 {
@@ -303,11 +316,11 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 {
 	u64 shadow = 0;
 	t->reply = 1;
-	u32 handle = find(conf, p, v6, 1, &shadow);
+	u32 handle = find(conf, p, v6, 1, &shadow, t->memo);
 	if (handle == HANDLE_NONE) {
 		t->reply = 0;
 		if (!(p->src.id >> 32 & 0xffff)) return SHARE_UNKNOWN;
-		handle = find(conf, p, v6, 0, &shadow);
+		handle = find(conf, p, v6, 0, &shadow, t->memo);
 	}
 	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
 	u64 *slot = slot_of(handle, v6);
@@ -355,6 +368,9 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 		return SHARE_UNFIT;
 	}
 	t->hop = hop;
+	t->len = p->len;
+	t->proto = p->proto;
+	t->v6 = p->v6;
 	return t->reply ? SHARE_REPLIES : SHARE_REQUESTS;
 }
 
@@ -365,6 +381,8 @@ INLINE int decide(const u64 *conf, const struct packet *p, u32 gso, struct told 
 
 SEC("socket") int lvs_filter(struct __sk_buff *skb)
 {
+	// What this host sends is nothing to look at.
+	if (skb->pkt_type == OUTGOING) return 0;
 	u32 zero = 0;
 	u64 *conf = map_lookup(&lvs_conf, &zero);
 	struct told *t = map_lookup(&lvs_told, &zero);
@@ -380,12 +398,7 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 	struct packet p;
 	__builtin_memset(&p, 0, sizeof p);
 	int what = SHARE_OTHER;
-	if (read_packet(skb, &p)) {
-		t->src = p.src.id;
-		t->dst = p.dst.id;
-		t->mixed = mix(&p, skb->len);
-		what = decide(conf, &p, skb->gso_size, t);
-	}
+	if (read_packet(skb, &p, t->head)) what = decide(conf, &p, skb->gso_size, t);
 	if ((what == SHARE_REQUESTS || what == SHARE_REPLIES) && !READ(conf[CONF_MISSED])) {
 		t->valid = TOLD_TAKE;
 		return 0;
@@ -504,20 +517,32 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told 
 	return 0;
 }
 
+// Whether the frame is the one that `t` is about; its headers are where they can be written then.
+INLINE int is_told(struct __sk_buff *skb, const struct told *t, const int v6)
+{
+	const u32 words = v6 ? HEAD_V6 : HEAD_V4;
+	if ((void *)(long)skb->data + ETH + words * 4 > (void *)(long)skb->data_end && pull_data(skb, ETH + words * 4)) return 0;
+	u8 *data = (void *)(long)skb->data;
+	if (data + ETH + words * 4 > (u8 *)(long)skb->data_end) return 0;
+	u32 differ = 0;
+	for (u32 i = 0; i < words; i++) differ |= ((u32 *)(data + ETH))[i] ^ t->head[i];
+	return !differ;
+}
+
 // Does what `t` says.
-INLINE int forward(struct __sk_buff *skb, const u64 *conf, const struct packet *p, const struct told *t, const int v6, u64 now)
+INLINE int forward(struct __sk_buff *skb, const u64 *conf, const struct told *t, const int v6, u64 now)
 {
 	u64 *slot = slot_of(t->handle, v6);
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
 	if (!slot || !out) return NEXT;
 	u32 ifindex = READ(out[HOP_LINK]);
 	// Ethernet pads short frames, and senders may as well.
-	if (skb->len > ETH + p->len && !skb->gso_size && change_tail(skb, ETH + p->len, 0)) goto lost;
+	if (skb->len > ETH + t->len && !skb->gso_size && change_tail(skb, ETH + t->len, 0)) goto lost;
 	u32 headers = ETH + (v6 ? 48 : 28);
 	if ((void *)(long)skb->data + headers > (void *)(long)skb->data_end && pull_data(skb, headers)) goto lost;
-	account(conf, v6 ? slot + WIDE_HOT : slot, t, p->len, now);
+	account(conf, v6 ? slot + WIDE_HOT : slot, t, t->len, now);
 	u8 *macs = (u8 *)(out + HOP_MACS);
-	if (v6 ? forward_v6(skb, slot, t, p->proto, macs) : forward_v4(skb, slot, t, p->proto, macs)) goto lost;
+	if (v6 ? forward_v6(skb, slot, t, t->proto, macs) : forward_v4(skb, slot, t, t->proto, macs)) goto lost;
 	share(t->reply ? SHARE_REPLIES : SHARE_REQUESTS);
 	return redirect(ifindex, 0);
 lost:
@@ -553,28 +578,27 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return NEXT;
 	// What the engine has.
 	if (seen == TOLD_LEAVE && !READ(conf[CONF_TAKING_OVER])) return NEXT;
+	u64 now = ktime() - conf[CONF_BASE];
+	if (seen == TOLD_TAKE) {
+		if (told->v6 ? is_told(skb, told, 1) : is_told(skb, told, 0)) {
+			return told->v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
+		}
+		// Somebody has changed it on the way here.
+		conf[CONF_MISSED] = 1;
+	}
+	// Nobody has looked: there is no engine. Or there is one that has just come.
+	if (now > READ(conf[CONF_ALIVE])) return NEXT;
 	struct packet p;
 	__builtin_memset(&p, 0, sizeof p);
-	if (!read_packet(skb, &p)) {
-		if (seen == TOLD_TAKE) conf[CONF_MISSED] = 1;
-		return NEXT;
+	if (!read_packet(skb, &p, told->head)) return NEXT;
+	told->handle = 0;
+	int what = decide(conf, &p, skb->gso_size, told);
+	int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
+	if (!waits(&p, told, what, now)) return NEXT;
+	if (seen == TOLD_LEAVE) return SHOT;
+	if (!forwards) {
+		share(SHARE_WAITING);
+		return SHOT;
 	}
-	struct told t = *told;
-	u64 now = ktime() - conf[CONF_BASE];
-	if (seen != TOLD_TAKE || t.src != p.src.id || t.dst != p.dst.id || t.mixed != mix(&p, skb->len)) {
-		// Somebody has changed it on the way here.
-		if (seen == TOLD_TAKE) conf[CONF_MISSED] = 1;
-		// Nobody has looked: there is no engine. Or there is one that has just come.
-		if (now > READ(conf[CONF_ALIVE])) return NEXT;
-		t.handle = 0;
-		int what = decide(conf, &p, skb->gso_size, &t);
-		int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
-		if (!waits(&p, &t, what, now)) return NEXT;
-		if (seen == TOLD_LEAVE) return SHOT;
-		if (!forwards) {
-			share(SHARE_WAITING);
-			return SHOT;
-		}
-	}
-	return p.v6 ? forward(skb, conf, &p, &t, 1, now) : forward(skb, conf, &p, &t, 0, now);
+	return p.v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
 }

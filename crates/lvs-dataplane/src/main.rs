@@ -11,8 +11,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
-use lvs_dataplane::control::Address;
+use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::engine::{self, Config, Engine};
+use lvs_dataplane::in_kernel::InKernel as InKernelPath;
 use lvs_dataplane::log;
 use lvs_dataplane::notify::Notify;
 use lvs_dataplane::packet::icmp_limit::Limits;
@@ -49,6 +50,10 @@ struct Args {
     /// Packets from the client after which a connection is forwarded there; for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
+
+    /// Take away what an engine that was killed has left in the kernel (its connections end), and exit.
+    #[arg(long)]
+    cleanup: bool,
 
     /// Packet threads; only 1 is supported.
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -254,7 +259,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// Takes away what an engine that was killed has left.
+fn clean_up() -> anyhow::Result<()> {
+    let address = Address::from_env();
+    anyhow::ensure!(
+        Client::connect(&address).is_err(),
+        "an engine runs at {address}: stop it, and nothing is left"
+    );
+    let left = InKernelPath::clean_up().context("cannot look for what an engine has left")?;
+    match left {
+        0 => println!("no engine has left anything"),
+        left => println!("took away {left} maps and links that an engine had left"),
+    }
+    Ok(())
+}
+
 fn run(args: Args) -> anyhow::Result<()> {
+    if args.cleanup {
+        return clean_up();
+    }
     anyhow::ensure!(
         args.workers == 1,
         "--workers {}: only one worker is supported; leave it out",

@@ -5,10 +5,12 @@ use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The way to the service manager; does nothing without one.
-#[derive(Debug, Default)]
-pub struct Notify(Option<(UnixDatagram, SocketAddr)>);
+#[derive(Clone, Debug, Default)]
+pub struct Notify(Option<Arc<(UnixDatagram, SocketAddr)>>);
 
 impl Notify {
     /// To the socket that the environment names.
@@ -26,7 +28,7 @@ impl Notify {
             _ => SocketAddr::from_pathname(name),
         };
         match (UnixDatagram::unbound(), address) {
-            (Ok(socket), Ok(address)) => Self(Some((socket, address))),
+            (Ok(socket), Ok(address)) => Self(Some(Arc::new((socket, address)))),
             _ => {
                 tracing::warn!(
                     "NOTIFY_SOCKET is set, but {} cannot be used",
@@ -39,11 +41,23 @@ impl Notify {
 
     /// Sends assignments, one a line: `READY=1`.
     pub fn send(&self, state: &str) {
-        if let Some((socket, address)) = &self.0 {
+        if let Some((socket, address)) = self.0.as_deref() {
             // A manager that does not listen is its own trouble.
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }
     }
+}
+
+/// How long the service manager waits to be fed before it ends this process; `None` if it does not
+/// watch it.
+pub fn watchdog_interval() -> Option<Duration> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let for_us = match std::env::var_os("WATCHDOG_PID") {
+        Some(_) => number("WATCHDOG_PID") == Some(std::process::id().into()),
+        None => true,
+    };
+    let interval = number("WATCHDOG_USEC").map(Duration::from_micros);
+    interval.filter(|interval| for_us && !interval.is_zero())
 }
 
 #[cfg(test)]

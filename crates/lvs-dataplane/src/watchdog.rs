@@ -14,18 +14,7 @@ use lvs_core::api::{Call, FailureCode, Info};
 
 use crate::control::{Address, Client, Error};
 use crate::notify::Notify;
-
-/// How long the service manager waits to be fed before it ends this process; `None` if it does not
-/// watch it.
-pub fn interval() -> Option<Duration> {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let for_us = match std::env::var_os("WATCHDOG_PID") {
-        Some(_) => number("WATCHDOG_PID") == Some(std::process::id().into()),
-        None => true,
-    };
-    let interval = number("WATCHDOG_USEC").map(Duration::from_micros);
-    interval.filter(|interval| for_us && !interval.is_zero())
-}
+pub use crate::notify::watchdog_interval as interval;
 
 /// Feeds until it is dropped.
 #[derive(Debug)]

@@ -506,6 +506,77 @@ fn a_syn_comes_behind_all_that_came_before_it() {
     assert_eq!(receiver.drops(), 0);
 }
 
+/// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header for it in a ring and loses it.
+#[test]
+fn what_the_ring_cannot_take_does_not_stop_it() {
+    let host = Host::new();
+    let guest = host.run(|| {
+        let options = sys::TunOptions {
+            tap: true,
+            ..Default::default()
+        };
+        sys::TunDevice::create("guest", options).unwrap()
+    });
+    host.ip("link set guest up");
+    let mut receiver = host.run(|| open("guest"));
+    let write = |header: [u8; 10], frame: &Frame| {
+        let end = Instant::now() + Duration::from_secs(5);
+        while let Err(error) = guest.write(&header, frame.bytes()) {
+            assert!(Instant::now() < end, "{error}");
+        }
+    };
+    // An IPv4 datagram of 3,000 bytes, to be cut at 1,480, with a checksum to be finished.
+    let mut whole = vec![0; 14 + 20 + 8 + 3000];
+    whole[..6].fill(0xff);
+    whole[12..14].copy_from_slice(&[0x08, 0x00]);
+    whole[14..34].copy_from_slice(&[
+        0x45, 0, 0x0b, 0xd4, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+    ]);
+    whole[34..42].copy_from_slice(&[0x12, 0x34, 0x56, 0x78, 0x0b, 0xc0, 0, 0]);
+    let mut ufo = [0; 10];
+    (ufo[0], ufo[1]) = (1, 3);
+    ufo[2..4].copy_from_slice(&42_u16.to_ne_bytes());
+    ufo[4..6].copy_from_slice(&1480_u16.to_ne_bytes());
+    ufo[6..8].copy_from_slice(&34_u16.to_ne_bytes());
+    ufo[8..10].copy_from_slice(&6_u16.to_ne_bytes());
+    let mut batch = frames();
+    let mut gave_up = 0;
+    for round in 0..20 {
+        write(ufo, &Frame::from_bytes(&whole));
+        let end = Instant::now() + Duration::from_secs(5);
+        'came: loop {
+            // What came before the ring was given up is lost.
+            write([0; 10], &numbered(round, 60));
+            let count = receiver.recv(&mut batch).unwrap();
+            for frame in &batch[..count] {
+                if number_of(frame) == Some((round, true)) {
+                    break 'came;
+                }
+            }
+            assert!(
+                Instant::now() < end,
+                "nothing comes, {} were lost",
+                receiver.drops()
+            );
+            if count == 0 {
+                gave_up += u32::from(receiver.keep());
+            }
+        }
+    }
+    // A kernel that has mended this keeps its ring.
+    assert!(gave_up <= 1 && receiver.drops() >= 20);
+    // And one that is only full is not given up.
+    let (left, middle, _right) = hosts();
+    let mut receiver = middle.run(|| open("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    for number in 0..10_000 {
+        sender.send(&mut [numbered(number, 60)]);
+    }
+    assert!(receiver.drops() > 0 && !receiver.keep());
+    while receiver.recv(&mut batch).unwrap() > 0 {}
+    assert!(!receiver.keep() && !receiver.keep());
+}
+
 #[test]
 fn a_socket_that_cannot_have_a_ring_receives_without() {
     const PACKET_VNET_HDR: i32 = 15;

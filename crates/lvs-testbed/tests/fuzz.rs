@@ -78,6 +78,11 @@ fn sync_decode() {
 }
 
 #[test]
+fn replies() {
+    run("replies");
+}
+
+#[test]
 fn every_target_has_a_fuzzer() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     let manifest = std::fs::read_to_string(fuzz.join("Cargo.toml")).expect("fuzz/Cargo.toml");

@@ -279,13 +279,13 @@ fn a_capture_sees_everything() -> Result<()> {
     )
 }
 
-/// Killed, it leaves nothing behind that forwards; its successor begins anew.
+/// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.
 #[test]
 fn an_engine_that_ends_takes_its_programs_with_it() -> Result<()> {
     let Some(mut site) = site("ink-kill", Forward::Nat, 1)? else {
         return Ok(());
     };
-    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
         site.add_service(80, "rr")?;
         common::bulk(&site)?;
         ensure!(shares(&site)?.0 > 100, "packets in the kernel");
@@ -325,6 +325,134 @@ fn ipv6() -> Result<()> {
             (replies > 100) == (forward == Forward::Nat),
             "{replies} replies"
         );
+    }
+    Ok(())
+}
+
+/// Downloads that a killed engine must not break: so many at once, each at 100 kB/s, and compared with what is served.
+const DOWNLOADS: usize = 200;
+
+fn killed(label: &str, forward: Forward) -> Result<()> {
+    let Some(mut site) = site(label, forward, 2)? else {
+        return Ok(());
+    };
+    site.add_service(80, "rr")?;
+    site.serve("much", 1 << 20)?;
+    let dir = site.testbed.dir().join("downloads");
+    std::fs::create_dir_all(&dir)?;
+    let url = format!("http://{}/much?[1-{DOWNLOADS}]", site.vip);
+    let (many, to) = (DOWNLOADS.to_string(), dir.join("#1").display().to_string());
+    let arguments = [
+        "-sS",
+        "-f",
+        "-Z",
+        "--parallel-immediate",
+        "--parallel-max",
+        &many,
+        "--limit-rate",
+        "100K",
+        "-m",
+        "90",
+        "-o",
+        &to,
+        &url,
+    ];
+    let mut downloads = site.client.spawn("curl", &arguments)?;
+    let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
+    wait_until("all downloads", Duration::from_secs(20), all)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    // What is kept of counters is up to a second old.
+    std::thread::sleep(Duration::from_secs(2));
+    let stats = |site: &Site| -> Result<f64> {
+        let listing = site.lvsadm("-L -n --stats --exact")?;
+        let servers = rows(&listing).into_iter().filter(Row::is_server);
+        servers.map(|row| Ok(row.number(1)? as f64)).sum()
+    };
+    let before = stats(&site)?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(downloads.is_running(), "{}", downloads.log());
+    site.start_engine(&ON)?;
+    let status = downloads.wait(Duration::from_secs(90))?;
+    ensure!(status.success(), "{status}: {}", downloads.log());
+    let sums = site.client.sh(&format!(
+        "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
+        dir.display()
+    ))?;
+    ensure!(
+        sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
+        "{sums}"
+    );
+    let log = site.engine.as_ref().context("it runs")?.log();
+    let told = log.lines().find(|line| line.contains("took over"));
+    println!("{}", told.context("it says so")?);
+    // Services are there, counters go on, and new connections come.
+    common::wait_for_snapshot();
+    let after = stats(&site)?;
+    ensure!(after > before, "{before} packets, then {after}");
+    let url = format!("http://{}/much", site.vip);
+    site.client
+        .run("curl", &["-sS", "-f", "-m", "10", "-o", "/dev/null", &url])?;
+    // An orderly end leaves nothing.
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGTERM)?;
+    engine.wait(Duration::from_secs(10))?;
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    Ok(())
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_nat() -> Result<()> {
+    killed("ink-killn", Forward::Nat)
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_dr() -> Result<()> {
+    killed("ink-killd", Forward::Dr)
+}
+
+#[test]
+fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+    let Some(mut site) = site("ink-clean", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    site.add_service(80, "rr")?;
+    let refused = site
+        .director
+        .sh(&format!("{program} --cleanup 2>&1 || true"))?;
+    ensure!(refused.contains("stop it"), "{refused}");
+    // A second engine does not take what the first one has.
+    let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
+    let refused = site.director.sh(&second)?;
+    ensure!(refused.contains("another engine"), "{refused}");
+    for cleanup in [true, false] {
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(Signal::SIGKILL)?;
+        engine.wait(Duration::from_secs(10))?;
+        let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
+        ensure!(links.contains("link-"), "{links}");
+        if cleanup {
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("took away"), "{told}");
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("no engine"), "{told}");
+            site.start_engine(&ON)?;
+            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            site.add_service(80, "rr")?;
+            continue;
+        }
+        // One with another table cannot go on, and says so.
+        site.start_engine(&["--in-kernel", "on", "--max-connections", "5000"])?;
+        let log = site.engine.as_ref().context("it runs")?.log();
+        ensure!(log.contains("it had another --max-connections"), "{log}");
+        ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
     }
     Ok(())
 }

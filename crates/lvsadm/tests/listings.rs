@@ -176,6 +176,7 @@ fn counters() {
                             overloaded: false,
                             slow_start: None,
                             latency_us: None,
+                            unanswered: None,
                             stats: one.1,
                         })
                         .into_iter()

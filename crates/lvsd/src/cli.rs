@@ -7,6 +7,7 @@ mod shell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -18,14 +19,18 @@ use tokio::sync::mpsc;
 use tracing::Level;
 
 use crate::admin::{self, Admin};
+use crate::api::{self, Api};
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::door;
 use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
 use crate::events::Events;
-use crate::health::{self, Network};
+use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::schema;
+use crate::tally::{self, Tally};
+use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
 /// The file is wrong or missing.
@@ -38,6 +43,9 @@ const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// Where is kept what must outlive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
+
+/// How often what must go on shows that it does.
+const BEAT: Duration = Duration::from_millis(100);
 
 /// How long `lvsd stop` waits for the daemon that runs.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -122,7 +130,13 @@ enum Command {
         rest: Option<PathBuf>,
     },
     /// Print the manual page.
-    Man,
+    Man {
+        /// That of the configuration, lvsd.toml(5).
+        #[arg(long)]
+        config_file: bool,
+    },
+    /// Print the JSON Schema of the configuration, for editors.
+    Schema,
     /// Print completions for a shell.
     Completions {
         /// bash, zsh, fish, elvish or powershell.
@@ -146,7 +160,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
             from,
             ref rest,
         }) => return convert::run(file, from, rest.as_deref()),
-        Some(Command::Man) => return print(&shell::man()),
+        Some(Command::Man { config_file: false }) => return print(&shell::man()),
+        Some(Command::Man { config_file: true }) => return print(schema::page().as_bytes()),
+        Some(Command::Schema) => return print(format!("{:#}\n", schema::json()).as_bytes()),
         Some(Command::Completions { shell }) => return print(&shell::completions(shell)),
         _ => {}
     }
@@ -361,33 +377,77 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         last_good::keep(path, text);
     }
     health::raise_limits();
+    let counts = tally::path(&address);
+    let tally = Arc::new(Tally::recall(counts.as_deref()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    let pulses = Pulses::default();
+    let checks = checks_thread(&pulses)?;
+    let notify = Notify::from_env();
+    if let Some(interval) = watchdog::interval() {
+        watchdog::feed(notify.clone(), pulses.clone(), interval)
+            .map_err(|e| format!("cannot start a thread: {e}"))?;
+    }
     let result = runtime.block_on(async {
+        tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
-        let events = Events::default();
-        let asks = door::open(&address, &config.dataplane, events.source());
-        let asks = asks.map_err(|error| {
-            tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd"
-            );
+        let pins = Pins::start(address.clone()).map_err(|error| {
+            tracing::warn!("no checks by way of services: cannot start a thread: {error}");
         });
+        let network = Network { pins: pins.ok() };
+        let events = Events::default();
+        let (sender, asks) = door::channel();
+        let api = Arc::new(Api::counted_in(sender, Arc::clone(&tally)));
+        let opened = door::open(
+            &address,
+            &config.dataplane,
+            events.source(),
+            Arc::clone(&api),
+        );
+        if let Err(error) = opened {
+            tracing::warn!(
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
+            );
+        }
+        let served = api::start(&api, &events);
         let options = Options {
             attach: arguments.attach,
             last_good,
-            notify: Notify::from_env(),
+            notify,
+            checks: Some(checks),
+            turns: pulses.turns,
             admin: Some(admin::path(&arguments.state, &arguments.config)),
-            asks: asks.ok(),
+            asks: Some(asks),
             events,
+            tally: Arc::clone(&tally),
+            api: Some(api.settings()),
             ..Options::new(arguments.config)
         };
-        daemon::run(options, config, Machine::new(&address), Network, signals).await
+        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
+        served.end();
+        result
     });
+    tally.keep(counts.as_deref());
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result
+}
+
+/// A thread for the health checks: whatever the daemon computes, they are in time.
+fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop of the checks: {e}"))?;
+    let handle = runtime.handle().clone();
+    let pulse = pulses.checks.clone();
+    std::thread::Builder::new()
+        .name("lvsd-checks".to_owned())
+        .spawn(move || runtime.block_on(pulse.keep(BEAT)))
+        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    Ok(handle)
 }
 
 /// The signals of the process as messages.

@@ -3,7 +3,7 @@
 //! ```text
 //! config/         TOML ──▶ checked Config, or everything that is wrong with it
 //! convert/        other programs' files as lvsd's
-//! health/         one task per checked server: is it up?
+//! health/         one task for each question that services ask: is the server up?
 //! reconcile       Config and health against what the engine holds ──▶ ordered changes (pure)
 //! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
 //! daemon          the loop that joins them
@@ -11,10 +11,15 @@
 //! admin           what people want of servers, whatever file and checks say
 //! decide          what becomes of a service when servers are missing (pure)
 //! door            the daemon's own control socket
+//! api/            metrics, JSON over HTTP, the dashboard
+//! tally           what the daemon has counted itself
 //! events          what has happened, for whoever wants to know
 //! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
+//! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
+//! proxy           services that the daemon serves itself
+//! schema          the keys of the file, for editors and for reading
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
@@ -24,6 +29,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod admin;
+pub mod api;
 pub mod cli;
 pub mod config;
 pub mod convert;
@@ -36,7 +42,11 @@ pub mod health;
 pub mod host_addresses;
 pub mod last_good;
 pub mod notify_command;
+pub mod proxy;
 pub mod reconcile;
+pub mod schema;
+pub mod tally;
+pub mod watchdog;
 mod words;
 
 pub use lvs_dataplane::notify;

@@ -113,7 +113,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
 }
 
 /// Ends a command with all that it has started.
-fn end_group(pid: Option<u32>) {
+pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);

@@ -96,6 +96,8 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// Whether it is.
     pub health: Health,
+    /// Its checks go by way of the service: while it gets no connections it is there all the same, with weight 0.
+    pub stays: bool,
     /// It is in maintenance: it goes as one that is no longer in the file does.
     pub leaves: bool,
 }
@@ -297,8 +299,9 @@ impl OneService<'_> {
         let (mut expected, mut arrived) = (false, false);
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let now = now.get(&server.address).map(|server| server.config);
-            expected |= now.is_none() && server.health == Health::Unknown;
-            arrived |= now.is_none() && server.health == Health::Up;
+            let absent = now.is_none_or(|now| server.stays && now.weight == 0);
+            expected |= absent && server.health == Health::Unknown;
+            arrived |= absent && server.health == Health::Up;
             self.wanted(server, now);
         }
         self.urgent.append(&mut self.failed);
@@ -390,12 +393,19 @@ fn target_config(
     match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
+        // It goes, and its connections with it; then it comes back to be checked.
+        (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
+            Some(ServerConfig { weight: 1.., .. }) => None,
+            _ => Some(quiesced),
+        },
         (Health::Down, OnCheckFailure::Remove) => None,
         // A daemon that was restarted must neither drop a server that serves nor bring back one
         // that is down.
-        (Health::Unknown, _) => match now? {
-            ServerConfig { weight: 0, .. } => Some(quiesced),
-            _ => Some(server.config),
+        (Health::Unknown, _) => match now {
+            None if server.stays => Some(quiesced),
+            None => None,
+            Some(ServerConfig { weight: 0, .. }) => Some(quiesced),
+            Some(_) => Some(server.config),
         },
     }
 }
@@ -481,7 +491,7 @@ mod tests {
                     config,
                     drain: Duration::ZERO,
                     on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health, leaves: false }).collect(),
+                    servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health, stays: false, leaves: false }).collect(),
                 }).collect(),
                 vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
                 sysctls: vec![("conn_reuse_mode".into(), "0".into())],
@@ -727,6 +737,7 @@ mod tests {
                     line: Line(0),
                     config: old,
                     health: Health::Up,
+                    stays: false,
                     leaves: false,
                 }],
             }],
@@ -793,6 +804,7 @@ mod tests {
                             line: Line(0),
                             config: tunnelled(wanted),
                             health: Health::Up,
+                            stays: false,
                             leaves: false,
                         }],
                     }],
@@ -834,6 +846,7 @@ mod tests {
                         line: Line(0),
                         config: ServerConfig::new(1, Forwarding::Nat),
                         health,
+                        stays: false,
                         leaves: false,
                     })
                     .collect(),

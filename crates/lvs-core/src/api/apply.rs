@@ -507,7 +507,9 @@ fn check_call<'a>(
             Step::SetFilter(key, &spec.filter)
         }
         Call::LocalSet(pool) => set_local(view, pool, host)?,
-        Call::Apply { .. } | Call::Stop {} | Call::Capture(_) => return Err(misplaced()),
+        Call::Apply { .. } | Call::Stop {} | Call::Capture(_) | Call::ServerPin { .. } => {
+            return Err(misplaced());
+        }
         Call::Hello { .. }
         | Call::Info {}
         | Call::ServiceList { .. }

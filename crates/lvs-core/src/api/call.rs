@@ -80,6 +80,18 @@ pub enum Call {
         server: SocketAddr,
     },
 
+    /// The next connection that `client` opens to a service within 10 s goes to this server, whatever scheduler, weight,
+    /// filters and limits say: for checks that go the way of a client's packets. Answer: [`Done`](super::Done).
+    #[serde(rename = "server.pin")]
+    ServerPin {
+        /// The service, which has an address.
+        service: ServiceId,
+        /// Address and port of the server.
+        server: SocketAddr,
+        /// Address and port that the connection comes from.
+        client: SocketAddr,
+    },
+
     /// List connections and persistence templates. Answer: items [`ConnInfo`](super::ConnInfo), then [`ListEnd`](super::ListEnd).
     #[serde(rename = "conn.list")]
     ConnList {},
@@ -246,6 +258,7 @@ impl Call {
             | Self::ServerAdd(_)
             | Self::ServerEdit(_)
             | Self::ServerDelete { .. }
+            | Self::ServerPin { .. }
             | Self::TimeoutsSet(_)
             | Self::SysctlSet(_)
             | Self::DaemonStart(_)

@@ -190,6 +190,8 @@ pub struct Info {
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+    /// Counters of everything, services that are gone included.
+    pub total: Stats,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
 }
@@ -285,6 +287,9 @@ pub struct ServerInfo {
     /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
+    /// New connections in a row that it has refused or not answered in time; absent if nobody counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<u32>,
     /// Its counters.
     pub stats: Stats,
 }
@@ -491,6 +496,7 @@ impl From<Error> for Failure {
                 FailureCode::NoScheduler
             }
             Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::TooManyPins => FailureCode::Full,
             Error::LocalAddressNeeded => FailureCode::NoLocalAddress,
             Error::Unsupported(_) | Error::FullNatOnePacket => FailureCode::Unsupported,
             _ => FailureCode::Invalid,

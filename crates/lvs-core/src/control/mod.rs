@@ -13,6 +13,7 @@ mod explain;
 mod full_nat;
 mod keys;
 mod limiter;
+mod pins;
 mod records;
 mod servers;
 mod service;
@@ -30,6 +31,7 @@ use self::estimator::Estimator;
 pub use self::explain::{Candidate, Explanation};
 use self::full_nat::FullNat;
 use self::keys::Keys;
+use self::pins::Pins;
 use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
@@ -197,6 +199,8 @@ pub struct Control {
     full_nat: FullNat,
     /// Servers of another family than their service's.
     mixed: usize,
+    /// Connections whose server is chosen already.
+    pins: Pins,
     /// Whose connections are taken.
     filters: Filters,
     /// Rules that give packets marks, which whoever embeds the director applies.
@@ -253,6 +257,7 @@ impl Control {
             local: Vec::new(),
             full_nat: FullNat::default(),
             mixed: 0,
+            pins: Pins::default(),
             filters: Filters::default(),
             marks: Arc::from([]),
             own_vips: Vec::new(),

@@ -735,6 +735,7 @@ mod tests {
                 overloaded: false,
                 slow_start: None,
                 latency_us: None,
+                unanswered: None,
                 stats: Stats {
                     shown: counts,
                     ..Stats::default()

@@ -48,6 +48,10 @@ pub struct Extras {
     pub on_server_down: OnServerDown,
     /// Seconds in which a server that comes (back) into a running service gets its full share; 0 is at once.
     pub slow_start: u32,
+    /// Counts the new TCP connections in a row to which a server behind NAT gives no answer
+    /// ([`Server::unanswered`](crate::Server::unanswered)).
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
+    pub count_unanswered: bool,
     /// What it takes at most.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Limits::is_off"))]
     pub limits: Limits,

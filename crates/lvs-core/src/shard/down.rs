@@ -365,6 +365,9 @@ impl Shard {
             let took = now.saturating_since(slot.last_restart());
             if let Some(link) = self.link(index) {
                 link.server.latency().observe(took, now);
+                let refused =
+                    matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
+                link.server.note_answer(!refused);
             }
         }
         if self.table.get(index).has(flag::GONE) {
@@ -391,6 +394,7 @@ impl Shard {
         {
             let waited = now.saturating_since(slot.last_restart());
             link.server.latency().observe_at_least(waited, now);
+            link.server.note_answer(false);
         }
     }
 }

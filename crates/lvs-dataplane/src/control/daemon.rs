@@ -285,6 +285,9 @@ pub struct LoadStatus {
 pub struct EngineStatus {
     /// It answers.
     pub connected: bool,
+    /// It has nothing to do: all services are proxied.
+    #[serde(default)]
+    pub idle: bool,
     /// Its process.
     pub pid: Option<u32>,
     /// For how many milliseconds nobody has looked at it; `None` if nobody has yet.
@@ -300,6 +303,9 @@ pub struct ServiceStatus {
     pub name: String,
     /// Which one.
     pub service: ServiceId,
+    /// The daemon serves it itself.
+    #[serde(default)]
+    pub proxied: bool,
     /// Servers that take new connections.
     pub usable: usize,
     /// It has enough of them.

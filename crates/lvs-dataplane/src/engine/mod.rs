@@ -12,6 +12,7 @@ mod report;
 pub mod rig;
 mod rules;
 mod shared;
+mod successor;
 mod virtual_;
 mod worker;
 
@@ -27,14 +28,14 @@ use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant as SystemInstant, SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::Memory;
 use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, Shard, WhenFull};
 use serde_json::Value;
-use tracing::info;
+use tracing::{info, warn};
 
 use self::capture::Capture;
 use self::decider::Decider;
@@ -49,6 +50,8 @@ use self::worker::Worker;
 use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::keeper::{Keeper, Setup};
+use crate::host::update::Update;
+use crate::host::view::View;
 pub use crate::host::{Backend, HostError};
 use crate::in_kernel::{InKernel, InKernelError, RIPE};
 use crate::io::vlan::WantedInterface;
@@ -272,7 +275,13 @@ impl Engine {
                 .call(Call::MarkSet { rules })
                 .map_err(|failure| StartError::Marks(failure.message))?;
         }
-        if let Some((text, name)) = config.rules {
+        let successor = engine
+            .shared
+            .in_kernel()
+            .is_some_and(|kernel| kernel.is_successor());
+        if successor && config.rules.is_some() {
+            info!("--rules is not read: services are those of the engine before this one");
+        } else if let Some((text, name)) = config.rules {
             rules::apply(&engine.shared, &text, &name)?;
         }
         let handle = server.serve(engine.shared()).map_err(StartError::Thread)?;
@@ -303,8 +312,15 @@ impl Engine {
                 }
             };
         let (in_kernel, memory) = in_kernel.unzip();
-        let shards: Vec<Shard> = match memory {
+        let successor = in_kernel.as_ref().filter(|kernel| kernel.is_successor());
+        let mut adoption = None;
+        let mut shards: Vec<Shard> = match memory {
             // There is one worker, and one table.
+            Some(memory) if successor.is_some() => {
+                let (shard, found) = control.shard_found(0, memory).expect("there is a shard");
+                adoption = Some(found);
+                vec![shard]
+            }
             Some(memory) => control.shard_in(0, memory).into_iter().collect(),
             None => (0..WORKERS.get()).map_while(|n| control.shard(n)).collect(),
         };
@@ -312,7 +328,10 @@ impl Engine {
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
         shared.not_in_kernel(why_not);
         if let Some(in_kernel) = &in_kernel {
-            in_kernel.set_clock(shared.now());
+            // A successor goes by its own when it has taken over.
+            if !in_kernel.is_successor() {
+                in_kernel.set_clock(shared.now());
+            }
             shared.use_in_kernel(in_kernel.clone());
             setup.in_kernel = Some(in_kernel.clone());
         }
@@ -322,10 +341,42 @@ impl Engine {
             .saturating_sub(shared.now().saturating_since(Instant::ZERO));
         let common = Common::new(settings).with_midnight(midnight);
         let common = Arc::new(common.with_workers(WORKERS));
-        let (mut workers, mut queues) = (Vec::new(), Vec::new());
-        for (number, shard) in shards.into_iter().enumerate() {
-            let (requests, queue) = Requests::new(shared.clone());
-            queues.push(queue);
+        let (requests, queues): (Vec<_>, Vec<_>) =
+            shards.iter().map(|_| Requests::new(shared.clone())).unzip();
+        let records = in_kernel
+            .as_ref()
+            .filter(|kernel| kernel.is_successor())
+            .map(|kernel| {
+                let (mut control, now) = (shared.control(), shared.now());
+                successor::restore(&mut control, &View::default(), kernel, now)
+            });
+        let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
+        if let (Some(in_kernel), Some(records), Some(adoption)) = (&in_kernel, records, adoption) {
+            // Packets that come meanwhile wait in the sockets; the host does not see them.
+            for warning in keeper.update(Update::All) {
+                warn!("{warning}");
+            }
+            keeper.publish();
+            let started = SystemInstant::now();
+            let _held = in_kernel.hold();
+            in_kernel.settle();
+            let shard = &mut shards[0];
+            let mut control = shared.control();
+            control.sweep(shard);
+            in_kernel.take_counts(&mut control, &records);
+            let now = shared.now();
+            let mut adoption = adoption.of_a_clock_ahead(in_kernel.clock_ahead(now));
+            while control.adopt(shard, &mut adoption, now, usize::MAX) {}
+            in_kernel.set_clock(shared.now());
+            in_kernel.has_taken_over();
+            info!(
+                connections = shard.len(),
+                "took over what another engine has left, in {:?}",
+                started.elapsed()
+            );
+        }
+        let mut workers = Vec::new();
+        for (number, (shard, requests)) in shards.into_iter().zip(requests).enumerate() {
             let mut worker = Worker::new(
                 shared.clone(),
                 number,
@@ -339,7 +390,6 @@ impl Engine {
             }
             workers.push(worker);
         }
-        let keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut engine = Self::new(shared.clone());
         for (number, worker) in workers.into_iter().enumerate() {
             engine.spawn(format!("lvs-worker-{number}"), move || worker.run())?;
@@ -349,6 +399,9 @@ impl Engine {
                 keeper.run(mailbox);
             }
             shared.drop_ports();
+            if let Some(in_kernel) = shared.in_kernel() {
+                in_kernel.leave_nothing();
+            }
         })?;
         Ok(engine)
     }
@@ -453,7 +506,7 @@ fn open_in_kernel(
     };
     let opened = match against {
         Some(reason) => Err(InKernelError::Setting(reason)),
-        None => InKernel::open(control.layout(), Instant::ZERO)
+        None => InKernel::open_or_find(control.layout())
             .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
     };
     Some(opened.map(|(memory, in_kernel)| {

@@ -13,6 +13,7 @@ use lvs_core::{Control, Instant};
 use super::Packets;
 use super::capture::Readers;
 use super::door::{Door, Longest, Pauses};
+use super::successor;
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
@@ -50,6 +51,10 @@ pub struct Shared {
     in_kernel: OnceLock<Arc<InKernel>>,
     /// Why there is none, though it was asked for.
     not_in_kernel: OnceLock<InKernelInfo>,
+    /// Something has changed that a successor would not find.
+    unkept: AtomicBool,
+    /// A packet worker runs, or did.
+    has_worked: AtomicBool,
 }
 
 /// Where packets come from.
@@ -108,6 +113,8 @@ impl Shared {
             stop: AtomicBool::new(false),
             in_kernel: OnceLock::new(),
             not_in_kernel: OnceLock::new(),
+            unkept: AtomicBool::new(true),
+            has_worked: AtomicBool::new(false),
         }
     }
 
@@ -173,6 +180,19 @@ impl Shared {
             Some(in_kernel) => in_kernel.info(),
             None => self.not_in_kernel.get().cloned().unwrap_or_default(),
         }
+    }
+
+    /// Something has changed: a successor is to find it, at once if that is little work.
+    pub(super) fn has_changed(&self) {
+        let Some(in_kernel) = self.in_kernel() else {
+            return;
+        };
+        let control = self.control();
+        let small = successor::is_small(&control);
+        if small {
+            successor::keep(&control, in_kernel);
+        }
+        self.unkept.store(!small, Ordering::Release);
     }
 
     /// Takes over what the path in the kernel has counted.
@@ -246,6 +266,7 @@ impl Shared {
 
     /// A packet worker runs until the value that this gives is dropped.
     pub(super) fn worker_runs(&self, number: usize) -> impl Drop + '_ {
+        self.has_worked.store(true, Ordering::Release);
         WorkerRuns {
             shared: self,
             _closing: Closing(&self.door(number).mailbox),
@@ -459,7 +480,20 @@ impl EngineSide for Shared {
         }
     }
 
+    fn keep(&self) {
+        if let Some(in_kernel) = self.in_kernel() {
+            in_kernel.keep_counts(|| self.control());
+            if self.unkept.swap(false, Ordering::AcqRel) {
+                successor::keep(&self.control(), in_kernel);
+            }
+        }
+    }
+
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
+        // What was taken over has none, and nobody is there yet to be asked.
+        if !self.has_worked.load(Ordering::Acquire) {
+            return Some(Vec::new());
+        }
         let all = self.ask(|packets| {
             let addresses = packets.decider().shard.local_addresses();
             addresses.collect::<Vec<IpAddr>>()

@@ -512,6 +512,7 @@ impl Worker {
         }
         self.next_housekeeping = now + HOUSEKEEPING;
         self.keep_kernel(now);
+        self.ports.iter_mut().for_each(|(_, io)| io.keep());
         self.decider.sweep();
         self.pipeline.expire(now);
         let ended = self.clients.take_ended(&self.decider.shard);

@@ -271,7 +271,7 @@ impl Keeper {
     }
 
     /// Publishes a view if anything differs from the last one.
-    fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         let next = &mut self.next;
         if next.differs || next.tables_differ || next.neighbours_differ {
             next.ways += u64::from(next.differs || next.tables_differ);
@@ -427,6 +427,7 @@ impl Keeper {
         self.show_local_clients();
         self.check_way_back();
         self.check_programs();
+        self.engine.keep();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {

@@ -243,7 +243,7 @@ impl Keeper {
 
     fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {
         let turn = self.interception.turn_back();
-        let in_kernel = self.setup.in_kernel.as_deref();
+        let in_kernel = self.setup.in_kernel.as_ref();
         let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel)?;
         self.interception.add_interface(&link.name)?;
         Ok(io)

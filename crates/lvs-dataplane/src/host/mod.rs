@@ -101,6 +101,9 @@ pub(crate) trait EngineSide: Send + Sync {
     /// Tells them that something has become known of these neighbours.
     fn tell_neighbours(&self, neighbours: Vec<Neighbour>);
 
+    /// Keeps for a successor what is there now, should this engine be killed.
+    fn keep(&self) {}
+
     /// The local addresses of full NAT that connections use; `None` if a packet worker does not answer.
     fn local_addresses(&self) -> Option<Vec<IpAddr>>;
 }

@@ -11,13 +11,15 @@ pub(super) mod conf {
     pub(crate) const MARK: usize = 7;
     pub(crate) const SERVERS: usize = 8;
     pub(crate) const MISSED: usize = 9;
-    #[cfg(test)]
     pub(crate) const NUMBER: usize = 10;
-    #[cfg(test)]
     pub(crate) const TAKING_OVER: usize = 11;
     pub(crate) const WORDS: usize = 16;
 }
 
+/// Words of what describes the maps, before the connection table's own description.
+pub(super) const ABOUT_WORDS: usize = 4;
+/// Words that are kept of a server's counters: all that was counted for it, and how much of that was in the programs' own.
+pub(super) const KEPT_WORDS: usize = 5 + COUNT_WORDS;
 /// Words of a virtual service.
 pub(super) const SERVICE_WORDS: usize = 3;
 
@@ -28,7 +30,7 @@ pub(super) const COUNT_WORDS: usize = 4;
 /// Words of what became of frames, on one processor.
 pub(super) const SHARE_WORDS: usize = 8;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 40;
+pub(super) const TOLD_BYTES: u32 = 104;
 
 /// Words of a way out: interface and MTU, link-layer addresses.
 pub(super) mod hop {

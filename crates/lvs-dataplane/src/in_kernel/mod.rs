@@ -15,25 +15,31 @@
 
 mod layout;
 mod object;
+mod pins;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lvs_core::api::InKernelInfo;
 use lvs_core::memory::{Layout, Memory};
-use lvs_core::{Control, Counts, Instant};
+use lvs_core::{Control, Counts, Instant, ServiceKey};
+use tracing::{debug, info, warn};
 
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TOLD_BYTES, conf, count, hop, share,
+    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, KEPT_WORDS, SERVICE_WORDS, SHARE_WORDS, TOLD_BYTES, conf,
+    count, hop, share,
 };
+use self::pins::Pins;
 use crate::packet::wire::Mac;
 use crate::sys::{
     self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet, TcLink,
@@ -53,6 +59,10 @@ const QUARANTINE: Duration = Duration::from_millis(200);
 const HOPS: u16 = 16_384;
 /// Records of servers whose connections are published.
 const SERVERS: u32 = 4_096;
+/// How long a program may still work on a frame after what it went by is not in force any more.
+const SETTLED: Duration = Duration::from_millis(2);
+/// 64-bit words for services and settings: twice 4 MiB.
+const SAVED_WORDS: u32 = 1 + (1 << 20);
 /// Virtual services that programs know of, for when there is no engine.
 const SERVICES: u32 = 1 << 16;
 /// How long no way out is given another meaning after they have run out.
@@ -147,8 +157,47 @@ pub struct Shares {
     pub lost: u64,
 }
 
+/// Where a server's counters are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) service: ServiceKey,
+    pub(crate) server: SocketAddr,
+    pub(crate) record: u32,
+}
+
+/// Where maps come from.
+#[derive(Clone, Copy, Debug)]
+enum Maps<'a> {
+    /// They are made, and go with the engine.
+    New,
+    /// They are made, and stay for a successor if it is killed.
+    Pinned(&'a Pins),
+    /// Another engine has left them.
+    Found(&'a Pins),
+}
+
+/// A program at an interface; it goes with this value, not with the process.
+#[derive(Debug)]
+pub struct Attached {
+    kernel: Arc<InKernel>,
+    ifindex: u32,
+    _link: TcLink,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        lock(&self.kernel.attached).remove(&self.ifindex);
+        if let Some(pins) = &self.kernel.pins {
+            let _ = fs::remove_file(pins.link(self.ifindex));
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Arrays {
+    about: Arc<SharedArray>,
+    kept: Arc<SharedArray>,
+    saved: Arc<SharedArray>,
     conf: Arc<SharedArray>,
     narrow: Arc<SharedArray>,
     narrow_tags: Arc<SharedArray>,
@@ -162,14 +211,22 @@ struct Arrays {
 }
 
 impl Arrays {
-    fn new(layout: &Layout, processors: u32) -> Result<Self, InKernelError> {
-        let array = |name, words, entries| {
-            let array = SharedArray::new(name, words, entries);
+    fn new(layout: &Layout, processors: u32, maps: Maps<'_>) -> Result<Self, InKernelError> {
+        let array = |name: &'static str, words: usize, entries: u32| {
+            let array = match maps {
+                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
+                Maps::Found(pins) => {
+                    SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
+                }
+            };
             array.map(Arc::new).map_err(step("make memory"))
         };
         let narrow = Layout::WAYS * Layout::NARROW_WORDS;
         let wide = Layout::WAYS * Layout::WIDE_WORDS;
         Ok(Self {
+            about: array("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS, 1)?,
+            kept: array("lvs_kept", KEPT_WORDS, SERVERS)?,
+            saved: array("lvs_saved", 1, SAVED_WORDS)?,
             conf: array("lvs_conf", conf::WORDS, 1)?,
             narrow: array("lvs_narrow", narrow, layout.narrow_buckets)?,
             narrow_tags: array("lvs_narrow_tags", 1, layout.narrow_buckets)?,
@@ -184,8 +241,12 @@ impl Arrays {
     }
 
     /// Names and arrays.
-    fn all(&self) -> [(&'static str, &SharedArray); 9] {
+    fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
+            ("lvs_about", &self.about),
+            ("lvs_kept", &self.kept),
+            ("lvs_saved", &self.saved),
+            ("lvs_overflow", &self.overflow),
             ("lvs_conf", &self.conf),
             ("lvs_narrow", &self.narrow),
             ("lvs_narrow_tags", &self.narrow_tags),
@@ -231,10 +292,29 @@ pub struct InKernel {
     /// Records beyond this have nothing counted.
     records: AtomicU32,
     /// Services that the programs know of.
-    #[expect(dead_code, reason = "there as long as the programs are")]
     services: SharedSet<SERVICE_WORDS>,
+    known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
+    /// Where the maps are kept for a successor.
+    pins: Option<Pins>,
+    /// Keeps other engines from them.
+    claim: Option<File>,
+    /// Another engine has left them.
+    found: bool,
+    /// What it has published is still in force, whatever this one finds out meanwhile.
+    taking_over: AtomicBool,
+    /// Interfaces whose ingress has the program.
+    attached: Mutex<HashSet<u32>>,
     /// Why nothing is forwarded, and what to do about it.
     aside: Mutex<Option<(String, String)>>,
+}
+
+impl Drop for InKernel {
+    /// An orderly end. What was found and not taken over is another one's to find.
+    fn drop(&mut self) {
+        if !self.taking_over.load(Relaxed) {
+            self.leave_nothing();
+        }
+    }
 }
 
 impl fmt::Debug for InKernel {
@@ -274,6 +354,59 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
+/// A service, as programs look for it.
+fn service_key(protocol: u8, at: SocketAddr) -> [u64; SERVICE_WORDS] {
+    let mut bytes = [0; 16];
+    let six = match at.ip() {
+        IpAddr::V4(addr) => {
+            bytes[..4].copy_from_slice(&addr.octets());
+            0
+        }
+        IpAddr::V6(addr) => {
+            bytes = addr.octets();
+            1
+        }
+    };
+    let half = |at: usize| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(half)
+    };
+    let port = u64::from(at.port().to_be());
+    [
+        half(0),
+        half(8),
+        port | u64::from(protocol) << 16 | six << 24,
+    ]
+}
+
+/// What another engine has left, if this one can go on with it: the layout of its connection table. Else why not.
+fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
+    let words = |name: &str, words: usize| {
+        let array = SharedArray::pinned(&pins.path(name), words);
+        let array = array.map_err(|error| format!("{name}: {error}"))?;
+        let words = array.words().iter().map(|word| word.load(Relaxed));
+        Ok::<Vec<u64>, String>(words.collect())
+    };
+    let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
+    let (about, description) = about.split_at(ABOUT_WORDS);
+    if about != pins::about(processors()) {
+        return Err("it was another version, or the machine has other processors".to_owned());
+    }
+    let description = description.try_into().map_err(|_| "a map is too short")?;
+    let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
+    let keys = left.keys;
+    if left != (Layout { keys, ..*layout }) {
+        return Err("it had another --max-connections".to_owned());
+    }
+    let conf = words("lvs_conf", conf::WORDS)?;
+    if sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE] {
+        let seconds = WITHOUT_ENGINE.as_secs();
+        return Err(format!("it was killed more than {seconds} s ago"));
+    }
+    Ok(left)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -284,9 +417,72 @@ impl InKernel {
     /// # Errors
     /// [`InKernelError`]; then nothing is left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, InKernelError> {
-        let this = Self::open_with(layout, |code| code)?;
+        let this = Self::open_with(layout, Maps::New, |code| code)?;
         this.set_clock(now);
         Ok(this)
+    }
+
+    /// As [`open`](Self::open), with what another engine has left in this network namespace, if one was killed and this one
+    /// can go on with it; and leaves as much itself, should it be killed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_or_find(layout: Layout) -> Result<Self, InKernelError> {
+        let pins = match Pins::here() {
+            Ok(pins) => pins,
+            Err(error) => {
+                info!("connections do not outlive this engine: no BPF file system: {error}");
+                return Self::open(layout, Instant::ZERO);
+            }
+        };
+        let claim = match pins.claim() {
+            Ok(claim) => claim,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(InKernelError::Setting(
+                    "another engine of this network namespace forwards in the kernel",
+                ));
+            }
+            Err(error) => {
+                info!("connections do not outlive this engine: {error}");
+                return Self::open(layout, Instant::ZERO);
+            }
+        };
+        if pins.are_there() {
+            let found = found(&pins, &layout).and_then(|layout| {
+                let opened = Self::open_with(layout, Maps::Found(&pins), |code| code);
+                opened.map_err(|error| error.to_string())
+            });
+            match found {
+                Ok(mut this) => {
+                    this.claim = Some(claim);
+                    return Ok(this);
+                }
+                Err(why) => {
+                    warn!("connections of the engine before this one have ended: {why}");
+                    pins.empty();
+                }
+            }
+        }
+        let opened = Self::open_with(layout, Maps::Pinned(&pins), |code| code);
+        let mut this = opened.inspect_err(|_| {
+            pins.remove();
+        })?;
+        this.claim = Some(claim);
+        this.set_clock(Instant::ZERO);
+        Ok(this)
+    }
+
+    /// Takes away what an engine that was killed has left in this network namespace; gives how much there was.
+    ///
+    /// # Errors
+    /// If there is no BPF file system.
+    pub fn clean_up() -> io::Result<usize> {
+        let pins = Pins::here()?;
+        if !pins.are_there() {
+            return Ok(0);
+        }
+        let _claim = pins.claim()?;
+        Ok(pins.remove())
     }
 
     /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told by
@@ -296,7 +492,7 @@ impl InKernel {
     /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
-        Self::open_with(layout, |mut code| {
+        Self::open_with(layout, Maps::New, |mut code| {
             for instruction in &mut code {
                 // call bpf_ktime_get_ns: r0 = 0 instead.
                 if (instruction.code, instruction.immediate) == (0x85, 5) {
@@ -316,12 +512,24 @@ impl InKernel {
 
     fn open_with(
         layout: Layout,
+        maps: Maps<'_>,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, InKernelError> {
         let processors = processors();
-        let arrays = Arrays::new(&layout, processors)?;
-        let told = PerCpuArray::new("lvs_told", TOLD_BYTES, 1).map_err(step("make memory"))?;
-        let services = SharedSet::new("lvs_services", SERVICES).map_err(step("make memory"))?;
+        let arrays = Arrays::new(&layout, processors, maps)?;
+        let (told, services) = match maps {
+            // What is left of the other one's programs goes on with its own, until they are replaced.
+            Maps::Found(pins) => (
+                PerCpuArray::pinned(&pins.path("lvs_told")),
+                SharedSet::pinned(&pins.path("lvs_services")),
+            ),
+            Maps::New | Maps::Pinned(_) => (
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                SharedSet::new("lvs_services", SERVICES),
+            ),
+        };
+        let told = told.map_err(step("make memory"))?;
+        let services = services.map_err(step("make memory"))?;
         let number = |name: &str| {
             let all = arrays.all();
             let array = all.iter().find(|(known, _)| *known == name);
@@ -339,6 +547,23 @@ impl InKernel {
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let pins = match maps {
+            Maps::New => None,
+            Maps::Pinned(pins) | Maps::Found(pins) => Some(pins),
+        };
+        if let Maps::Pinned(pins) = maps {
+            let pin = |name: &str, done: io::Result<()>| {
+                done.map_err(|error| InKernelError::Kernel {
+                    step: "pin a map",
+                    source: io::Error::other(format!("{name}: {error}")),
+                })
+            };
+            for (name, array) in arrays.all() {
+                pin(name, array.pin(&pins.path(name)))?;
+            }
+            pin("lvs_told", told.pin(&pins.path("lvs_told")))?;
+            pin("lvs_services", services.pin(&pins.path("lvs_services")))?;
+        }
         let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
         let this = Self {
             filter,
@@ -354,15 +579,36 @@ impl InKernel {
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
             services,
+            known_services: Mutex::default(),
+            pins: pins.cloned(),
+            claim: None,
+            found: matches!(maps, Maps::Found(_)),
+            taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
+            attached: Mutex::default(),
             aside: Mutex::default(),
             arrays,
         };
+        this.set(conf::MISSED, 0);
+        if this.found {
+            // The host is not to see what this engine has taken already.
+            this.set(conf::TAKING_OVER, 1);
+            let conf = this.arrays.conf.words();
+            let number = conf[conf::NUMBER].load(Relaxed);
+            lock(&this.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
+            return Ok(this);
+        }
+        let about = this.arrays.about.words();
+        let words = pins::about(processors).into_iter().chain(layout.to_words());
+        for (word, value) in about.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
         let [k0, k1] = layout.keys;
         this.set(conf::KEYS, k0);
         this.set(conf::KEYS + 1, k1);
         this.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
         this.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
         this.set(conf::SERVERS, SERVERS.into());
+        this.set(conf::NUMBER, 1);
         this.set(conf::EPOCH, 1);
         Ok(this)
     }
@@ -402,8 +648,198 @@ impl InKernel {
     ///
     /// # Errors
     /// As [`Program::attach`].
-    pub(crate) fn attach(&self, ifindex: u32) -> io::Result<TcLink> {
-        self.ingress.attach(ifindex)
+    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
+        let link = match &self.pins {
+            Some(pins) => self.attach_pinned(ifindex, pins)?,
+            None => self.ingress.attach(ifindex)?,
+        };
+        lock(&self.attached).insert(ifindex);
+        Ok(Attached {
+            kernel: self.clone(),
+            ifindex,
+            _link: link,
+        })
+    }
+
+    /// In the place of the program of an engine that was killed, or anew.
+    fn attach_pinned(&self, ifindex: u32, pins: &Pins) -> io::Result<TcLink> {
+        let path: PathBuf = pins.link(ifindex);
+        if let Ok(link) = TcLink::pinned(&path) {
+            match link.update(&self.ingress) {
+                Ok(()) => return Ok(link),
+                // Of an interface that is gone; another one has its number now.
+                Err(_) => fs::remove_file(&path)?,
+            }
+        }
+        let link = self.ingress.attach(ifindex)?;
+        if let Err(error) = link.pin(&path) {
+            warn!(
+                "connections do not outlive this engine: {}: {error}",
+                path.display()
+            );
+        }
+        Ok(link)
+    }
+
+    // --- another engine before this one, and after it ---------------------------------------------------------------------
+
+    /// Another engine has left its connections.
+    pub(crate) const fn is_successor(&self) -> bool {
+        self.found
+    }
+
+    /// How far the clock by which deadlines are is ahead of one that says `now`.
+    pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
+        let base = self.arrays.conf.words()[conf::BASE].load(Relaxed);
+        let then = sys::monotonic().wrapping_sub(base);
+        Duration::from_nanos(then.saturating_sub(now.as_nanos()))
+    }
+
+    /// What programs still do for frames that came before nothing was in force any more.
+    pub(crate) fn settle(&self) {
+        std::thread::sleep(SETTLED);
+    }
+
+    /// Everything is taken over, and the host kept from it: takes programs away from interfaces that are not used any more.
+    pub(crate) fn has_taken_over(&self) {
+        self.set(conf::TAKING_OVER, 0);
+        self.taking_over.store(false, Relaxed);
+        let attached = lock(&self.attached);
+        if let Some(pins) = &self.pins {
+            for ifindex in pins.links() {
+                if !attached.contains(&ifindex) {
+                    let _ = fs::remove_file(pins.link(ifindex));
+                }
+            }
+        }
+    }
+
+    /// Counts for the servers of this engine what was counted for those of the one before it.
+    pub(crate) fn take_counts(&self, control: &mut Control, records: &[Record]) {
+        let mut taken = lock(&self.taken);
+        let mut sums = vec![[0_u64; COUNT_WORDS]; SERVERS as usize];
+        self.sum(&mut sums);
+        for Record {
+            service,
+            server,
+            record,
+        } in records
+        {
+            let (Some(sums), Some(kept)) = (sums.get(*record as usize), self.kept(*record)) else {
+                continue;
+            };
+            let servers = control
+                .service(service)
+                .map_or(&[][..], |service| service.servers());
+            let found = servers.iter().find(|known| known.addr() == *server);
+            let Some(found) = found.and_then(|server| u32::try_from(server.id().index()).ok())
+            else {
+                continue;
+            };
+            let all = |n: usize| {
+                let since = sums[n].wrapping_sub(kept[5 + n].load(Relaxed));
+                kept[1 + n].load(Relaxed).wrapping_add(since)
+            };
+            let counts = Counts {
+                conns: kept[0].load(Relaxed),
+                in_packets: all(count::IN_PACKETS),
+                in_bytes: all(count::IN_BYTES),
+                out_packets: all(count::OUT_PACKETS),
+                out_bytes: all(count::OUT_BYTES),
+            };
+            control.count_forwarded(found, &counts);
+        }
+        *taken = sums;
+    }
+
+    fn kept(&self, record: u32) -> Option<&[AtomicU64]> {
+        let at = record as usize * KEPT_WORDS;
+        self.arrays.kept.words().get(at..at + KEPT_WORDS)
+    }
+
+    /// Keeps counters for a successor.
+    pub(crate) fn keep_counts<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
+        let taken = lock(&self.taken);
+        let control = control();
+        for (_, server) in control.endpoints() {
+            let record = u32::try_from(server.id().index()).unwrap_or(u32::MAX);
+            let (Some(words), Some(taken)) = (self.kept(record), taken.get(record as usize)) else {
+                continue;
+            };
+            let live = control.server_stats(server.id()).unwrap_or_default().live;
+            let mut all = [0; KEPT_WORDS];
+            all[0] = live.conns;
+            all[1 + count::IN_PACKETS] = live.in_packets;
+            all[1 + count::IN_BYTES] = live.in_bytes;
+            all[1 + count::OUT_PACKETS] = live.out_packets;
+            all[1 + count::OUT_BYTES] = live.out_bytes;
+            all[5..].copy_from_slice(taken);
+            for (word, value) in words.iter().zip(all) {
+                word.store(value, Relaxed);
+            }
+        }
+    }
+
+    /// Keeps a text for a successor; `false` if it is too long.
+    pub(crate) fn save(&self, text: &[u8]) -> bool {
+        let words = self.arrays.saved.words();
+        let (first, halves) = (words[0].load(Relaxed), &words[1..]);
+        let half = halves.len() / 2;
+        // Whoever is killed meanwhile leaves the other half.
+        let place = 1 - (first >> 63 & 1) as usize;
+        if text.len() > half * 8 {
+            words[0].store(0, Release);
+            return false;
+        }
+        for (word, bytes) in halves[place * half..].iter().zip(text.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(value), Relaxed);
+        }
+        words[0].store(text.len() as u64 | (place as u64) << 63, Release);
+        true
+    }
+
+    /// The text that was kept.
+    pub(crate) fn saved(&self) -> Option<Vec<u8>> {
+        let words = self.arrays.saved.words();
+        let (first, halves) = (words[0].load(Acquire), &words[1..]);
+        let half = halves.len() / 2;
+        let len = usize::try_from(first & !(1 << 63)).ok()?;
+        if len == 0 || len > half * 8 {
+            return None;
+        }
+        let from = (first >> 63) as usize * half;
+        let words = halves[from..from + len.div_ceil(8)].iter();
+        let mut text: Vec<u8> = words
+            .flat_map(|word| word.load(Relaxed).to_le_bytes())
+            .collect();
+        text.truncate(len);
+        Some(text)
+    }
+
+    /// Tells the programs which services there are: protocol, address and port (0 for all).
+    pub(crate) fn set_services(&self, services: impl Iterator<Item = (u8, SocketAddr)>) {
+        let services: HashSet<_> = services
+            .map(|(protocol, at)| service_key(protocol, at))
+            .collect();
+        let mut known = lock(&self.known_services);
+        for gone in known.difference(&services) {
+            let _ = self.services.remove(gone);
+        }
+        for new in services.difference(&known) {
+            if let Err(error) = self.services.insert(new) {
+                debug!("lvs_services: {error}");
+            }
+        }
+        *known = services;
+    }
+
+    /// The engine ends in an orderly way, and leaves nothing.
+    pub(crate) fn leave_nothing(&self) {
+        if let Some(pins) = &self.pins {
+            pins.remove();
+        }
     }
 
     /// Frames with this mark are on their way back to the host.
@@ -440,8 +876,12 @@ impl InKernel {
     }
 
     fn enforce(&self, epochs: &Epochs) {
+        if epochs.held == 0 && self.taking_over.load(Relaxed) {
+            return;
+        }
         let none = epochs.held > 0 || epochs.used_up;
         let number = if none { 0 } else { epochs.number };
+        self.set(conf::NUMBER, epochs.number.into());
         self.set(conf::EPOCH, number.into());
     }
 
@@ -521,12 +961,7 @@ impl InKernel {
         let mut taken = lock(&self.taken);
         let records = self.records.load(Relaxed).min(SERVERS) as usize;
         let mut sums = vec![[0_u64; COUNT_WORDS]; records];
-        let processors = self.arrays.counts.words();
-        for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {
-            for (sums, words) in sums.iter_mut().zip(words.chunks_exact(COUNT_WORDS)) {
-                add(sums, words);
-            }
-        }
+        self.sum(&mut sums);
         let differ = |(_, (sums, taken)): &(u32, (&[u64; 4], &mut [u64; 4]))| sums != taken;
         let mut new = (0..)
             .zip(sums.iter().zip(taken.iter_mut()))
@@ -547,6 +982,16 @@ impl InKernel {
             };
             control.count_forwarded(record, &counts);
             *taken = *sums;
+        }
+    }
+
+    /// Adds up what each processor has counted for the first records.
+    fn sum(&self, sums: &mut [[u64; COUNT_WORDS]]) {
+        let processors = self.arrays.counts.words();
+        for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {
+            for (sums, words) in sums.iter_mut().zip(words.chunks_exact(COUNT_WORDS)) {
+                add(sums, words);
+            }
         }
     }
 

@@ -23,9 +23,10 @@ use std::time::Duration;
 use self::open::Back;
 pub use self::open::{OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
+use crate::in_kernel::Attached;
 use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::wire::{Mac, vlan};
-use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame, TcLink};
+use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame};
 
 /// How long one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
@@ -49,7 +50,7 @@ pub struct SocketCounters {
 #[derive(Debug)]
 pub struct AfPacket {
     /// The path in the kernel takes what the socket's filter refuses: it goes first.
-    _ingress: Option<TcLink>,
+    _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
     /// What sends, too.
@@ -60,6 +61,8 @@ pub struct AfPacket {
     back: Option<Back>,
     counters: SocketCounters,
     was_down: bool,
+    /// How far the ring had been read, and what was lost, when [`keep`](Self::keep) looked last.
+    kept: ((u64, usize), u64),
 }
 
 impl AfPacket {
@@ -115,6 +118,53 @@ impl AfPacket {
         self.inlet.lost() + firsts + self.receiver.cut
     }
 
+    /// To be called now and then between two calls of `recv`: gives up a ring that stands still, and receives by system calls
+    /// from then on. `true` if it did.
+    ///
+    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses whatever comes after it: a datagram
+    /// of a guest's that its host is to fragment (`VIRTIO_NET_HDR_GSO_UDP`) suffices (Linux 6.18, `tpacket_rcv()`). The
+    /// queue of a socket loses that frame alone.
+    pub fn keep(&mut self) -> bool {
+        let Some(ring) = &self.inlet.ring else {
+            return false;
+        };
+        let (rounds, next, waits) = ring.progress();
+        let lost = self.inlet.lost();
+        let (at, before) = mem::replace(&mut self.kept, ((rounds, next), lost));
+        if !waits || at != (rounds, next) || lost == before {
+            return false;
+        }
+        // Its place in the group would change with the ring: it has to leave first.
+        self.firsts = None;
+        let Some(ring) = self.inlet.ring.take() else {
+            return false;
+        };
+        match ring.give_up(&self.inlet.socket) {
+            Ok(()) => {
+                tracing::warn!(
+                    interface = self.interface,
+                    "the kernel's ring for received frames stands still since a frame came that it has no header for, as a guest's \
+                     UDP aggregate (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is \
+                     slower, until the engine is restarted"
+                );
+                true
+            }
+            Err((ring, error)) => {
+                if ring.is_none() {
+                    tracing::error!(
+                        interface = self.interface,
+                        "nothing is received any more, the kernel's ring stands still and cannot be given up ({error}): \
+                         restart the engine"
+                    );
+                }
+                // Lent slots come back: the next call tries again.
+                self.kept.1 = before;
+                self.inlet.ring = ring;
+                false
+            }
+        }
+    }
+
     /// The error for an interface that is down or gone.
     fn down(&self, err: io::Error) -> io::Error {
         let (kind, what) = match self.inlet.socket.interface() {
@@ -142,6 +192,11 @@ impl AfPacket {
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
                 self.was_down = true;
                 Err(self.down(err))
+            }
+            // A frame for which the kernel has no virtio header: it is lost.
+            Some(libc::EINVAL) => {
+                self.receiver.cut += 1;
+                Ok(0)
             }
             // An error that a transmission has left behind; nothing was received.
             Some(libc::ENOBUFS | libc::EMSGSIZE) => Ok(0),

@@ -147,6 +147,13 @@ impl Port {
         }
     }
 
+    /// Looks after the backend; to be called now and then, while none of its frames is in use.
+    pub fn keep(&mut self) {
+        if let Self::AfPacket(io) = self {
+            io.keep();
+        }
+    }
+
     /// Frames that came faster than they were received, since the port was opened. May ask the kernel.
     pub fn drops(&mut self) -> u64 {
         match self {

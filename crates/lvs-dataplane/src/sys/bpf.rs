@@ -580,6 +580,15 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         Ok(Self { fd })
     }
 
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
     fn element(&self, command: libc::c_long, key: &[u64; WORDS]) -> io::Result<()> {
         let value = 1_u64;
         let mut request = Element {
@@ -634,14 +643,14 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     let path = c_path(directory)?;
-    // SAFETY: the strings end with a zero and live until after the call; there are no further options.
+    // SAFETY: the strings end with a zero and live until after the call.
     let done = unsafe {
         libc::mount(
             c"bpf".as_ptr(),
             path.as_ptr(),
             c"bpf".as_ptr(),
             libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-            ptr::null(),
+            c"mode=0700".as_ptr().cast(),
         )
     };
     super::check(done).map(drop)

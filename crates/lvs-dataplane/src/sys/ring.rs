@@ -23,6 +23,8 @@ const TAKEN: u32 = 1 << 30;
 pub struct PacketRing {
     arena: Arc<Arena>,
     next: usize,
+    /// How often all slots were read.
+    rounds: u64,
 }
 
 /// A frame in a ring, or the sign of one in the socket's queue.
@@ -94,18 +96,35 @@ impl PacketRing {
         let raw = fd.as_raw_fd();
         set_option(raw, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         match Arena::of_ring(fd, slots, slot_len, HEAD) {
-            Ok(arena) => Ok(Self { arena, next: 0 }),
+            Ok(arena) => Ok(Self {
+                arena,
+                next: 0,
+                rounds: 0,
+            }),
             Err(error) => {
-                let none = libc::tpacket_req {
-                    tp_block_size: 0,
-                    tp_block_nr: 0,
-                    tp_frame_size: 0,
-                    tp_frame_nr: 0,
-                };
-                set_option(raw, libc::SOL_PACKET, libc::PACKET_RX_RING, &none)?;
+                without_ring(socket)?;
                 Err(error)
             }
         }
+    }
+
+    /// How far it was read, and whether the next slot is the kernel's: nothing waits there, or the kernel will not fill it.
+    pub fn progress(&self) -> (u64, usize, bool) {
+        let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
+        (self.rounds, self.next, waits)
+    }
+
+    /// Gives the ring up: the socket receives as without one from then on.
+    ///
+    /// # Errors
+    /// The ring again, while a slot of it is lent; or what the kernel says, and then the socket receives nothing.
+    pub fn give_up(self, socket: &PacketSocket) -> Result<(), (Option<Self>, io::Error)> {
+        if Arc::strong_count(&self.arena) > 1 {
+            return Err((Some(self), io::ErrorKind::ResourceBusy.into()));
+        }
+        // The mapping goes before the memory.
+        drop(self);
+        without_ring(socket).map_err(|error| (None, error))
     }
 
     /// The next frame, if it is there.
@@ -130,7 +149,7 @@ impl PacketRing {
         let memory = unsafe { self.arena.lend_of_ring(self.next) };
         self.next += 1;
         if self.next == self.arena.slots() {
-            self.next = 0;
+            (self.next, self.rounds) = (0, self.rounds + 1);
         }
         let length = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
@@ -162,4 +181,16 @@ impl PacketRing {
     pub fn filled(&self) -> usize {
         self.arena.lent()
     }
+}
+
+/// Ends the ring of a socket.
+fn without_ring(socket: &PacketSocket) -> io::Result<()> {
+    let none = libc::tpacket_req {
+        tp_block_size: 0,
+        tp_block_nr: 0,
+        tp_frame_size: 0,
+        tp_frame_nr: 0,
+    };
+    let raw = socket.as_fd().as_raw_fd();
+    set_option(raw, libc::SOL_PACKET, libc::PACKET_RX_RING, &none)
 }

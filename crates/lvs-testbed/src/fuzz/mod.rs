@@ -19,17 +19,23 @@ use naive::{Op, Pair};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     ("pipeline", pipeline),
     ("operations", operations),
     ("rules", rules),
     ("sync_decode", sync_decode),
+    ("replies", replies),
 ];
 
 /// A configuration and frames, through the packet path in memory: each frame has one fate, what leaves is right, and nothing
 /// is left in the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
+}
+
+/// What a real server says to a health check, to every parser of it.
+pub fn replies(bytes: &[u8]) {
+    lvsd::health::probe::fuzz::reply(bytes);
 }
 
 /// Operations on a director and on a naive model of it, which must agree after each of them.

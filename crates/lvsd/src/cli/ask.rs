@@ -142,6 +142,7 @@ fn engine(status: &Status) -> String {
     match (engine.connected, engine.pid) {
         (true, Some(pid)) => format!("engine: pid {pid}"),
         (true, None) => "engine: it answers".to_owned(),
+        (false, _) if engine.idle => "no engine is needed".to_owned(),
         (false, _) => "NO ENGINE answers; the log of lvsd says why".to_owned(),
     }
 }
@@ -165,6 +166,7 @@ fn tell_service(text: &mut String, service: &ServiceStatus) {
         counted(in_file, "server")
     );
     for (is, words) in [
+        (service.proxied, "proxied"),
         (
             service.conflict,
             "NOT OURS: somebody else's service is in its place",
@@ -261,6 +263,7 @@ mod tests {
             services: vec![ServiceStatus {
                 name: "web".to_owned(),
                 service,
+                proxied: false,
                 usable: 0,
                 quorum: false,
                 panic: false,

@@ -22,10 +22,10 @@ mod syntax;
 mod tests;
 mod value;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId};
@@ -42,6 +42,7 @@ pub(crate) use ports::is_generated;
 use shape::{shape, unknown_key};
 
 use crate::health::Probe;
+use crate::proxy;
 
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub struct Config {
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
+    /// Metrics, the API and the dashboard.
+    pub api: Api,
     /// Options of an engine that the daemon starts.
     pub dataplane: Dataplane,
     /// Sysctls to set, name and value.
@@ -84,6 +87,29 @@ pub struct Daemon {
     pub notify_user: Option<(u32, u32)>,
     /// Time after which that program is ended; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
+}
+
+/// `[api]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Api {
+    /// Where HTTP is answered.
+    pub listen: Vec<SocketAddr>,
+    /// Where the token is that allows changes over TCP.
+    pub token_file: Option<PathBuf>,
+    /// With the metrics of node_exporter.
+    pub node_ipvs: bool,
+    /// The directory of a tree like `/proc`.
+    pub procfs: Option<PathBuf>,
+    /// Each server has its own metrics while there are at most so many; `None` for
+    /// [`Self::SERVER_SERIES`].
+    pub server_series: Option<usize>,
+    /// With the dashboard.
+    pub dashboard: bool,
+}
+
+impl Api {
+    /// Servers that have metrics of their own, where the file does not say it.
+    pub const SERVER_SERIES: usize = 5_000;
 }
 
 /// What is done about changes by hand to services of the file.
@@ -276,6 +302,8 @@ pub struct Service {
     pub vip: VipMode,
     /// Whose new connections it takes.
     pub filter: SourceFilter,
+    /// How the daemon serves it itself; `None` if an engine does.
+    pub proxy: Option<proxy::Options>,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
     /// How long a server that has left the file may keep its connections.
@@ -357,20 +385,37 @@ pub struct Check {
     pub probe: Probe,
     /// The server.
     pub server: SocketAddr,
+    /// On which way it goes, if that is not the host's own.
+    pub via: Option<Via>,
     /// Time between the starts of two checks.
     pub interval: Duration,
+    /// The same while the results speak against what is known.
+    pub fast_interval: Duration,
+    /// Percentage by which each interval varies.
+    pub jitter: u8,
     /// Time after which a check has failed.
     pub timeout: Duration,
     /// Good checks in a row that bring the server back.
     pub rise: u32,
     /// Failed checks in a row that take it out.
     pub fall: u32,
+    /// Attempts of clients to connect in a row that the engine may see fail.
+    pub passive: Option<u32>,
+}
+
+/// The way of a client: to a service, and by the engine to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Via {
+    /// The service.
+    pub service: ServiceId,
+    /// Its virtual address and port.
+    pub virt: SocketAddr,
 }
 
 impl Check {
     /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
-    pub fn identity(&self) -> (Probe, SocketAddr) {
-        (self.probe.clone(), self.server)
+    pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
+        (self.probe.clone(), self.server, self.via)
     }
 }
 
@@ -455,6 +500,19 @@ impl Config {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
+    /// The services that the daemon serves itself.
+    pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
+        let services = self.services.iter();
+        services
+            .filter_map(|service| Some((service.id, service.proxy?)))
+            .collect()
+    }
+
+    /// Whether a service is the engine's, or none is anybody's.
+    pub fn needs_engine(&self) -> bool {
+        self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
+    }
+
     /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
@@ -465,6 +523,7 @@ impl Config {
         let mut all: Vec<IpAddr> = self
             .services
             .iter()
+            .filter(|s| s.proxy.is_none())
             .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,

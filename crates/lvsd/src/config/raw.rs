@@ -20,6 +20,7 @@ use super::value::Value;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
+    pub(super) api: RawApi,
     pub(super) dataplane: RawDataplane,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
@@ -50,6 +51,24 @@ pub(super) struct RawDaemon {
     pub(super) notify_user: Option<Spanned<String>>,
     /// Time after which that program is ended. Default: 10s.
     pub(super) notify_timeout: Option<Spanned<RawDuration>>,
+}
+
+/// `[api]`: metrics, JSON over HTTP, and the dashboard.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawApi {
+    /// Addresses with ports to answer HTTP at: `127.0.0.1:9560`, or an array. Default: none.
+    pub(super) listen: Option<Spanned<OneOrMore>>,
+    /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
+    pub(super) token_file: Option<Spanned<String>>,
+    /// Further metrics: `node_ipvs`, those of node_exporter. Default: none.
+    pub(super) compat: Option<Spanned<OneOrMore>>,
+    /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
+    pub(super) procfs: Option<Spanned<String>>,
+    /// Each server has its own metrics while there are at most so many. Default: 5000.
+    pub(super) server_series: Option<Spanned<Whole>>,
+    /// Whether `listen` serves the dashboard. Default: true.
+    pub(super) dashboard: Option<bool>,
 }
 
 /// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running
@@ -138,8 +157,10 @@ pub(super) struct RawService {
     pub(super) one_packet: Option<Spanned<bool>>,
     /// Keep a client on its server. Default: off.
     pub(super) persistence: Option<Spanned<RawPersistence>>,
-    /// `nat`, `dr`, `tun` or `fullnat`. Required here or at every server.
+    /// `nat`, `dr`, `tun`, `fullnat` or `proxy`. Required here or at every server.
     pub(super) forward: Option<Spanned<String>>,
+    /// How it is proxied. Default: plainly.
+    pub(super) proxy: Option<Spanned<RawProxy>>,
     /// Whose address the VIP is: `own`, `host` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none.
@@ -247,6 +268,20 @@ pub(super) enum Addresses {
     One(String),
     /// `["192.0.2.10:80", "[2001:db8::10]:80"]`
     Several(Vec<Spanned<String>>),
+}
+
+/// `proxy = { ... }`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawProxy {
+    /// What servers are told about the client first: `v1` or `v2` of the PROXY protocol. Default: nothing.
+    pub(super) send: Option<Spanned<String>>,
+    /// Clients say first for whom they speak, by the PROXY protocol. Default: false.
+    pub(super) accept: Option<Spanned<bool>>,
+    /// How long a connection to a server may take. Default: 5s.
+    pub(super) connect_timeout: Option<Spanned<RawDuration>>,
+    /// How long nothing may move. Default: 15m, of datagrams 5m.
+    pub(super) idle_timeout: Option<Spanned<RawDuration>>,
 }
 
 /// `filter = { ... }`, and `[filter]` for all services.
@@ -369,7 +404,7 @@ pub(super) enum RawCheck {
     /// The string, whatever it says.
     Word(String),
     /// The table.
-    Table(RawCheckTable),
+    Table(Box<RawCheckTable>),
 }
 
 /// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
@@ -386,13 +421,32 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row that take it out. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
+    /// Time between the starts of two checks while their results speak against what is known. Default: a fifth of
+    /// `interval`.
+    pub(super) fast_interval: Option<Spanned<RawDuration>>,
+    /// Percentage by which each interval varies. Default: 5.
+    pub(super) jitter: Option<Spanned<Whole>>,
+    /// On which way the check goes: `server` or `service`. Default: `server`.
+    pub(super) via: Option<Spanned<String>>,
+    /// Attempts of clients to connect in a row that the engine may see fail. Default: not counted.
+    pub(super) passive: Option<Spanned<Whole>>,
     /// Keys of the kind's own.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
 impl RawCheckTable {
     /// The keys that every kind has.
-    pub(super) const KEYS: [&'static str; 5] = ["fall", "interval", "rise", "timeout", "type"];
+    pub(super) const KEYS: [&'static str; 9] = [
+        "fall",
+        "fast_interval",
+        "interval",
+        "jitter",
+        "passive",
+        "rise",
+        "timeout",
+        "type",
+        "via",
+    ];
 }
 
 /// `[[mark]]`: a rule that sets firewall marks.
@@ -680,10 +734,14 @@ impl<'de> Shape<'de> for RawCheck {
                 "timeout" => table.timeout = Some(map.next_value()?),
                 "rise" => table.rise = Some(map.next_value()?),
                 "fall" => table.fall = Some(map.next_value()?),
+                "fast_interval" => table.fast_interval = Some(map.next_value()?),
+                "jitter" => table.jitter = Some(map.next_value()?),
+                "via" => table.via = Some(map.next_value()?),
+                "passive" => table.passive = Some(map.next_value()?),
                 _ => table.own.push((key, map.next_value()?)),
             }
         }
-        Ok(Self::Table(table))
+        Ok(Self::Table(Box::new(table)))
     }
 }
 

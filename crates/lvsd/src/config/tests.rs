@@ -1575,3 +1575,76 @@ fn decisions_are_checked() {
         assert!(report.contains(words), "{line}: {report}");
     }
 }
+
+#[test]
+fn a_proxied_service_is_of_this_host() {
+    let proxied = |keys: &str, server: &str| {
+        format!(
+            "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"
+        )
+    };
+    for address in [
+        "127.0.0.1:8080",
+        "0.0.0.0:8080",
+        "[::]:8080",
+        "192.0.2.1:80",
+    ] {
+        let server = match address.starts_with('[') {
+            true => "[::1]:8081",
+            false => "127.0.0.1:8081",
+        };
+        let text =
+            proxied(&format!("address = \"{address}\""), "").replace("127.0.0.1:8081", server);
+        let (config, _) = Config::from_toml("x", &text).unwrap_or_else(|report| panic!("{report}"));
+        let service = &config.services[0];
+        assert_eq!(service.proxy, Some(proxy::Options::default()));
+        assert!(config.own_vips(|_| false).is_empty() && !config.needs_engine());
+    }
+    let tcp = "address = \"127.0.0.1:8080\"";
+    let udp = |rest: &str| format!("address = \"127.0.0.1:53\"\nprotocol = \"udp\"\n{rest}");
+    for (text, words) in [
+        (
+            proxied(&format!("{tcp}\nvip = \"own\""), ""),
+            "this host's own",
+        ),
+        (proxied("fwmark = 7", ""), "knows nothing of marks"),
+        (
+            proxied(&format!("{tcp}\nprotocol = \"sctp\""), ""),
+            "not SCTP",
+        ),
+        (
+            proxied("address = \"224.0.0.1:80\"", ""),
+            "nobody can listen",
+        ),
+        (proxied(&udp("one_packet = true"), ""), "one-packet"),
+        (
+            proxied("address = \"0.0.0.0:53\"\nprotocol = \"udp\"", ""),
+            "address that was asked",
+        ),
+        (
+            proxied(&udp("proxy = { send = \"v1\" }"), ""),
+            "for TCP only",
+        ),
+        (
+            proxied(&format!("{tcp}\nproxy = {{ send = \"v3\" }}"), ""),
+            "unknown word",
+        ),
+        (
+            proxied(&format!("{tcp}\nproxy = {{ idle_timeout = \"1ms\" }}"), ""),
+            "out of range",
+        ),
+        (
+            proxied(tcp, "forward = \"nat\""),
+            "as a whole or not at all",
+        ),
+        (
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n".to_owned(),
+            "is for services with forward",
+        ),
+    ] {
+        let Err(report) = Config::from_toml("x", &text) else {
+            panic!("taken: {text}");
+        };
+        assert!(report.to_string().contains(words), "{words}:\n{report}");
+    }
+}

@@ -16,10 +16,10 @@ use super::Daemon;
 use crate::admin::unix_time;
 use crate::config::Service;
 use crate::decide::{self, Decision, ServerView};
-use crate::door::{Asked, answer};
+use crate::door::{Asked, Look, answer};
 use crate::engine::{Found, Seen};
 use crate::events::About;
-use crate::health::Prober;
+use crate::health::{Prober, Serving};
 use crate::reconcile::Health;
 use crate::words::counted;
 
@@ -33,10 +33,20 @@ pub(super) async fn next(asks: &mut Option<mpsc::Receiver<Asked>>) -> Option<Ask
 
 impl<P: Prober> Daemon<P> {
     pub(super) fn take_ask(&mut self, asked: Asked) {
-        let Asked { ask, uid, reply } = asked;
+        let (ask, who, reply) = match asked {
+            Asked::Ask { ask, who, reply } => (ask, who, reply),
+            Asked::Look(reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(Look {
+                    status: self.status_of_all(),
+                    found: Arc::clone(&self.found.0),
+                });
+                return;
+            }
+        };
         let result = match ask {
             Ask::Status {} => answer(&self.status_of_all()),
-            Ask::Admin(spec) => match self.set_admin(spec, uid) {
+            Ask::Admin(spec) => match self.set_admin(spec, who) {
                 Ok(done) => answer(&done),
                 Err(why) => Err(why),
             },
@@ -62,7 +72,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn set_admin(&mut self, mut spec: AdminSpec, uid: u32) -> Result<AdminDone, String> {
+    fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<AdminDone, String> {
         let (target, state) = (spec.target, spec.state);
         let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
         for service in &self.config.services {
@@ -76,7 +86,7 @@ impl<P: Prober> Daemon<P> {
                 self.config.path
             ));
         }
-        spec.who = spec.who.or_else(|| Some(format!("uid {uid}")));
+        spec.who = spec.who.or(Some(who));
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
         self.admin.set(spec, unix_time())?;
@@ -155,7 +165,23 @@ impl<P: Prober> Daemon<P> {
 
     /// Takes what was found in the engine.
     pub(super) fn take_found(&mut self, found: &Arc<Found>, now: Instant) {
+        if !Arc::ptr_eq(&self.found.0, found) || self.found.1.is_none() {
+            self.take_seen(found);
+        }
         self.found = (Arc::clone(found), Some(now));
+    }
+
+    /// Has the checks know what the engine sees of the servers.
+    fn take_seen(&mut self, found: &Found) {
+        let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
+        let serving = serving.map(|((_, server), _)| *server).collect();
+        self.checks.take_serving(Serving {
+            servers: serving,
+            vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
+        });
+        let unanswered = found.servers.iter();
+        let unanswered = unanswered.filter_map(|(key, seen)| Some((*key, seen.unanswered?)));
+        self.checks.take_unanswered(unanswered);
     }
 
     /// Takes whether the engine answers.
@@ -250,7 +276,7 @@ impl<P: Prober> Daemon<P> {
             let key = (service.id, server.address);
             ServerView {
                 health: self.health(&key),
-                wanted: server.config.weight != 0
+                wanted: self.checks.advice(&key).apply(server.config.weight) != 0
                     && self.admin.state(key.0, key.1) == AdminState::Ready
                     && (!by_hand.contains(&key) || self.readied.contains(&key)),
             }
@@ -271,6 +297,7 @@ impl<P: Prober> Daemon<P> {
             loaded: self.load_status.clone(),
             engine: EngineStatus {
                 connected: self.contact.1,
+                idle: !self.config.needs_engine(),
                 pid: self.contact.0,
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
@@ -343,6 +370,7 @@ impl<P: Prober> Daemon<P> {
         ServiceStatus {
             name: service.name.clone(),
             service: service.id,
+            proxied: service.proxy.is_some(),
             usable: decide::usable(&self.views(service)),
             quorum: decision.quorum,
             panic: decision.panic,
@@ -410,6 +438,7 @@ mod tests {
             weight,
             active: 0,
             inactive: 0,
+            unanswered: None,
         };
         let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
             .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));

@@ -15,15 +15,19 @@ use crate::words::counted;
 impl<P: Prober> Daemon<P> {
     /// Takes a report and logs it: once for a change, with the reason and how long it had lasted.
     pub(super) fn take(&mut self, report: Report) {
-        let Some(change) = self.checks.take(report) else {
-            return;
-        };
+        for change in self.checks.take(report) {
+            self.tell_change(&change);
+        }
+    }
+
+    fn tell_change(&mut self, change: &Change) {
         let mut services = self.config.services.iter();
         let Some(service) = services.find(|service| service.id == change.key.0) else {
             return;
         };
-        log_server(service, &change);
-        self.log_service(service, &change);
+        self.options.tally.change(change.up);
+        log_server(service, change);
+        self.log_service(service, change);
         let about = About {
             service: Some((&service.name, service.id)),
             server: Some(change.key.1),

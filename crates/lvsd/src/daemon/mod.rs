@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -31,13 +32,16 @@ use crate::admin::{Admin, unix_time};
 use crate::config::{Config, LoadError, Report, Server, Service, Severity};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
-use crate::engine::{Found, Goal, Host, Link, Step};
+use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
 use crate::events::{About, Events};
-use crate::health::{self, Checks, Prober};
+use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::tally::Tally;
+use crate::watchdog::Pulse;
+use crate::words::counted;
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -73,6 +77,14 @@ pub struct Options {
     pub asks: Option<mpsc::Receiver<Asked>>,
     /// Where it is told what happens.
     pub events: Events,
+    /// Where it is counted.
+    pub tally: Arc<Tally>,
+    /// Who is told what the file says about metrics and the API.
+    pub api: Option<watch::Sender<crate::config::Api>>,
+    /// Where the health checks run: a thread of their own, so that nothing delays them. Without one, the loop's.
+    pub checks: Option<Handle>,
+    /// Beats with each turn of the loop.
+    pub turns: Pulse,
 }
 
 impl Options {
@@ -86,6 +98,10 @@ impl Options {
             admin: None,
             asks: None,
             events: Events::default(),
+            tally: Arc::default(),
+            api: None,
+            checks: None,
+            turns: Pulse::default(),
         }
     }
 }
@@ -164,12 +180,15 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, reports) = Checks::new(prober);
+    let tally = Arc::clone(&options.tally);
+    let (checks, reports) = Checks::counted_in(prober, options.checks.clone(), tally);
     let mut signals = Signals::new(signals);
-    let mut link = Box::new(Link::new(Box::new(host), options.attach, Instant::now()));
+    let mut link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
     daemon.load(config, &link);
+    let turns = daemon.options.turns.clone();
     let all = loop {
+        turns.beat();
         tokio::select! {
             biased;
             signal = signals.next() => match signal {
@@ -185,14 +204,14 @@ pub async fn run<P: Prober>(
                 match daemon.step(link, &mut signals).await? {
                     Some(back) => link = back,
                     None => {
-                        daemon.farewell(false);
+                        daemon.farewell(false, 0);
                         return Ok(());
                     }
                 }
             }
         }
     };
-    daemon.farewell(all);
+    daemon.farewell(all, link.proxied_connections());
     if all {
         waiting::stop(link).await
     } else {
@@ -206,7 +225,7 @@ pub async fn run<P: Prober>(
 /// # Errors
 /// It does not end, in words.
 pub async fn stop_engine(host: impl Host) -> Result<(), String> {
-    let link = Link::new(Box::new(host), true, Instant::now());
+    let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
 }
 
@@ -253,13 +272,17 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Says that the daemon ends, and what becomes of the engine.
-    fn farewell(&self, all: bool) {
+    /// Says that the daemon ends, and what becomes of the engine, and of connections that are proxied.
+    fn farewell(&self, all: bool, proxied: usize) {
         self.options.notify.send("STOPPING=1");
         if let (true, Some(kept)) = (all, &self.options.last_good) {
             last_good::remove(kept);
         }
-        if !all {
+        if proxied > 0 {
+            let connections = counted(proxied, "proxied connection");
+            tracing::warn!("{connections} end with lvsd");
+        }
+        if !all && self.config.needs_engine() {
             tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
@@ -284,9 +307,9 @@ impl<P: Prober> Daemon<P> {
     /// end, and the engine is at a request.
     async fn step(
         &mut self,
-        link: Box<Link>,
+        link: Box<Links>,
         signals: &mut Signals,
-    ) -> Result<Option<Box<Link>>, String> {
+    ) -> Result<Option<Box<Links>>, String> {
         self.expire();
         if self.settle() || self.changed {
             self.goal = Arc::new(self.goal());
@@ -340,6 +363,7 @@ impl<P: Prober> Daemon<P> {
             Step::Fatal(why) => return Err(why),
         }
         for deed in link.take_deeds() {
+            self.options.tally.drift();
             self.events.tell("drift", About::default(), deed);
         }
         self.take_contact(link.contact());
@@ -367,7 +391,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn load(&mut self, config: Config, link: &Link) {
+    fn load(&mut self, config: Config, link: &Links) {
         let addresses = link.addresses();
         self.vips = config
             .own_vips(|ip| addresses.has(ip))
@@ -387,6 +411,9 @@ impl<P: Prober> Daemon<P> {
                 .unwrap_or(crate::config::Daemon::NOTIFY_TIMEOUT),
             user: config.daemon.notify_user,
         });
+        if let Some(api) = &self.options.api {
+            api.send_replace(config.api.clone());
+        }
         self.config = config;
     }
 
@@ -401,7 +428,9 @@ impl<P: Prober> Daemon<P> {
         for service in &self.config.services {
             if !self.is_settled(service) {
                 self.settled = false;
-                unsettled.extend(service.virtual_ip());
+                if !self.waits_for_its_vip(service) {
+                    unsettled.extend(service.virtual_ip());
+                }
             }
         }
         let announced = self.vips.difference(&unsettled).copied().collect();
@@ -425,6 +454,14 @@ impl<P: Prober> Daemon<P> {
             longest = longest.max(timeout.unwrap_or_default());
         }
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
+    }
+
+    /// Whether all that is not known of a service comes by way of its own VIP.
+    fn waits_for_its_vip(&self, service: &Service) -> bool {
+        service.servers.iter().all(|server| {
+            let by_vip = server.check.as_ref().is_some_and(|c| c.via.is_some());
+            by_vip || self.health(&(service.id, server.address)) != Health::Unknown
+        })
     }
 
     /// Has the file read again, away from the loop, and tells the service manager.
@@ -451,13 +488,14 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Takes a file that was read.
-    fn take_file(&mut self, file: Loaded, link: &Link) {
+    fn take_file(&mut self, file: Loaded, link: &Links) {
         if self.reading.take() == Some(Reading::Again) {
             self.read();
             return;
         }
         let message = self.reload_file(file, link);
         let ok = message.is_ok();
+        self.options.tally.reload(ok);
         let message = message.unwrap_or_else(|message| message);
         let event = if ok { "reloaded" } else { "reload_refused" };
         self.events.tell(event, About::default(), message.clone());
@@ -471,7 +509,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// What came of it, in words.
-    fn reload_file(&mut self, file: Loaded, link: &Link) -> Result<String, String> {
+    fn reload_file(&mut self, file: Loaded, link: &Links) -> Result<String, String> {
         let path = self.options.path.display().to_string();
         let (config, warnings) = match file {
             Ok(loaded) => loaded,
@@ -539,10 +577,13 @@ impl<P: Prober> Daemon<P> {
             &self.vips,
             &self.admin,
             |key| self.health(key),
+            |key| self.checks.advice(key),
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
         desired.generation = self.generation;
+        let proxied = Proxied::part(&mut desired, self.config.proxied());
         Goal {
+            proxied,
             desired,
             announced: self.announced.clone(),
             dataplane: self.config.dataplane.clone(),
@@ -557,6 +598,7 @@ fn desired(
     vips: &BTreeSet<IpAddr>,
     admin: &Admin,
     health: impl Fn(&health::Key) -> Health,
+    advice: impl Fn(&health::Key) -> Advice,
     decision: impl Fn(&ServiceId) -> Decision,
 ) -> Desired {
     let mut vips = vips.clone();
@@ -571,6 +613,7 @@ fn desired(
         let server = |server: &Server| {
             let state = admin.state(service.id, server.address);
             let mut config = server.config;
+            config.weight = advice(&(service.id, server.address)).apply(config.weight);
             if state == AdminState::Drain {
                 config.weight = 0;
             }
@@ -582,6 +625,10 @@ fn desired(
                 address: server.address,
                 line: server.line,
                 config,
+                stays: server
+                    .check
+                    .as_ref()
+                    .is_some_and(|check| check.via.is_some()),
                 health,
                 leaves: state == AdminState::Maintenance,
             }
@@ -592,6 +639,7 @@ fn desired(
                 address: sorry.address,
                 line: sorry.line,
                 config: sorry.config,
+                stays: false,
                 health: Health::Up,
                 leaves: false,
             });
@@ -641,13 +689,31 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
         true => Health::Unknown,
         false => Health::Up,
     };
+    let mut desired = desired(
+        config,
+        &vips,
+        admin,
+        health,
+        |_| Advice::NONE,
+        |_| Decision::default(),
+    );
+    // The daemon that runs has them, and nobody else.
+    let proxied = Proxied::part(&mut desired, config.proxied());
     let goal = Goal {
-        desired: desired(config, &vips, admin, health, |_| Decision::default()),
+        proxied: None,
+        desired,
         announced: vips,
         dataplane: config.dataplane.clone(),
         readied: HashSet::new(),
     };
-    link.plan(&goal)
+    let mut text = link.plan(&goal)?;
+    if let Some(proxied) = proxied {
+        let services = counted(proxied.desired.services.len(), "proxied service");
+        text.push_str(&format!(
+            "{services} not compared: `lvsd status` shows what is there\n"
+        ));
+    }
+    Ok(text)
 }
 
 fn summary(report: &Report) -> String {

@@ -10,7 +10,7 @@ use lvs_core::api::{Call, ServiceId};
 use super::*;
 use crate::config::Check;
 use crate::engine::fake::World;
-use crate::health::ProbeError;
+use crate::health::{Advice, ProbeError};
 use lvs_dataplane::control::daemon::{
     AdminDone, AdminSpec, Ask, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
 };
@@ -33,13 +33,13 @@ impl Dead {
 }
 
 impl Prober for Dead {
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send {
         let dead = self.0.lock().unwrap().contains(&check.server);
         async move {
             if dead {
                 Err(ProbeError::Server("connection refused".into()))
             } else {
-                Ok(())
+                Ok(Advice::NONE)
             }
         }
     }
@@ -130,7 +130,11 @@ impl Running {
     /// Asks as `lvsadm` does.
     async fn ask<R: serde::de::DeserializeOwned>(&self, ask: Ask) -> Result<R, String> {
         let (reply, result) = oneshot::channel();
-        let asked = Asked { ask, uid: 0, reply };
+        let asked = Asked::Ask {
+            ask,
+            who: "uid 0".to_owned(),
+            reply,
+        };
         self.asks.send(asked).await.unwrap();
         let raw = result.await.unwrap()?;
         Ok(serde_json::from_str(raw.get()).unwrap())
@@ -624,13 +628,13 @@ impl Slow {
 }
 
 impl Prober for Slow {
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send {
         let (held, server) = (self.clone(), check.server);
         async move {
             while held.0.lock().unwrap().contains(&server) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            Ok(())
+            Ok(Advice::NONE)
         }
     }
 }

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Signal;
-use crate::engine::{Link, Stopped};
+use crate::engine::{Links, Stopped};
 
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ impl Signals {
 }
 
 /// Stops the engine and waits until it is gone.
-pub(super) async fn stop(link: Box<Link>) -> Result<(), String> {
+pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let engine = link.engine();
     tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
     match tokio::time::timeout(STOP_LIMIT, ask_and_wait(link)).await {
@@ -73,8 +73,8 @@ pub(super) async fn stop(link: Box<Link>) -> Result<(), String> {
     }
 }
 
-async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
-    let (mut link, stopped) = blocking(link, Link::stop).await?;
+async fn ask_and_wait(link: Box<Links>) -> Result<(), String> {
+    let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
         Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
@@ -93,9 +93,9 @@ async fn ask_and_wait(link: Box<Link>) -> Result<(), String> {
 
 /// Does something that blocks, away from the loop.
 pub(super) async fn blocking<T: Send + 'static>(
-    mut link: Box<Link>,
-    work: impl FnOnce(&mut Link, Instant) -> T + Send + 'static,
-) -> Result<(Box<Link>, T), String> {
+    mut link: Box<Links>,
+    work: impl FnOnce(&mut Links, Instant) -> T + Send + 'static,
+) -> Result<(Box<Links>, T), String> {
     let now = Instant::now();
     tokio::task::spawn_blocking(move || {
         let result = work(&mut link, now);

@@ -285,6 +285,7 @@ fn leave_in(service: &mut DesiredService, place: &Place, deed: &Deed) {
                 line: service.line,
                 config: *config,
                 health: Health::Up,
+                stays: false,
                 leaves: false,
             });
         }

@@ -87,6 +87,7 @@ fn server_info(server: &lvs_core::Server) -> ServerInfo {
         overloaded: server.is_overloaded(),
         slow_start: None,
         latency_us: None,
+        unanswered: None,
         stats: lvs_core::api::Stats::default(),
     }
 }

@@ -18,6 +18,7 @@ mod drift;
 #[cfg(test)]
 pub(crate) mod fake;
 mod given;
+mod links;
 mod plan;
 pub mod process;
 pub mod socket;
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lvs_core::api::{Call, ServiceId};
+use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
@@ -41,6 +42,7 @@ use crate::engine::describe::Names;
 use crate::engine::drift::{Base, Drift};
 pub use crate::engine::given::Given;
 use crate::engine::given::{Weights, weights};
+pub use crate::engine::links::{Links, Proxied};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, diff};
 
@@ -130,6 +132,11 @@ pub trait Host: Send + 'static {
 
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
+
+    /// It is the proxy of this process, which nobody starts, loses or shares.
+    fn is_proxy(&self) -> bool {
+        false
+    }
 }
 
 /// What the engine should be and hold.
@@ -144,6 +151,22 @@ pub struct Goal {
     pub dataplane: Dataplane,
     /// Servers that are to have connections again, though they were drained by hand.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
+    /// What the proxy of this process should do; `None` if nothing is proxied.
+    pub proxied: Option<Box<Proxied>>,
+}
+
+impl Goal {
+    /// Whether there is something that only an engine can do.
+    fn needs_engine(&self) -> bool {
+        let wanted = &self.desired;
+        self.proxied.is_none()
+            || !wanted.services.is_empty()
+            || !wanted.vips.is_empty()
+            || !wanted.sysctls.is_empty()
+            || !wanted.port_marks.is_empty()
+            || wanted.marks.is_some()
+            || wanted.local.is_some()
+    }
 }
 
 /// What came of a step.
@@ -179,6 +202,23 @@ pub struct Found {
     pub vips: BTreeSet<IpAddr>,
     /// The servers of our services.
     pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
+    /// The engine as it told it itself, before our changes.
+    pub seen: Arc<EngineView>,
+    /// The proxy in this process, in the same way, where both serve.
+    pub proxied: Arc<EngineView>,
+}
+
+/// An engine as it tells it itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineView {
+    /// Its state.
+    pub info: Info,
+    /// All its services with their servers and counters, whoever owns them.
+    pub services: Vec<ServiceInfo>,
+    /// Why packets were dropped, or left to the host.
+    pub reasons: Vec<ReasonCount>,
+    /// The size of its connection table as the kernel prints it.
+    pub table_size: u32,
 }
 
 /// A server as an engine shows it.
@@ -190,6 +230,8 @@ pub struct Seen {
     pub active: u32,
     /// Inactive connections, before them.
     pub inactive: u32,
+    /// Attempts to connect in a row that it has not answered well, where they are counted.
+    pub unanswered: Option<u32>,
 }
 
 /// What came of asking the engine to stop.
@@ -284,6 +326,25 @@ impl Link {
     /// The way to cut a step short.
     pub fn news(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.news)
+    }
+
+    /// Has it be cut short by another's way to do so.
+    fn share_news(&mut self, news: Arc<AtomicBool>) {
+        self.news = news;
+    }
+
+    /// Whether an engine answers. If none is known, one that runs is looked for where `look` says so, and none is started.
+    fn is_there(&mut self, look: bool, now: Instant) -> bool {
+        if self.control.is_none()
+            && look
+            && let Ok(control) = self.host.connect(HANG_LIMIT)
+        {
+            self.control = Some(control);
+            self.connected = now;
+            self.greet(false);
+            self.ever = true;
+        }
+        self.control.is_some()
     }
 
     /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
@@ -457,6 +518,9 @@ impl Link {
         self.weights.clear();
         self.drift.forget();
         self.given = Given::of(self.host.identity(info.pid), self.host.recall());
+        if self.host.is_proxy() {
+            return;
+        }
         let mut interfaces = String::new();
         for i in &info.interfaces {
             let separator = if interfaces.is_empty() { "" } else { ", " };
@@ -480,10 +544,11 @@ impl Link {
     /// interrupted, or why the engine is lost.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
-        let Some((mut desired, mut actual)) = self.look(goal, &mut refusals)? else {
+        let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
             // Without the list nothing can be decided.
             return Ok(Some(self.remember(refusals)));
         };
+        seen.reasons = self.reasons(&mut refusals)?;
         let drained = self
             .given
             .respect(&mut desired, &actual, &self.weights, &goal.readied);
@@ -539,6 +604,7 @@ impl Link {
             drift: self.drift.in_words(&desired),
             vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
             servers: HashMap::new(),
+            ..Found::default()
         };
         for service in &actual.services {
             for server in &service.servers {
@@ -548,6 +614,7 @@ impl Link {
                         weight: *weight,
                         active: server.active,
                         inactive: server.inactive,
+                        unanswered: server.unanswered,
                     };
                     found.servers.insert(key, seen);
                 }
@@ -563,12 +630,15 @@ impl Link {
                         weight: spec.config.weight,
                         active: 0,
                         inactive: 0,
+                        unanswered: None,
                     };
                     found.servers.insert((spec.service, spec.server), seen);
                 }
                 _ => {}
             }
         }
+        seen.services = std::mem::take(&mut actual.services);
+        found.seen = Arc::new(seen);
         self.found = Arc::new(found);
         if let Some(vips) = own_vips {
             self.told = Some(vips);
@@ -605,7 +675,7 @@ impl Link {
         self.given = Given::of(self.host.identity(pid), self.host.recall());
         let mut refusals = Vec::new();
         let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
-        let Some((mut desired, actual)) = looked else {
+        let Some((mut desired, actual, _)) = looked else {
             return Err(refusals.join("; "));
         };
         self.given
@@ -620,7 +690,7 @@ impl Link {
         &mut self,
         goal: &Goal,
         refusals: &mut Vec<String>,
-    ) -> Result<Option<(Desired, Actual)>, Loss> {
+    ) -> Result<Option<(Desired, Actual, EngineView)>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
@@ -637,7 +707,7 @@ impl Link {
         if goal.dataplane.own_vips {
             desired.vips.clear();
         } else {
-            let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
+            let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.told {
                 // Others may own VIPs too; only ours count.
                 Some(told) => told.intersection(&owned).copied().collect(),
@@ -655,7 +725,20 @@ impl Link {
             let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
             actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
-        Ok(Some((desired, actual)))
+        let seen = EngineView {
+            info,
+            table_size: control.table_size(),
+            ..EngineView::default()
+        };
+        Ok(Some((desired, actual, seen)))
+    }
+
+    /// What the engine has counted beside its services.
+    fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        Ok(lost_only(control.drops(), refusals)?.unwrap_or_default())
     }
 
     fn complain(&mut self, complaint: String) {

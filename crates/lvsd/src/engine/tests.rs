@@ -67,6 +67,7 @@ prop_compose! {
                     line: Line(0),
                     config: ServerConfig::new(weight, Forwarding::Nat),
                     health: if up { Health::Up } else { Health::Down },
+                    stays: false,
                     leaves: false,
                 }).collect(),
             }).collect(),

@@ -1,46 +1,68 @@
-//! Health checks: one task a checked server, one channel for what they find.
+//! Health checks: one task for each question, however many services ask it; one channel for what they find.
 //!
 //! ```text
-//! task (server A) ── probe, count (state.rs) ──┐
-//! task (server B) ── probe, count ─────────────┼── Report, only when a state changes ──▶ the daemon's loop
-//! ...                                          ┘
+//! services ──▶ question (kind, server, rhythm) ──▶ task ── probe, count (state.rs) ──┐
+//!          ──▶ question ─────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
+//!                                                     ▲                              ┘
+//!          what the engine has seen of clients ───────┘
 //! ```
 
+mod advice;
 mod permits;
+pub mod pins;
 pub mod probe;
 mod state;
+mod timing;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::api::ServiceId;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
-use crate::config::{Check, Config};
+use crate::config::{Check, Config, Via};
 use crate::reconcile::Health;
+use crate::tally::{Outcome, Tally};
 
+pub use advice::{Advice, Weight};
 pub use permits::raise_limits;
 use permits::{Permits, Standing};
+pub use pins::Pins;
 pub use probe::{Network, Probe, ProbeError, Prober};
 pub use state::State;
+pub use timing::Times;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
 
-/// A server has changed its state.
+/// What the engine does, as far as checks go by it.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// Servers that it gives connections to.
+    pub servers: HashSet<SocketAddr>,
+    /// Virtual addresses that it answers for; `None` where these are all.
+    pub vips: Option<BTreeSet<IpAddr>>,
+}
+
+/// How long the first failed check of a server waits for the engine to be asked.
+const ENGINE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A question has another answer than before.
 #[derive(Clone, Debug)]
 pub struct Report {
-    key: Key,
+    check: Arc<Check>,
     /// Which task says so; one that was replaced in the meantime is not listened to.
     task: u64,
     up: bool,
     /// Why, in words; empty for a good check.
     reason: String,
+    advice: Advice,
 }
 
 /// A change of state, for the log.
@@ -56,24 +78,46 @@ pub struct Change {
     pub lasted: Option<Duration>,
 }
 
+/// What checks have cost and how late they were, all since the start.
+#[derive(Debug, Default)]
+pub struct Timing {
+    /// From when a check was due until it began.
+    pub lag: Times,
+    /// From its begin to its result.
+    pub duration: Times,
+    /// The same by kind and result, for whoever scrapes it.
+    tally: Arc<Tally>,
+}
+
 /// All running checks.
 #[derive(Debug)]
 pub struct Checks<P> {
     prober: Arc<P>,
-    tasks: HashMap<Key, Task>,
+    tasks: HashMap<Arc<Check>, Task>,
+    /// Which question says how a server is.
+    questions: HashMap<Key, Arc<Check>>,
     next: u64,
     permits: Arc<Permits>,
+    timing: Arc<Timing>,
+    serving: watch::Sender<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
+    /// Where the tasks run.
+    runtime: Handle,
 }
 
 #[derive(Debug)]
 struct Task {
     id: u64,
-    check: Check,
+    keys: Vec<Key>,
     up: Option<bool>,
     /// Why it is down.
     reason: String,
+    advice: Advice,
     since: Instant,
+    /// What the engine had counted when the server was last good, for each service.
+    unanswered: HashMap<Key, u32>,
+    /// Condemns the server, for this reason.
+    orders: mpsc::UnboundedSender<String>,
     abort: AbortHandle,
 }
 
@@ -95,96 +139,204 @@ impl Drop for Task {
 }
 
 impl<P: Prober> Checks<P> {
-    /// No checks yet; what they find comes out of the receiver.
-    pub fn new(prober: P) -> (Self, mpsc::UnboundedReceiver<Report>) {
+    /// No checks yet; what they find comes out of the receiver. They run on `runtime`, or on the
+    /// one that this is called on.
+    pub fn new(prober: P, runtime: Option<Handle>) -> (Self, mpsc::UnboundedReceiver<Report>) {
+        Self::counted_in(prober, runtime, Arc::default())
+    }
+
+    /// The same; what they take is counted in `tally`.
+    pub fn counted_in(
+        prober: P,
+        runtime: Option<Handle>,
+        tally: Arc<Tally>,
+    ) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let checks = Self {
             prober: Arc::new(prober),
             tasks: HashMap::new(),
+            questions: HashMap::new(),
             next: 0,
             permits: Arc::new(Permits::new()),
+            timing: Arc::new(Timing {
+                tally,
+                ..Timing::default()
+            }),
+            serving: watch::Sender::new(None),
             sender,
+            runtime: runtime.unwrap_or_else(Handle::current),
         };
         (checks, receiver)
     }
 
     /// Checks the servers of `config`, and no others. A check that has not changed goes on
     /// undisturbed; one that asks the same in another rhythm keeps what it knows.
+    #[expect(
+        clippy::mutable_key_type,
+        reason = "what a check was made of does not change"
+    )]
     pub fn set(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.tasks);
+        self.questions.clear();
+        for task in old.values_mut() {
+            task.keys.clear();
+        }
         // What is known of a server holds for whichever service asks the same.
-        let known: HashMap<(Probe, SocketAddr), (bool, Instant)> = old
-            .values()
-            .filter_map(|task| Some((task.check.identity(), (task.up?, task.since))))
+        type Identity = (Probe, SocketAddr, Option<Via>);
+        let known: HashMap<Identity, (bool, Instant, String, Advice)> = old
+            .iter()
+            .filter_map(|(check, task)| {
+                let told = (task.up?, task.since, task.reason.clone(), task.advice);
+                Some((check.identity(), told))
+            })
             .collect();
         for service in &config.services {
             for server in &service.servers {
-                let key = (service.id, server.address);
                 let Some(check) = &server.check else {
                     continue;
                 };
-                let task = match old.remove(&key) {
-                    Some(task) if task.check == *check => task,
-                    _ => {
-                        let known = known.get(&check.identity());
-                        let mut task = self.spawn(key, check.clone(), known.map(|(up, _)| *up));
-                        task.since = known.map_or(task.since, |(_, since)| *since);
-                        task
+                let key = (service.id, server.address);
+                let question = match self.tasks.get_key_value(check) {
+                    Some((question, _)) => Arc::clone(question),
+                    None => {
+                        let (question, task) = match old.remove_entry(check) {
+                            Some(entry) => entry,
+                            None => {
+                                let question = Arc::new(check.clone());
+                                let known = known.get(&check.identity()).cloned();
+                                let task = self.spawn(&question, known);
+                                (question, task)
+                            }
+                        };
+                        self.tasks.insert(Arc::clone(&question), task);
+                        question
                     }
                 };
-                self.tasks.insert(key, task);
+                if let Some(task) = self.tasks.get_mut(&question) {
+                    task.keys.push(key);
+                }
+                self.questions.insert(key, question);
             }
         }
     }
 
-    fn spawn(&mut self, key: Key, check: Check, up: Option<bool>) -> Task {
+    fn spawn(
+        &mut self,
+        check: &Arc<Check>,
+        known: Option<(bool, Instant, String, Advice)>,
+    ) -> Task {
         self.next += 1;
-        let id = self.next;
-        let prober = Arc::clone(&self.prober);
-        let permits = Arc::clone(&self.permits);
-        let sender = self.sender.clone();
-        let state = State::new(check.rise, check.fall, up);
-        let work = run(prober, permits, sender, key, id, check.clone(), state);
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let (up, since, reason, advice) = match known {
+            Some((up, since, reason, advice)) => (Some(up), since, reason, advice),
+            None => (None, Instant::now(), String::new(), Advice::NONE),
+        };
+        let runner = Runner {
+            prober: Arc::clone(&self.prober),
+            permits: Arc::clone(&self.permits),
+            timing: Arc::clone(&self.timing),
+            serving: self.serving.subscribe(),
+            sender: self.sender.clone(),
+            orders: receiver,
+            task: self.next,
+            state: State::new(check.rise, check.fall, up),
+            advice,
+            check: Arc::clone(check),
+            complained: false,
+        };
         Task {
-            id,
-            check,
+            id: self.next,
+            keys: Vec::new(),
             up,
-            reason: String::new(),
-            since: Instant::now(),
-            abort: tokio::spawn(work).abort_handle(),
+            reason,
+            advice,
+            since,
+            unanswered: HashMap::new(),
+            orders,
+            abort: self.runtime.spawn(runner.run()).abort_handle(),
         }
     }
 
-    /// Takes a report; `None` if it comes from a check that no longer exists.
-    pub fn take(&mut self, report: Report) -> Option<Change> {
-        let task = self.tasks.get_mut(&report.key)?;
+    /// Takes a report: the changes of state that it is, one for each service that asks. None comes from a check that no
+    /// longer exists, or says something else than a state.
+    pub fn take(&mut self, report: Report) -> Vec<Change> {
+        let Some(task) = self.tasks.get_mut(&report.check) else {
+            return Vec::new();
+        };
         if task.id != report.task {
-            return None;
+            return Vec::new();
+        }
+        task.advice = report.advice;
+        task.reason.clone_from(&report.reason);
+        if task.up == Some(report.up) {
+            return Vec::new();
         }
         let lasted = task.up.map(|_| task.since.elapsed());
         task.up = Some(report.up);
-        task.reason.clone_from(&report.reason);
         task.since = Instant::now();
-        Some(Change {
-            key: report.key,
+        let change = |key: &Key| Change {
+            key: *key,
             up: report.up,
-            reason: report.reason,
+            reason: report.reason.clone(),
             lasted,
-        })
+        };
+        task.keys.iter().map(change).collect()
+    }
+
+    /// Takes what the engine does: one failed check does not condemn a server that it gives connections to and of which
+    /// nothing else is known, and none goes by way of a virtual address that it does not answer for.
+    pub fn take_serving(&self, serving: Serving) {
+        self.serving.send_replace(Some(Arc::new(serving)));
+    }
+
+    /// Takes the attempts to connect in a row that the engine has seen fail, for each server that is in several services
+    /// once each: as many as its check allows (`passive`) say that it is down.
+    pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
+        for (key, count) in counts {
+            let Some(question) = self.questions.get(&key) else {
+                continue;
+            };
+            let (Some(limit), Some(task)) = (question.passive, self.tasks.get_mut(question)) else {
+                continue;
+            };
+            let since = task.unanswered.entry(key).or_default();
+            // An answer has come in between; or what clients try while it is down says nothing about it when it is back.
+            if count < *since || task.up != Some(true) {
+                *since = if task.up == Some(true) { 0 } else { count };
+            }
+            if count - *since >= limit {
+                let attempts = count - *since;
+                *since = count;
+                let reason = format!(
+                    "the last {attempts} attempts of clients to connect had no answer (passive)"
+                );
+                // A task that has ended has nothing to say any more.
+                let _ = task.orders.send(reason);
+            }
+        }
+    }
+
+    fn task(&self, key: &Key) -> Option<&Task> {
+        self.tasks.get(self.questions.get(key)?)
     }
 
     /// What is known about a server.
     pub fn health(&self, key: &Key) -> Health {
-        match self.tasks.get(key).map(|t| t.up) {
+        match self.task(key).map(|task| task.up) {
             None | Some(Some(true)) => Health::Up,
             Some(Some(false)) => Health::Down,
             Some(None) => Health::Unknown,
         }
     }
 
+    /// What the server has said about its weight.
+    pub fn advice(&self, key: &Key) -> Advice {
+        self.task(key).map_or(Advice::NONE, |task| task.advice)
+    }
+
     /// What is known of a server, and since when; `None` of one that nobody checks.
     pub fn known(&self, key: &Key) -> Option<Known> {
-        let task = self.tasks.get(key)?;
+        let task = self.task(key)?;
         Some(Known {
             up: task.up,
             reason: task.reason.clone(),
@@ -192,77 +344,176 @@ impl<P: Prober> Checks<P> {
         })
     }
 
-    /// How long probes have waited for their turn at most since this was last asked.
+    /// How many questions are asked, of however many services.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Nobody is asked anything.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// How late checks began, and how long they took.
+    pub fn timing(&self) -> Arc<Timing> {
+        Arc::clone(&self.timing)
+    }
+
+    /// How late checks have begun at most since this was last asked.
     pub fn lag(&self) -> Duration {
-        self.permits.take_lag()
+        self.timing.lag.take_longest()
     }
 
     /// The same, without an end to it.
     pub fn peek_lag(&self) -> Duration {
-        self.permits.lag()
+        self.timing.lag.longest()
     }
 }
 
-/// One server's checks, for ever.
-async fn run<P: Prober>(
+/// One question, asked for ever.
+struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,
+    timing: Arc<Timing>,
+    serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
-    key: Key,
+    orders: mpsc::UnboundedReceiver<String>,
     task: u64,
-    check: Check,
-    mut state: State,
-) {
-    let mut complained = false;
-    let mut timer = None;
-    loop {
-        let result = {
-            let standing = match state.up() {
-                Some(true) => Standing::Good,
-                Some(false) | None => Standing::Doubtful,
-            };
-            let _permit = permits.get(check.server.ip(), standing).await;
-            prober.probe(&check).await
-        };
-        let reason = match result {
-            Ok(()) => Some(String::new()),
-            Err(ProbeError::Server(reason)) => Some(reason),
-            Err(ProbeError::Local(reason)) => {
-                if !complained {
-                    tracing::warn!(
-                        server = %check.server,
-                        "cannot check the server, its state stays as it is: {reason}"
-                    );
-                    complained = true;
-                }
-                None
-            }
-        };
-        if let Some(reason) = reason {
-            complained = false;
-            let good = reason.is_empty();
-            tracing::debug!(server = %check.server, good, reason, "checked");
-            if let Some(up) = state.observe(good) {
-                let report = Report {
-                    key,
-                    task,
-                    up,
-                    reason,
-                };
-                if sender.send(report).is_err() {
-                    return;
-                }
-            }
-        }
+    check: Arc<Check>,
+    state: State,
+    advice: Advice,
+    complained: bool,
+}
+
+impl<P: Prober> Runner<P> {
+    async fn run(mut self) {
         // The first check is made at once, because the service waits for it. The second comes after
         // a random part of the interval, so that the checks of many servers spread out.
-        let timer = timer.get_or_insert_with(|| {
-            let start = Instant::now() + check.interval.mul_f64(fraction());
-            let mut timer = tokio::time::interval_at(start, check.interval);
-            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            timer
-        });
-        timer.tick().await;
+        let mut first = true;
+        let mut due = Instant::now();
+        loop {
+            if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
+                return;
+            }
+            let result = self.probe(due).await;
+            if !self.take(result).await {
+                return;
+            }
+            let pause = self.pause() * if first { fraction() } else { 1.0 };
+            first = false;
+            // What took longer than the pause is no delay of the next one.
+            due = (due + Duration::from_secs_f64(pause)).max(Instant::now());
+            tokio::select! {
+                order = self.orders.recv() => match order {
+                    Some(reason) => {
+                        if self.state.condemn().is_some() && !self.report(reason) {
+                            return;
+                        }
+                        due = Instant::now() + self.check.fast_interval;
+                        tokio::time::sleep_until(due).await;
+                    }
+                    None => return,
+                },
+                () = tokio::time::sleep_until(due) => {}
+            }
+        }
+    }
+
+    async fn probe(&self, due: Instant) -> Result<Advice, ProbeError> {
+        let standing = match self.state.up() {
+            Some(true) => Standing::Good,
+            Some(false) | None => Standing::Doubtful,
+        };
+        let _permit = self.permits.get(self.check.server.ip(), standing).await;
+        let waited = due.elapsed();
+        self.timing.lag.count(waited);
+        self.timing.tally.waited(waited);
+        let begun = Instant::now();
+        let result = self.prober.probe(&self.check).await;
+        let took = begun.elapsed();
+        self.timing.duration.count(took);
+        let outcome = match &result {
+            Ok(_) => Outcome::Good,
+            Err(ProbeError::Server(_)) => Outcome::Failed,
+            Err(ProbeError::Local(_)) => Outcome::NotMade,
+        };
+        let kind = self.check.probe.name();
+        self.timing.tally.check(kind, took, outcome);
+        result
+    }
+
+    /// Takes a result; false if nobody wants to know any more.
+    async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
+        let server = self.check.server;
+        if result.is_err() && !self.has_way() {
+            return true;
+        }
+        let (good, reason, advice) = match result {
+            Ok(advice) => (true, String::new(), advice),
+            Err(ProbeError::Server(reason)) => (false, reason, Advice::NONE),
+            Err(ProbeError::Local(reason)) => {
+                if !self.complained {
+                    tracing::warn!(
+                        %server,
+                        "cannot check the server, its state stays as it is: {reason}"
+                    );
+                    self.complained = true;
+                }
+                return true;
+            }
+        };
+        self.complained = false;
+        tracing::debug!(%server, good, reason, "checked");
+        let serves = !good && self.state.up().is_none() && self.serves().await;
+        let changed = self.state.observe(good, serves).is_some();
+        let said = self.advice.take(advice);
+        let known = self.state.up().is_some();
+        !(changed || said && known) || self.report(reason)
+    }
+
+    fn report(&self, reason: String) -> bool {
+        let Some(up) = self.state.up() else {
+            return true;
+        };
+        let report = Report {
+            check: Arc::clone(&self.check),
+            task: self.task,
+            up,
+            reason,
+            advice: self.advice,
+        };
+        self.sender.send(report).is_ok()
+    }
+
+    /// Whether the engine gives the server connections, as far as is known or can be asked in time.
+    async fn serves(&mut self) -> bool {
+        let asked = self.serving.wait_for(Option::is_some);
+        match tokio::time::timeout(ENGINE_LIMIT, asked).await {
+            Ok(Ok(serving)) => serving
+                .as_ref()
+                .is_some_and(|serving| serving.servers.contains(&self.check.server)),
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    /// Whether the engine answers for the address by whose way the check goes, if it goes by any.
+    fn has_way(&self) -> bool {
+        let serving = self.serving.borrow();
+        let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
+        match (self.check.via, vips) {
+            (Some(via), Some(vips)) => vips.contains(&via.virt.ip()),
+            _ => true,
+        }
+    }
+
+    /// Seconds until the next check, a little more or less each time.
+    fn pause(&self) -> f64 {
+        let pause = match self.state.is_uncertain() {
+            true => self.check.fast_interval,
+            false => self.check.interval,
+        };
+        let spread = f64::from(self.check.jitter) / 100.0;
+        pause.as_secs_f64() * (1.0 + spread * (2.0 * fraction() - 1.0))
     }
 }
 
@@ -275,61 +526,4 @@ fn fraction() -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Always up.
-    struct Well;
-
-    impl Prober for Well {
-        async fn probe(&self, _: &Check) -> Result<(), ProbeError> {
-            Ok(())
-        }
-    }
-
-    fn config(services: &[(u8, &str)]) -> Config {
-        let mut text = String::new();
-        for (n, check) in services {
-            text.push_str(&format!(
-                "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check} }}\n\
-                 [[service.server]]\naddress = \"10.0.0.1:80\"\n"
-            ));
-        }
-        let (config, _) = Config::from_toml("test.toml", &text).expect("a configuration");
-        config
-    }
-
-    fn health(checks: &Checks<Well>, config: &Config) -> Vec<Health> {
-        let services = config.services.iter();
-        services
-            .map(|service| checks.health(&(service.id, service.servers[0].address)))
-            .collect()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
-        use Health::{Unknown, Up};
-        let (mut checks, mut reports) = Checks::new(Well);
-        let tcp = "type = \"tcp\"";
-        let first = config(&[(1, tcp)]);
-        checks.set(&first);
-        assert_eq!(health(&checks, &first), [Unknown]);
-        let report = reports.recv().await.expect("a report");
-        checks.take(report);
-        assert_eq!(health(&checks, &first), [Up]);
-
-        // Another rhythm, and another service; another port is another question.
-        let second = config(&[
-            (1, "type = \"tcp\", interval = \"9s\""),
-            (2, tcp),
-            (3, "type = \"tcp\", port = 81"),
-        ]);
-        checks.set(&second);
-        assert_eq!(health(&checks, &second), [Up, Up, Unknown]);
-
-        // The same server and port, asked in another way.
-        let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
-        checks.set(&third);
-        assert_eq!(health(&checks, &third), [Unknown]);
-    }
-}
+mod tests;

@@ -8,13 +8,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
-use tokio::time::Instant;
 
 /// Probes to one address.
 const PER_TARGET: usize = 64;
@@ -38,8 +35,6 @@ pub(super) struct Permits {
     all: Semaphore,
     doubtful: Semaphore,
     targets: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
-    /// Microseconds that a probe has waited at most.
-    lag: AtomicU64,
 }
 
 /// The right to probe, for as long as it lives.
@@ -65,13 +60,11 @@ impl Permits {
             all: Semaphore::new(all),
             doubtful: Semaphore::new(all / 2),
             targets: Mutex::default(),
-            lag: AtomicU64::new(0),
         }
     }
 
     /// Waits for the right to probe `target`.
     pub(super) async fn get(&self, target: IpAddr, standing: Standing) -> Permit<'_> {
-        let since = Instant::now();
         let one = Arc::clone(
             self.targets()
                 .entry(target)
@@ -89,19 +82,7 @@ impl Permits {
             permit._doubtful = self.doubtful.acquire().await.ok();
         }
         permit._all = self.all.acquire().await.ok();
-        let waited = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.lag.fetch_max(waited, Ordering::Relaxed);
         permit
-    }
-
-    /// The longest wait since this was last asked.
-    pub(super) fn take_lag(&self) -> Duration {
-        Duration::from_micros(self.lag.swap(0, Ordering::Relaxed))
-    }
-
-    /// The longest wait lately.
-    pub(super) fn lag(&self) -> Duration {
-        Duration::from_micros(self.lag.load(Ordering::Relaxed))
     }
 
     fn targets(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Arc<Semaphore>>> {
@@ -139,6 +120,8 @@ pub fn raise_limits() {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn host(n: u8) -> IpAddr {
@@ -153,11 +136,11 @@ mod tests {
         let third = permits.get(host(3), Standing::Doubtful);
         let third = tokio::time::timeout(Duration::from_secs(60), third);
         assert!(third.await.is_err());
-        permits.take_lag();
+        let since = tokio::time::Instant::now();
         for n in 4..6 {
             let _good = permits.get(host(n), Standing::Good).await;
         }
-        assert_eq!(permits.take_lag(), Duration::ZERO);
+        assert_eq!(since.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,9 +5,9 @@
 pub struct State {
     rise: u32,
     fall: u32,
-    /// `None` until the first result.
+    /// `None` until it is decided.
     up: Option<bool>,
-    /// Results in a row that speak against `up`.
+    /// Results in a row that speak against `up`; before that is decided, failed ones.
     against: u32,
 }
 
@@ -27,14 +27,23 @@ impl State {
         self.up
     }
 
+    /// The last results speak against what is known, or nothing is known: the next one is wanted soon.
+    pub const fn is_uncertain(&self) -> bool {
+        self.up.is_none() || self.against > 0
+    }
+
     /// Takes a result; gives the new state if it has changed.
     ///
     /// The first result decides at once: a daemon that has just started must not send connections
-    /// to a dead server for `fall` intervals, nor keep a good one waiting for `rise` of them.
-    pub fn observe(&mut self, good: bool) -> Option<bool> {
+    /// to a dead server for `fall` intervals, nor keep a good one waiting for `rise` of them. Where
+    /// the server `serves` as far as others know, it takes `fall` failed ones.
+    pub fn observe(&mut self, good: bool, serves: bool) -> Option<bool> {
         let Some(up) = self.up else {
-            self.up = Some(good);
-            return self.up;
+            self.against += 1;
+            if !good && serves && self.against < self.fall {
+                return None;
+            }
+            return self.settle(good);
         };
         if good == up {
             self.against = 0;
@@ -45,8 +54,21 @@ impl State {
         if self.against < needed {
             return None;
         }
+        self.settle(good)
+    }
+
+    /// What others have found out counts as all of `fall`; gives the new state if it has changed.
+    pub fn condemn(&mut self) -> Option<bool> {
+        if self.up == Some(false) {
+            self.against = 0;
+            return None;
+        }
+        self.settle(false)
+    }
+
+    fn settle(&mut self, up: bool) -> Option<bool> {
         self.against = 0;
-        self.up = Some(good);
+        self.up = Some(up);
         self.up
     }
 }
@@ -55,10 +77,10 @@ impl State {
 mod tests {
     use super::*;
 
-    fn flips(state: &mut State, results: &str) -> String {
+    fn flips(state: &mut State, results: &str, serves: bool) -> String {
         results
             .chars()
-            .map(|c| match state.observe(c == '+') {
+            .map(|c| match state.observe(c == '+', serves) {
                 None => '.',
                 Some(true) => 'U',
                 Some(false) => 'D',
@@ -69,9 +91,35 @@ mod tests {
     #[test]
     fn rise_and_fall() {
         let mut state = State::new(2, 3, None);
-        assert_eq!(flips(&mut state, "+++--+---+-++-"), "U.......D...U.");
-        assert_eq!(flips(&mut State::new(2, 3, None), "-++"), "D.U");
-        assert_eq!(flips(&mut State::new(1, 1, Some(true)), "+-+-"), ".DUD");
-        assert_eq!(flips(&mut State::new(2, 2, Some(true)), "-+-+--"), ".....D");
+        assert_eq!(flips(&mut state, "+++--+---+-++-", false), "U.......D...U.");
+        assert_eq!(flips(&mut State::new(2, 3, None), "-++", false), "D.U");
+        assert_eq!(
+            flips(&mut State::new(1, 1, Some(true)), "+-+-", false),
+            ".DUD"
+        );
+        assert_eq!(
+            flips(&mut State::new(2, 2, Some(true)), "-+-+--", false),
+            ".....D"
+        );
+    }
+
+    #[test]
+    fn one_failed_check_does_not_condemn_who_serves() {
+        assert_eq!(flips(&mut State::new(2, 3, None), "-+", true), ".U");
+        assert_eq!(flips(&mut State::new(2, 3, None), "---++", true), "..D.U");
+    }
+
+    #[test]
+    fn uncertain_until_it_is_decided() {
+        let mut state = State::new(2, 2, None);
+        let mut told = Vec::new();
+        for good in [true, false, true, false, false, true, true] {
+            state.observe(good, false);
+            told.push(state.is_uncertain());
+        }
+        assert_eq!(told, [false, true, false, true, false, true, false]);
+        assert!(State::new(2, 2, None).is_uncertain());
+        assert_eq!(state.condemn(), Some(false));
+        assert_eq!(state.condemn(), None);
     }
 }

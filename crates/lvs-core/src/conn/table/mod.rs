@@ -53,7 +53,9 @@ pub use self::find::Ahead;
 use self::memory::{Layout, Memory};
 use self::overflow::{Overflow, Side};
 pub(crate) use self::slot::Entry;
-use self::slot::{Line, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity};
+use self::slot::{
+    Line, UNARMED, kind, narrow, narrow_hash, protocol_part, wide, wide_hash, wide_identity,
+};
 use self::sparse::Sparse;
 pub(crate) use self::wheel::tick_of;
 use self::wheel::{Entries, Wheel};
@@ -284,15 +286,19 @@ impl ConnTable {
         let handle = match (handle, buckets) {
             (Some(slot), Some(buckets)) => {
                 let handle = u32::try_from(slot).ok()?;
-                let entry = self.slots.entry(handle);
-                entry.fill(draft);
+                let expires = after(now, draft.timeout);
+                let armed = self.wheel.link(handle, tick_of(expires));
+                self.slots.entry(handle).fill(draft, expires, armed);
                 self.occupy(handle, buckets.tag);
                 handle
             }
-            _ => self.insert_overflow(draft)?,
+            _ => {
+                let handle = self.insert_overflow(draft)?;
+                self.restart(handle, now);
+                handle
+            }
         };
-        self.count(handle, 1);
-        self.restart(handle, now);
+        self.count_as(handle, draft.kinds(), draft.key.client.is_ipv4(), 1);
         Some(handle)
     }
 
@@ -302,7 +308,7 @@ impl ConnTable {
         let entry = self.slots.entry(handle);
         self.overflow.sequence += 1;
         entry.set_sequence(self.overflow.sequence);
-        entry.fill(draft);
+        entry.fill(draft, Instant::ZERO, UNARMED);
         if self.enter(handle, Side::BOTH) {
             self.move_home(handle, true);
             return Some(handle);
@@ -376,12 +382,17 @@ impl ConnTable {
     /// Adds an entry to the counts, or with `usize::MAX` takes it away.
     fn count(&mut self, handle: u32, by: usize) {
         let entry = self.slots.entry(handle);
+        self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);
+    }
+
+    /// As [`count`](Self::count), of an entry of these kinds.
+    fn count_as(&mut self, handle: u32, kinds: u64, of_v4_client: bool, by: usize) {
         self.len = self.len.wrapping_add(by);
-        if entry.word0() & kind::NO_CPORT != 0 {
+        if kinds & kind::NO_CPORT != 0 {
             self.portless = self.portless.wrapping_add(by);
         }
         let wide = !self.slots.is_narrow(handle) && self.slots.in_place(handle);
-        if wide && entry.is_of_v4_client() {
+        if wide && of_v4_client {
             self.mixed = self.mixed.wrapping_add(by);
         }
     }
@@ -392,8 +403,7 @@ impl ConnTable {
     #[inline]
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
         let entry = self.slots.entry(handle);
-        let timeout = u64::from(entry.timeout()) * 1_000_000_000;
-        entry.set_expires(Instant::from_nanos(now.as_nanos().saturating_add(timeout)));
+        entry.set_expires(after(now, entry.timeout()));
         self.wheel.arm(handle, entry);
     }
 
@@ -426,13 +436,16 @@ impl ConnTable {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
         // Few enough that their slots are still in the caches when they end: not where that decides on who ends first, nor
-        // in the present tick, whose other entries stay and would be looked at again.
-        let few = self.controlled.is_empty() && self.wheel.tick() < tick_of(now);
-        let mut portion = if few { PORTION.min(*budget) } else { *budget };
-        *budget -= portion;
-        let (wheel, slots) = (&mut self.wheel, &self.slots);
-        wheel.take_due(slots, now, &mut portion, &mut due);
-        *budget += portion;
+        // where others that are not due would be looked at again and again.
+        let mut looked_at = 1;
+        while due.is_empty() && looked_at > 0 {
+            let few = self.controlled.is_empty() && !self.wheel.stays();
+            let portion = if few { PORTION.min(*budget) } else { *budget };
+            let mut left = portion;
+            self.wheel.take_due(&self.slots, now, &mut left, &mut due);
+            looked_at = if few { portion - left } else { 0 };
+            *budget -= portion - left;
+        }
         // A controlled entry ends before the one that controls it.
         if due
             .iter()
@@ -494,6 +507,13 @@ impl ConnTable {
     pub(crate) fn set_sync_end(&mut self, handle: u32, end: u32) {
         *self.sync_ends.entry(handle) = end;
     }
+}
+
+/// So many seconds later.
+#[inline]
+fn after(now: Instant, seconds: u32) -> Instant {
+    let span = u64::from(seconds) * 1_000_000_000;
+    Instant::from_nanos(now.as_nanos().saturating_add(span))
 }
 
 /// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that a packet has.

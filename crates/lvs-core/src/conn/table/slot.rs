@@ -582,8 +582,9 @@ impl<'a> Entry<'a> {
     }
 
     /// Writes a free slot: nothing of it is read, so that the processor does not wait for its line.
-    pub(super) fn fill(self, draft: &Draft) {
-        self.write_armed(draft, UNARMED, 0);
+    pub(super) fn fill(self, draft: &Draft, expires: Instant, armed: u32) {
+        self.set_expires(expires);
+        self.write_armed(draft, armed, 0);
     }
 
     fn write_armed(self, draft: &Draft, armed: u32, epoch: u16) {

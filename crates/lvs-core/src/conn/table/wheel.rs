@@ -91,6 +91,8 @@ pub(crate) struct Wheel {
     /// How far in the page the portions are.
     portioned: u64,
     linked: usize,
+    /// Something in the present tick was looked at and is not due yet.
+    stays: bool,
     /// Records of each bucket of a page.
     counts: Vec<u32>,
 }
@@ -113,6 +115,7 @@ impl Wheel {
             owed: 0,
             portioned: 0,
             linked: 0,
+            stays: false,
             counts: vec![0; PAGES],
         }
     }
@@ -128,7 +131,7 @@ impl Wheel {
             }
             self.unlink(handle);
         }
-        self.link(handle, entry, deadline);
+        entry.set_armed(self.link(handle, deadline));
     }
 
     /// Takes a slot out, if it is in.
@@ -139,9 +142,9 @@ impl Wheel {
         }
     }
 
-    /// The tick being worked on.
-    pub(super) const fn tick(&self) -> u64 {
-        self.tick
+    /// Whether whoever takes out what is due in the present tick would look again at some that are not.
+    pub(super) const fn stays(&self) -> bool {
+        self.stays
     }
 
     /// The next tick up to `limit` in which something may be due. Moves on over empty ticks, spreading at most `budget`
@@ -155,7 +158,7 @@ impl Wheel {
         loop {
             if self.linked == 0 {
                 if self.tick < limit {
-                    self.tick = limit;
+                    (self.tick, self.stays) = (limit, false);
                     (self.owed, self.portion) = (0, 0);
                 }
                 return None;
@@ -203,7 +206,9 @@ impl Wheel {
                     due.push(handle);
                 } else if tick_of(deadline) > self.tick {
                     self.unlink_at(place);
-                    self.link(handle, entry, tick_of(deadline));
+                    entry.set_armed(self.link(handle, tick_of(deadline)));
+                } else {
+                    self.stays = true;
                 }
             }
             chunk = next;
@@ -283,7 +288,7 @@ impl Wheel {
     /// Moves on to a tick that is not behind the next stop.
     fn move_to(&mut self, tick: u64) {
         let before = self.tick >> PAGE_BITS;
-        self.tick = tick;
+        (self.tick, self.stays) = (tick, false);
         let page = tick >> PAGE_BITS;
         if page != before {
             let count = self.counts[ring(page + 1, PAGES)] as usize;
@@ -343,8 +348,8 @@ impl Wheel {
                 let handle = self.chunks[place];
                 self.unlink_at(place);
                 let deadline = deadlines[place % CHUNK - HEADER];
-                let entry = entries.entry(handle);
-                self.link(handle, entry, tick_of(Instant::from_nanos(deadline)));
+                let armed = self.link(handle, tick_of(Instant::from_nanos(deadline)));
+                entries.entry(handle).set_armed(armed);
             }
             left -= many;
             *budget -= many;
@@ -358,7 +363,8 @@ impl Wheel {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
     }
 
-    fn link(&mut self, handle: u32, entry: Entry<'_>, deadline: u64) {
+    /// Records a handle that has no record; gives what its slot is to say about it ([`Entry::armed`]).
+    pub(super) fn link(&mut self, handle: u32, deadline: u64) -> u32 {
         let tick = deadline.clamp(self.tick, self.tick + SPAN);
         let present = self.tick >> PAGE_BITS;
         let page = tick >> PAGE_BITS;
@@ -370,7 +376,6 @@ impl Wheel {
         } else {
             TICKS + PAGES + ring(page_to_book(page), BOOKS)
         };
-        entry.set_armed(armed_at(tick));
         let mut chunk = self.heads[bucket];
         let mut fill = self.fills[bucket] as usize;
         if chunk == 0 || fill == RECORDS {
@@ -387,6 +392,7 @@ impl Wheel {
         self.places[handle as usize] = index(place);
         self.fills[bucket] = index(fill + 1);
         self.linked += 1;
+        armed_at(tick)
     }
 
     fn unlink(&mut self, handle: u32) {

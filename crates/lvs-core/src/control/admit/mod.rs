@@ -224,6 +224,21 @@ impl Control {
                 return Opened::Refused(Verdict::Accept(AcceptReason::LocalReply));
             }
         }
+        let pinned = self
+            .pins
+            .take(ask.protocol, ask.client, number, now)
+            .and_then(|server| {
+                let servers = self.services.get(&number)?.servers();
+                servers.iter().find(|s| s.addr() == server).cloned()
+            });
+        if let Some(server) = pinned {
+            self.refresh(shard);
+            let port = match server.addr().port() {
+                0 => ask.virt.port(),
+                port => port,
+            };
+            return self.bind(shard, &server, port, ask, false, None, now);
+        }
         let decided = self.filters.decide(number, ask.client.ip());
         if decided.is_some_and(|decided| !decided.taken()) {
             return Opened::Refused(Verdict::Drop(DropReason::Filtered));

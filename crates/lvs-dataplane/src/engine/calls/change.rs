@@ -41,6 +41,7 @@ impl Shared {
             self.fold();
             self.make(changes)?
         };
+        self.has_changed();
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };

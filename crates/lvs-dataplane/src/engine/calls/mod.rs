@@ -7,7 +7,7 @@ mod question;
 mod services;
 mod state;
 
-use lvs_core::api::{Call, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
+use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
 use lvs_core::{Protocol, Sysctls, Tuple};
 use serde_json::Value;
 
@@ -67,6 +67,18 @@ impl Handler for Shared {
             Call::Stop {} => {
                 self.stop();
                 Ok(done())
+            }
+            Call::ServerPin {
+                service,
+                server,
+                client,
+            } => {
+                let now = self.now();
+                let mut control = self.control();
+                let pinned = control.pin(&service.into(), server, client, now);
+                drop(control);
+                pinned.map_err(Failure::from)?;
+                to_value(&Done::default())
             }
             Call::Apply { changes } => self.apply(changes, true),
             Call::ServiceAdd(_)

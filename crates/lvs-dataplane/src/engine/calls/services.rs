@@ -46,7 +46,8 @@ impl Shared {
             let rest = service.servers().iter().skip(told.servers.len());
             told.servers.extend(rest.take(PIECE).map(|server| {
                 let stats = control.server_stats(server.id()).unwrap_or_default();
-                server_info(server, stats, now)
+                let counted = service.config().extras.count_unanswered;
+                server_info(server, stats, counted, now)
             }));
             if told.servers.len() >= service.servers().len() {
                 break;
@@ -67,7 +68,7 @@ fn info(service: &Service) -> ServiceInfo {
     }
 }
 
-fn server_info(server: &Server, stats: Stats, now: Instant) -> ServerInfo {
+fn server_info(server: &Server, stats: Stats, counted: bool, now: Instant) -> ServerInfo {
     let latency = server.latency().average(now);
     ServerInfo {
         server: server.addr(),
@@ -78,6 +79,7 @@ fn server_info(server: &Server, stats: Stats, now: Instant) -> ServerInfo {
         overloaded: server.is_overloaded(),
         slow_start: server.slow_start(),
         latency_us: latency.map(|average| u64::try_from(average.as_micros()).unwrap_or(u64::MAX)),
+        unanswered: counted.then(|| server.unanswered()),
         stats,
     }
 }

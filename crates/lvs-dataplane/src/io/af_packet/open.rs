@@ -1,6 +1,7 @@
 //! How a packet socket is opened: its options, its filter, its rings.
 
 use std::io;
+use std::sync::Arc;
 
 use super::{AfPacket, Firsts, Inlet, Receiver, SocketCounters};
 use crate::in_kernel::InKernel;
@@ -132,7 +133,7 @@ impl AfPacket {
         ifindex: u32,
         name: &str,
         turn: Option<&TurnBack>,
-        in_kernel: Option<&InKernel>,
+        in_kernel: Option<&Arc<InKernel>>,
     ) -> Result<Self, OpenError> {
         let opening = Opening {
             turn,
@@ -160,7 +161,7 @@ struct Opening<'a> {
     by: By,
     tagged: bool,
     turn: Option<&'a TurnBack>,
-    in_kernel: Option<&'a InKernel>,
+    in_kernel: Option<&'a Arc<InKernel>>,
 }
 
 impl<'a> Opening<'a> {
@@ -248,6 +249,7 @@ impl<'a> Opening<'a> {
             back,
             counters: SocketCounters::default(),
             was_down: false,
+            kept: ((0, 0), 0),
         })
     }
 

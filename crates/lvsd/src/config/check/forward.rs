@@ -70,6 +70,8 @@ impl Checker<'_> {
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
                 ("fullnat", Forwarding::FullNat),
+                // To the director of the proxy, which has both ends, it is translation.
+                ("proxy", Forwarding::Nat),
             ],
         );
         if let (Some(Forwarding::Route), Some(value), Some(backend)) = (method, raw, &self.routed) {

@@ -4,20 +4,24 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
+use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
 use lvs_dataplane::words::meant;
 use toml::Spanned;
 
-use super::Checker;
+use super::{Checker, endpoint};
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, Whole};
-use crate::config::{Check, Keys, Severity, unknown_key};
+use crate::config::{Check, Keys, Severity, Via, unknown_key};
 use crate::health::Probe;
+use crate::health::probe::KindInfo;
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-const DEFAULT_RISE: u32 = 2;
-const DEFAULT_FALL: u32 = 3;
+/// Part of the interval that a check waits for the next one in doubt, and the least of it.
+const FAST_PART: u32 = 5;
+const FAST_MIN: Duration = Duration::from_millis(100);
+const DEFAULT_JITTER: u8 = 5;
 
 /// More often than that, a check is a load of its own.
 const TIME_MIN: Duration = Duration::from_millis(10);
@@ -29,9 +33,14 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 pub(super) struct CheckPlan {
     probe: Probe,
     interval: Duration,
+    fast_interval: Duration,
+    jitter: u8,
     timeout: Duration,
     rise: u32,
     fall: u32,
+    /// By way of the service, and where that is said.
+    via: Option<Range<usize>>,
+    passive: Option<(u32, Range<usize>)>,
 }
 
 impl Checker<'_> {
@@ -54,18 +63,31 @@ impl Checker<'_> {
             RawCheck::Table(table) => table,
         };
         let before = self.findings.len();
-        let probe = self.probe(table, raw.span(), service);
+        let kind = self.kind(table, raw.span());
+        let probe = self.probe(kind, table, raw.span(), service);
         self.check_rhythm(table, raw.span());
+        let jitter = self.number(table.jitter.as_ref(), "`jitter`", 0..=50);
+        let passive = self.number(table.passive.as_ref(), "`passive`", 1..=1_000_000);
+        let words = [("server", false), ("service", true)];
+        let via = self.word(table.via.as_ref(), &words).unwrap_or(false);
         let wrong = |finding: &Diagnostic| finding.severity == Severity::Error;
         if self.findings[before..].iter().any(wrong) {
             return None;
         }
+        let (probe, kind) = (probe?, kind?);
+        let interval = duration_or(table.interval.as_ref(), DEFAULT_INTERVAL);
+        let fast = (interval / FAST_PART).max(FAST_MIN).min(interval);
+        let passive = passive.and_then(|number| u32::try_from(number).ok());
         Some(CheckPlan {
-            probe: probe?,
-            interval: duration_or(table.interval.as_ref(), DEFAULT_INTERVAL),
+            probe,
+            interval,
+            fast_interval: duration_or(table.fast_interval.as_ref(), fast),
+            jitter: jitter.map_or(DEFAULT_JITTER, |percent| u8::try_from(percent).unwrap_or(0)),
             timeout: duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT),
-            rise: count_or(table.rise.as_ref(), DEFAULT_RISE),
-            fall: count_or(table.fall.as_ref(), DEFAULT_FALL),
+            rise: count_or(table.rise.as_ref(), kind.rise),
+            fall: count_or(table.fall.as_ref(), kind.fall),
+            via: table.via.as_ref().filter(|_| via).map(Spanned::span),
+            passive: passive.zip(table.passive.as_ref().map(Spanned::span)),
         })
     }
 
@@ -75,15 +97,28 @@ impl Checker<'_> {
         plan: &CheckPlan,
         server: SocketAddr,
         at: &Range<usize>,
+        service: &ServiceId,
+        (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Check> {
+        let via = match &plan.via {
+            Some(at) => Some(self.via(plan, service, at, vip)?),
+            None => None,
+        };
+        if let Some((_, at)) = &plan.passive {
+            self.passive(service, method, at)?;
+        }
         match plan.probe.bind(server) {
             Ok(probe) => Some(Check {
                 probe,
                 server,
+                via,
                 interval: plan.interval,
+                fast_interval: plan.fast_interval,
+                jitter: plan.jitter,
                 timeout: plan.timeout,
                 rise: plan.rise,
                 fall: plan.fall,
+                passive: plan.passive.as_ref().map(|(number, _)| *number),
             }),
             Err(misfit) => {
                 self.report(Diagnostic::error(at.clone(), misfit.title).help(misfit.help));
@@ -92,13 +127,74 @@ impl Checker<'_> {
         }
     }
 
-    /// The kind of a check, and what its own keys say.
-    fn probe(
+    /// The way of a client to this service, of which `vip` says whose address that is.
+    fn via(
         &mut self,
-        table: &RawCheckTable,
-        span: Range<usize>,
-        service: Option<&ServiceId>,
-    ) -> Option<Probe> {
+        plan: &CheckPlan,
+        service: &ServiceId,
+        at: &Range<usize>,
+        vip: Option<&Spanned<String>>,
+    ) -> Option<Via> {
+        let (title, help) = match (endpoint(service), plan.probe.via()) {
+            (_, None) => (
+                "a check of this type does not go by way of the service",
+                "remove `via`: tcp, http, https, smtp, dns and udp can go that way",
+            ),
+            (None, _) => (
+                "a service with a mark or many ports has no address and port that a check could go to",
+                "remove `via`, or give the service one port",
+            ),
+            (Some((protocol, _)), Some(wanted)) if protocol != wanted => (
+                "a check of this type does not talk the service's protocol",
+                "remove `via`, or check in another way",
+            ),
+            (Some((_, virt)), _) if virt.port() == 0 => (
+                "a service of all ports has no port that a check could go to",
+                "remove `via`, or give the service one port",
+            ),
+            _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
+                "the host talks to its own address without the engine",
+                "remove `via`, or `vip = \"host\"` with the address on the host: the engine owns it then",
+            ),
+            (Some((_, virt)), _) => {
+                return Some(Via {
+                    service: *service,
+                    virt,
+                });
+            }
+        };
+        self.once(Diagnostic::error(at.clone(), title).help(help));
+        None
+    }
+
+    /// Only behind NAT does the engine see that a server does not answer.
+    fn passive(
+        &mut self,
+        service: &ServiceId,
+        method: Forwarding,
+        at: &Range<usize>,
+    ) -> Option<()> {
+        let tcp = match service {
+            ServiceId::Tcp { .. } | ServiceId::Fwmark { .. } => true,
+            ServiceId::Udp { .. } | ServiceId::Sctp { .. } => false,
+        };
+        let (title, help) = match (tcp, method.translates()) {
+            (true, true) => return Some(()),
+            (false, _) => (
+                "`passive` is for TCP services",
+                "remove it: that nobody answers a datagram says nothing",
+            ),
+            (_, false) => (
+                "`passive` needs servers that are reached by NAT",
+                "remove it, or set forward = \"nat\": the answers of others do not pass through the director",
+            ),
+        };
+        self.once(Diagnostic::error(at.clone(), title).help(help));
+        None
+    }
+
+    /// The kind of a check.
+    fn kind(&mut self, table: &RawCheckTable, span: Range<usize>) -> Option<&'static KindInfo> {
         let names = || Probe::KINDS.iter().map(|kind| kind.name);
         let kind = table
             .kind
@@ -119,12 +215,23 @@ impl Checker<'_> {
                     });
                 }
                 None if self.complete => self.report(
-                    Diagnostic::error(span.clone(), "`type` of the check is missing")
+                    Diagnostic::error(span, "`type` of the check is missing")
                         .help("add type = \"tcp\""),
                 ),
                 None => {}
             }
         }
+        kind
+    }
+
+    /// What its own keys say.
+    fn probe(
+        &mut self,
+        kind: Option<&'static KindInfo>,
+        table: &RawCheckTable,
+        span: Range<usize>,
+        service: Option<&ServiceId>,
+    ) -> Option<Probe> {
         // Of a check of no known type only such keys can be wrong that no type has.
         let kinds = kind.map_or(Probe::KINDS, std::slice::from_ref);
         let mut known: Vec<&str> = RawCheckTable::KEYS.to_vec();
@@ -150,6 +257,7 @@ impl Checker<'_> {
     fn check_rhythm(&mut self, table: &RawCheckTable, span: Range<usize>) {
         for (what, value, most) in [
             ("interval", &table.interval, INTERVAL_MAX),
+            ("fast_interval", &table.fast_interval, INTERVAL_MAX),
             ("timeout", &table.timeout, TIMEOUT_MAX),
         ] {
             if let Some(value) = value
@@ -177,6 +285,14 @@ impl Checker<'_> {
         }
         let interval = duration_or(table.interval.as_ref(), DEFAULT_INTERVAL);
         let timeout = duration_or(table.timeout.as_ref(), DEFAULT_TIMEOUT);
+        if let Some(fast) = &table.fast_interval
+            && fast.get_ref().0 > interval
+        {
+            self.report(
+                Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`")
+                    .help("it is the time to the next check in doubt: make it shorter"),
+            );
+        }
         if interval < timeout && !interval.is_zero() {
             let at = table.timeout.as_ref().or(table.interval.as_ref());
             self.report(

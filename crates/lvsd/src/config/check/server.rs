@@ -8,6 +8,7 @@ use lvs_core::{Family, Forwarding, ServerConfig, Tunnel};
 use toml::Spanned;
 
 use super::health::CheckPlan;
+use super::proxy::{is_proxied, is_word};
 use super::service::many_ports;
 use super::{Checker, WEIGHT_MAX, port, virtual_address};
 use crate::config::Server;
@@ -67,7 +68,9 @@ impl Checker<'_> {
             line: self.line(&span),
             address,
             config,
-            check: plan.and_then(|plan| self.check(plan, address, &at)),
+            check: plan.and_then(|plan| {
+                self.check(plan, address, &at, id, (method, service.vip.as_ref()))
+            }),
         })
     }
 
@@ -104,14 +107,20 @@ impl Checker<'_> {
         span: &Range<usize>,
         defaults: &ServerDefaults,
     ) -> Option<Forwarding> {
-        if raw.forward.is_some() {
-            return self.forward(raw.forward.as_ref());
+        if let Some(own) = &raw.forward {
+            return match is_word(own) == is_proxied(service) {
+                true => self.forward(raw.forward.as_ref()),
+                false => {
+                    self.mixed(own, service.forward.as_ref());
+                    None
+                }
+            };
         }
         if service.forward.is_none() {
             self.missing(
                 span,
                 "`forward` of the server and of its service",
-                "add forward = \"nat\", \"dr\", \"tun\" or \"fullnat\" to the service",
+                "add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
             );
         }
         defaults.forward

@@ -8,9 +8,11 @@ use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
 use toml::Spanned;
 
+use super::proxy::is_proxied;
 use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX, label};
+use crate::config::BelowQuorum;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
@@ -157,8 +159,9 @@ impl Checker<'_> {
     ) -> Option<Service> {
         let identity = self.identity(raw, span);
         let id = identity.map(|(id, _)| id);
-        let config = self.service_config(raw, span, identity);
+        let mut config = self.service_config(raw, span, identity);
         let ports = many_ports(raw).and_then(Result::ok);
+        let proxy = self.proxy(raw, id.as_ref());
         let vip = self.vip(raw, id, ports.is_some());
         let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
         let drain = self.drain(raw, &config);
@@ -172,9 +175,22 @@ impl Checker<'_> {
         };
         let servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
+        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        config.extras.count_unanswered = checks.any(|check| check.passive.is_some());
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);
+        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        if below_quorum == BelowQuorum::GiveUp && checks.any(|check| check.via.is_some()) {
+            let at = raw
+                .below_quorum
+                .as_ref()
+                .map_or(span.clone(), Spanned::span);
+            self.report(
+                Diagnostic::error(at, "a VIP that is given up would never come back")
+                    .help("remove `below_quorum`, or `via = \"service\"` of the check, which needs the VIP"),
+            );
+        }
         let sorry = self.sorry(raw, id, &defaults, &servers);
         if raw.server.is_empty() && self.complete {
             let span = self.first_line(span);
@@ -197,6 +213,7 @@ impl Checker<'_> {
             config,
             ports,
             vip,
+            proxy,
             filter: raw
                 .filter
                 .as_ref()
@@ -359,7 +376,9 @@ impl Checker<'_> {
                     return self.many_ports(text, many);
                 }
                 let address = self.socket_address(text, None)?;
-                self.usable(text.span(), address.ip(), "VIP")?;
+                if !is_proxied(raw) {
+                    self.usable(text.span(), address.ip(), "VIP")?;
+                }
                 let id = match protocol.unwrap_or(0) {
                     0 => ServiceId::Tcp { address },
                     1 => ServiceId::Udp { address },

@@ -5,9 +5,8 @@
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::net::TcpStream;
 
-use super::{Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Kind, Misfit, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// Bytes that are read at most.
@@ -42,14 +41,15 @@ impl Kind for Banner {
         server.to_string()
     }
 
-    async fn run(&self, server: SocketAddr) -> Result<(), ProbeError> {
-        let failed = |error: std::io::Error| ProbeError::of_socket(&error, server);
-        let stream = TcpStream::connect(server).await.map_err(failed)?;
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let server = asked.server;
+        let failed = |error: std::io::Error| asked.failed(&error, server);
+        let stream = asked.connect(server).await?;
         let mut line = String::new();
         let mut reader = BufReader::new(stream.take(LINE_MAX));
         reader.read_line(&mut line).await.map_err(failed)?;
         if line.starts_with(&self.expect) {
-            return Ok(());
+            return Ok(Advice::NONE);
         }
         Err(ProbeError::Server(format!(
             "{server} greets with {:?}",
@@ -101,13 +101,13 @@ mod tests {
         let mut check = check("{ type = \"banner\", expect = \"220 \", timeout = \"10s\" }");
         for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
             check.server = greeting(words).await;
-            let result = Network.probe(&check).await;
+            let result = Network::default().probe(&check).await;
             assert_eq!(result.is_ok(), good, "{result:?}");
         }
         // Half a line that never ends is cut off by the check's timeout.
         check.server = greeting(b"220").await;
         check.timeout = Duration::from_millis(50);
-        let result = Network.probe(&check).await;
+        let result = Network::default().probe(&check).await;
         assert!(
             matches!(&result, Err(ProbeError::Server(why)) if why.contains("within 50ms")),
             "{result:?}"
@@ -141,7 +141,7 @@ mod tests {
             (
                 "{ type = \"tcp\", expect = \"a\" }",
                 "4:25",
-                "keys: fall, interval, port, rise, timeout, type",
+                "keys: fall, fast_interval, interval, jitter, passive, port, rise, timeout, type, via",
             ),
         ] {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);

@@ -3,16 +3,37 @@
 //! To add a kind, write its file with a type that implements `Kind`, name it in `kinds!` below,
 //! and document it in `docs/configuration.md` (a test compares that page with the registry).
 
+mod agent;
 #[cfg(test)]
 mod banner;
+mod dns;
+mod exec;
+mod file;
+#[doc(hidden)]
+pub mod fuzz;
+#[cfg(test)]
+pub(crate) mod hostile;
+mod http;
+mod https;
+mod line;
+mod ping;
+mod smtp;
 mod tcp;
+mod tls;
+mod udp;
+mod words;
 
 use std::fmt;
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use crate::config::{Check, Keys};
+use lvs_core::Protocol;
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+
+use super::{Advice, Pins};
+use crate::config::{Check, Keys, Via};
 
 /// Why a probe did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,24 +66,147 @@ impl ProbeError {
 /// Asks a server whether it serves.
 pub trait Prober: Send + Sync + 'static {
     /// One check, within its timeout.
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<(), ProbeError>> + Send;
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
 /// Probes over this host's own network.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Network;
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    /// The way to the engine, for checks through a service.
+    pub pins: Option<Pins>,
+}
 
 impl Prober for Network {
-    async fn probe(&self, check: &Check) -> Result<(), ProbeError> {
+    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
+        let asked = Asked {
+            server: check.server,
+            via: check.via,
+            pins: self.pins.as_ref(),
+            timeout: check.timeout,
+        };
         // One deadline for all that a probe does.
-        match tokio::time::timeout(check.timeout, check.probe.run(check.server)).await {
+        match tokio::time::timeout(check.timeout, check.probe.run(&asked)).await {
             Ok(result) => result,
             Err(_) => Err(ProbeError::Server(format!(
                 "{} did not answer within {:?}",
-                check.probe.target(check.server),
+                asked.told(&check.probe.target(check.server)),
                 check.timeout
             ))),
         }
+    }
+}
+
+/// Who is asked, and on which way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    /// The server.
+    pub(crate) server: SocketAddr,
+    via: Option<Via>,
+    pins: Option<&'a Pins>,
+    /// After this the probe is over.
+    pub(crate) timeout: Duration,
+}
+
+impl Asked<'_> {
+    /// On the host's own ways, for tests.
+    #[cfg(test)]
+    pub(crate) const fn at(server: SocketAddr) -> Self {
+        Self {
+            server,
+            via: None,
+            pins: None,
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// A target in words.
+    fn told(&self, target: &str) -> String {
+        match self.via {
+            Some(via) => format!("{} by way of {}", self.server, via.virt),
+            None => target.to_owned(),
+        }
+    }
+
+    /// A connection to `target`, or by way of the service. It ends with a reset instead of a farewell: neither end keeps
+    /// anything of a probe.
+    pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
+        let stream = match self.via {
+            None => TcpStream::connect(target).await,
+            Some(via) => {
+                let socket = match via.virt {
+                    SocketAddr::V4(_) => TcpSocket::new_v4(),
+                    SocketAddr::V6(_) => TcpSocket::new_v6(),
+                };
+                let source = own_address(via.virt).await?;
+                let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
+                let socket = socket.map_err(here)?;
+                socket.bind(source).map_err(here)?;
+                self.pin(via, socket.local_addr().map_err(here)?).await?;
+                socket.connect(via.virt).await
+            }
+        };
+        let stream = stream.map_err(|error| self.failed(&error, target))?;
+        let _ = stream.set_zero_linger();
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    /// A socket for datagrams to and from `target`, or by way of the service.
+    pub(crate) async fn datagrams(&self, target: SocketAddr) -> Result<UdpSocket, ProbeError> {
+        let (source, target) = match self.via {
+            None => (any(target), target),
+            Some(via) => (own_address(via.virt).await?, via.virt),
+        };
+        let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
+        let socket = UdpSocket::bind(source).await.map_err(here)?;
+        if let Some(via) = self.via {
+            self.pin(via, socket.local_addr().map_err(here)?).await?;
+        }
+        let connected = socket.connect(target).await;
+        connected.map_err(|error| self.failed(&error, target))?;
+        Ok(socket)
+    }
+
+    /// What an error of a connection to `target` says.
+    pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
+        ProbeError::of_socket(error, self.told(&target.to_string()))
+    }
+
+    /// Has the next connection from `client` go to the server.
+    async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
+        let Some(pins) = self.pins else {
+            return Err(ProbeError::Local("there is no way to the engine".into()));
+        };
+        let pinned = pins.pin(via.service, self.server, client).await;
+        pinned.map_err(ProbeError::Local)
+    }
+}
+
+/// The address that this host uses towards `target`, without a port.
+async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
+    let found = async {
+        let socket = UdpSocket::bind(any(target)).await?;
+        socket.connect(target).await?;
+        socket.local_addr()
+    };
+    let found = found.await.map_err(|error| {
+        ProbeError::Local(format!("{target} cannot be reached from here: {error}"))
+    })?;
+    if found.ip() == target.ip() {
+        return Err(ProbeError::Local(format!(
+            "{} is an address of this host, which talks to it without the engine: take it from the host, so that the engine \
+             owns it, or check without via = \"service\"",
+            target.ip()
+        )));
+    }
+    Ok(SocketAddr::new(found.ip(), 0))
+}
+
+/// No address in particular, of the family of `like`.
+fn any(like: SocketAddr) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
     }
 }
 
@@ -73,12 +217,59 @@ pub(crate) struct Misfit {
     pub(crate) help: &'static str,
 }
 
+/// The port that a check asks at: its own, or the server's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Port(Option<u16>);
+
+impl Port {
+    /// The key `port`.
+    pub(crate) fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        keys.port("port").map(Self)
+    }
+
+    /// The same for one server.
+    pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
+        match self.address(server).port() {
+            0 => Err(Misfit {
+                title: "the check has no port to connect to",
+                help: "the server has no port of its own; add `port` to the check",
+            }),
+            port => Ok(Self(Some(port))),
+        }
+    }
+
+    /// Where it leads.
+    pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
+        SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
+    }
+}
+
+/// What a server has said, for messages: short, and without what could disturb a terminal or a log.
+pub(crate) fn quoted(bytes: &[u8]) -> String {
+    const MOST: usize = 80;
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST)]);
+    let text = text.trim();
+    let short: String = text.chars().take(MOST).collect();
+    let more = if short.len() < text.len() || bytes.len() > 4 * MOST {
+        "..."
+    } else {
+        ""
+    };
+    format!("{short:?}{more}")
+}
+
 /// One kind of health check.
 pub(crate) trait Kind: Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
     const KEYS: &'static [&'static str];
+    /// Good ones in a row that bring a server back, where the file does not say.
+    const RISE: u32 = 2;
+    /// Failed ones in a row that take it out.
+    const FALL: u32 = 3;
+    /// The protocol of the services by whose way it can go.
+    const VIA: Option<Protocol> = None;
 
     /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
@@ -89,8 +280,8 @@ pub(crate) trait Kind: Sized {
     /// Where it goes, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
-    /// One probe of `server`. It is dropped when the check's timeout is over.
-    fn run(&self, server: SocketAddr) -> impl Future<Output = Result<(), ProbeError>> + Send;
+    /// One probe. It is dropped when the check's timeout is over.
+    fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
 /// What the registry says about a kind.
@@ -98,6 +289,8 @@ pub(crate) trait Kind: Sized {
 pub(crate) struct KindInfo {
     pub(crate) name: &'static str,
     pub(crate) keys: &'static [&'static str],
+    pub(crate) rise: u32,
+    pub(crate) fall: u32,
     pub(crate) parse: fn(&mut Keys<'_>) -> Option<Probe>,
 }
 
@@ -117,6 +310,8 @@ macro_rules! kinds {
                 $($(#[$attribute])* KindInfo {
                     name: <$module::$kind as Kind>::NAME,
                     keys: <$module::$kind as Kind>::KEYS,
+                    rise: <$module::$kind as Kind>::RISE,
+                    fall: <$module::$kind as Kind>::FALL,
                     parse: |keys| <$module::$kind as Kind>::parse(keys).map(Self::$kind),
                 },)+
             ];
@@ -128,6 +323,20 @@ macro_rules! kinds {
                 }
             }
 
+            /// The name of its kind.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::NAME,)+
+                }
+            }
+
+            /// The protocol of the services by whose way it can go.
+            pub(crate) fn via(&self) -> Option<Protocol> {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::VIA,)+
+                }
+            }
+
             /// Where it goes, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
@@ -135,9 +344,9 @@ macro_rules! kinds {
                 }
             }
 
-            async fn run(&self, server: SocketAddr) -> Result<(), ProbeError> {
+            async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
                 match self {
-                    $($(#[$attribute])* Self::$kind(probe) => probe.run(server).await,)+
+                    $($(#[$attribute])* Self::$kind(probe) => probe.run(asked).await,)+
                 }
             }
         }
@@ -145,7 +354,16 @@ macro_rules! kinds {
 }
 
 kinds! {
+    Agent => agent,
+    Dns => dns,
+    Exec => exec,
+    File => file,
+    Http => http,
+    Https => https,
+    Ping => ping,
+    Smtp => smtp,
     Tcp => tcp,
+    Udp => udp,
     #[cfg(test)]
     Banner => banner,
 }
@@ -190,8 +408,8 @@ mod tests {
             [banner::Banner::NAME],
             "docs/configuration.md must describe every kind but the one that only tests have"
         );
-        let without_port = DOCUMENTATION.replace("| `port` |", "| port |");
-        assert_eq!(undocumented(&without_port), ["tcp.port", "banner"]);
+        let without = DOCUMENTATION.replace("| `helo` |", "| helo |");
+        assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);
     }
 
     #[test]

@@ -2,36 +2,30 @@
 
 use std::net::SocketAddr;
 
+use lvs_core::Protocol;
 use lvs_core::api::ServiceId;
-use tokio::net::TcpStream;
 
-use super::{Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// A TCP connection to the server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tcp {
-    /// Port to connect to, where it is not the server's.
-    port: Option<u16>,
-}
-
-impl Tcp {
-    fn address(&self, server: SocketAddr) -> SocketAddr {
-        SocketAddr::new(server.ip(), self.port.unwrap_or(server.port()))
-    }
+    port: Port,
 }
 
 impl Kind for Tcp {
     const NAME: &'static str = "tcp";
     const KEYS: &'static [&'static str] = &["port"];
+    const VIA: Option<Protocol> = Some(Protocol::TCP);
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
-        let port = keys.port("port")?;
+        let port = Port::parse(keys)?;
         let other = matches!(
             keys.service(),
             Some(ServiceId::Udp { .. } | ServiceId::Sctp { .. })
         );
-        if port.is_none() && other {
+        if port == Port::default() && other {
             keys.report(
                 Diagnostic::warning(
                     keys.table(),
@@ -44,29 +38,18 @@ impl Kind for Tcp {
     }
 
     fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        match self.address(server).port() {
-            0 => Err(Misfit {
-                title: "the check has no port to connect to",
-                help: "the server has no port of its own; add `port` to the check",
-            }),
-            port => Ok(Self { port: Some(port) }),
-        }
+        Ok(Self {
+            port: self.port.bind(server)?,
+        })
     }
 
     fn target(&self, server: SocketAddr) -> String {
-        self.address(server).to_string()
+        self.port.address(server).to_string()
     }
 
-    async fn run(&self, server: SocketAddr) -> Result<(), ProbeError> {
-        let target = self.address(server);
-        match TcpStream::connect(target).await {
-            Ok(stream) => {
-                // A reset instead of a farewell: neither end keeps anything of a probe.
-                let _ = stream.set_zero_linger();
-                Ok(())
-            }
-            Err(error) => Err(ProbeError::of_socket(&error, target)),
-        }
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        asked.connect(self.port.address(asked.server)).await?;
+        Ok(Advice::NONE)
     }
 }
 
@@ -80,12 +63,12 @@ mod tests {
         let open = listener.local_addr().unwrap();
         let server = SocketAddr::new(open.ip(), 1);
         let probe = Tcp {
-            port: Some(open.port()),
+            port: Port(Some(open.port())),
         };
-        assert_eq!(probe.run(server).await, Ok(()));
-        assert_eq!(Tcp { port: None }.run(open).await, Ok(()));
+        assert_eq!(probe.run(&Asked::at(server)).await, Ok(Advice::NONE));
+        assert_eq!(Tcp::default().run(&Asked::at(open)).await, Ok(Advice::NONE));
         drop(listener);
-        let refused = probe.run(server).await;
+        let refused = probe.run(&Asked::at(server)).await;
         assert!(
             matches!(&refused, Err(ProbeError::Server(why)) if why.contains("refused")),
             "{refused:?}"
@@ -95,8 +78,12 @@ mod tests {
     #[test]
     fn a_server_without_a_port_needs_one_in_the_check() {
         let server = "10.0.0.1:0".parse().unwrap();
-        assert!(Tcp { port: None }.bind(server).is_err());
-        let bound = Tcp { port: Some(80) }.bind(server).unwrap();
+        assert!(Tcp::default().bind(server).is_err());
+        let bound = Tcp {
+            port: Port(Some(80)),
+        }
+        .bind(server)
+        .unwrap();
         assert_eq!(bound.target(server), "10.0.0.1:80");
     }
 }

@@ -1,0 +1,202 @@
+//! How late health checks start: as many a second as are asked for, to servers that answer, while others are black holes.
+//!
+//! `cargo run --release -p lvs-bench --bin checks -- --checks 10000 --holes 5000 --seconds 20`
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use lvsd::config::Config;
+use lvsd::health::{Checks, Network, raise_limits};
+
+/// Ports of each address of the servers that answer.
+const PORTS: usize = 50;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Checks a second, each of another server.
+    #[arg(long, default_value_t = 10_000)]
+    checks: usize,
+    /// Targets that swallow everything.
+    #[arg(long, default_value_t = 5_000)]
+    holes: usize,
+    /// How long.
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    raise_limits();
+    // In a namespace of its own, where nobody else is: loopback answers, and a dummy device swallows.
+    if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
+        let program = std::env::current_exe()?;
+        let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];
+        words.push(
+            "ip link set lo up && ip link add hole type dummy && ip addr add 10.99.0.1/16 dev hole && ip link set hole up && \
+             ip route add 10.98.0.0/16 dev hole && ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:01 dev hole && \
+             ip route replace 10.98.0.0/16 via 10.99.0.2 && exec \"$0\" \"$@\""
+                .into(),
+        );
+        words.push(program.display().to_string());
+        words.extend(std::env::args().skip(1));
+        let status = std::process::Command::new("unshare")
+            .args(words)
+            .env("LVS_CHECKS_INSIDE", "1")
+            .status()
+            .context("unshare (util-linux), as root")?;
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    let addresses = options.checks.div_ceil(PORTS);
+    let servers = (0..addresses).flat_map(|n| {
+        let [_, _, high, low] = u32::try_from(n + 1).unwrap_or(1).to_be_bytes();
+        (0..PORTS).map(move |port| {
+            let port = 20_000 + u16::try_from(port).unwrap_or(0);
+            SocketAddr::from(([127, 9, high, low], port))
+        })
+    });
+    let servers: Vec<SocketAddr> = servers.take(options.checks).collect();
+    listen();
+    let mut text = String::from(
+        "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
+         check = { type = \"tcp\", interval = \"1s\", timeout = \"900ms\" }\n",
+    );
+    for server in &servers {
+        text.push_str(&format!("[[service.server]]\naddress = \"{server}\"\n"));
+    }
+    text.push_str(
+        "[[service]]\naddress = \"192.0.2.2:80\"\nforward = \"nat\"\n\
+         check = { type = \"tcp\", interval = \"2s\", timeout = \"1s\" }\n",
+    );
+    for n in 0..options.holes {
+        let [_, _, high, low] = u32::try_from(n).unwrap_or(0).to_be_bytes();
+        text.push_str(&format!(
+            "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
+        ));
+    }
+    // Servers of a test may be where no real one is.
+    let (config, _) =
+        Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let (mut checks, mut reports) = Checks::new(Network::default(), None);
+        checks.set(&config);
+        // All at once, at the start; then spread.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let (mut up, mut down) = (0, 0);
+        let mut count = |report| {
+            for change in checks.take(report) {
+                match change.up {
+                    true => up += 1,
+                    false => down += 1,
+                }
+            }
+        };
+        while let Ok(report) = reports.try_recv() {
+            count(report);
+        }
+        let before = snapshot(&checks.timing().lag);
+        let cpu = processor();
+        tokio::time::sleep(Duration::from_secs(options.seconds)).await;
+        let after = snapshot(&checks.timing().lag);
+        let used = processor() - cpu;
+        let all: u64 = after.iter().zip(&before).map(|(a, b)| a - b).sum();
+        println!(
+            "{up} up, {down} down; {:.0} checks/s, {:.0} % of a core",
+            per(all, options.seconds),
+            used * 100.0 / options.seconds.max(1) as f64
+        );
+        for share in [50, 90, 99, 100] {
+            let mut seen = 0;
+            let late = after.iter().zip(&before).position(|(a, b)| {
+                seen += a - b;
+                seen * 100 >= all * share
+            });
+            println!(
+                "start lag p{share}: {:?}",
+                STEPS[late.unwrap_or(STEPS.len() - 1)]
+            );
+        }
+        anyhow::Ok(())
+    })
+}
+
+/// Steps in which lag is told.
+const STEPS: [Duration; 14] = {
+    let ms = Duration::from_millis;
+    [
+        ms(1),
+        ms(2),
+        ms(3),
+        ms(5),
+        ms(8),
+        ms(12),
+        ms(20),
+        ms(30),
+        ms(50),
+        ms(80),
+        ms(150),
+        ms(500),
+        ms(2_000),
+        ms(3_600_000),
+    ]
+};
+
+/// Checks within each step.
+fn snapshot(times: &lvsd::health::Times) -> Vec<u64> {
+    let mut last = 0;
+    STEPS
+        .iter()
+        .map(|step| {
+            let upto = times.within(*step);
+            let here = upto - last;
+            last = upto;
+            here
+        })
+        .collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
+fn per(all: u64, seconds: u64) -> f64 {
+    all as f64 / seconds.max(1) as f64
+}
+
+/// Seconds of the processor that this process has had, its listeners included.
+fn processor() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat
+        .rsplit(") ")
+        .next()
+        .unwrap_or_default()
+        .split(' ')
+        .collect();
+    let ticks = |n: usize| {
+        fields
+            .get(n)
+            .and_then(|field| field.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    };
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Answers at all these ports of every loopback address, from a thread of its own.
+fn listen() {
+    for port in 0..PORTS {
+        let port = 20_000 + u16::try_from(port).unwrap_or(0);
+        let listener = match std::net::TcpListener::bind(("0.0.0.0", port)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                eprintln!("port {port}: {error}");
+                continue;
+            }
+        };
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                drop(stream);
+            }
+        });
+    }
+}

@@ -1,0 +1,200 @@
+//! Connections whose server is chosen before they open: a health check goes the way of a client's packets, and yet to
+//! exactly the server that it asks about.
+
+use alloc::collections::BTreeMap;
+#[cfg(test)]
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use super::Control;
+use crate::{Error, Instant, Protocol, ServiceKey};
+
+/// Pins that wait for their connections at most.
+pub(crate) const PINS_MAX: usize = 16_384;
+
+/// How long one waits.
+const LIFE: Duration = Duration::from_secs(10);
+
+/// Who opens the connection, and to which service.
+type From = (u8, SocketAddr, u32);
+
+/// The pins, few and short-lived: those of checks that are about to begin.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    all: BTreeMap<From, (SocketAddr, Instant)>,
+    /// When those that nobody has used are looked for next.
+    next: Instant,
+}
+
+impl Pins {
+    /// The server for this connection, once.
+    pub(super) fn take(
+        &mut self,
+        protocol: Protocol,
+        client: SocketAddr,
+        service: u32,
+        now: Instant,
+    ) -> Option<SocketAddr> {
+        if self.all.is_empty() {
+            return None;
+        }
+        let (server, until) = self.all.remove(&(protocol.0, client, service))?;
+        (now < until).then_some(server)
+    }
+
+    /// Forgets those whose time is over, at most twice in their life.
+    fn tidy(&mut self, now: Instant) {
+        if now >= self.next {
+            self.all.retain(|_, (_, until)| now < *until);
+            self.next = now + LIFE / 2;
+        }
+    }
+}
+
+impl Control {
+    /// The next connection that `client` opens to the service within 10 s goes to `server`, whatever the scheduler, the
+    /// server's weight, filters and limits say. For health checks that travel as a client's packets do.
+    ///
+    /// # Errors
+    /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and [`Error::TooManyPins`] while 16,384 wait.
+    pub fn pin(
+        &mut self,
+        key: &ServiceKey,
+        server: SocketAddr,
+        client: SocketAddr,
+        now: Instant,
+    ) -> Result<(), Error> {
+        let ServiceKey::Address { protocol, addr } = *key else {
+            return Err(Error::NoService);
+        };
+        let number = self
+            .find_service(0, protocol, addr)
+            .ok_or(Error::NoService)?;
+        if !self.services[&number]
+            .servers()
+            .iter()
+            .any(|s| s.addr() == server)
+        {
+            return Err(Error::NoServer);
+        }
+        self.pins.tidy(now);
+        let from = (protocol.0, client, number);
+        if self.pins.all.len() >= PINS_MAX && !self.pins.all.contains_key(&from) {
+            return Err(Error::TooManyPins);
+        }
+        self.pins.all.insert(from, (server, now + LIFE));
+        Ok(())
+    }
+
+    /// The clients that are pinned, for tests.
+    #[cfg(test)]
+    fn pinned(&self) -> Vec<SocketAddr> {
+        self.pins.all.keys().map(|from| from.1).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Family, Forwarding, Hook, Options, PacketMeta, Segment, ServerConfig, ServiceConfig,
+        TcpFlags, Transport, Tuple, Verdict,
+    };
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_pinned_connection_goes_to_its_server_once() {
+        let mut control = Control::new(Options::default());
+        let mut shard = control.shard(0).unwrap();
+        let vip = address("198.51.100.1:80");
+        let key = ServiceKey::tcp(vip);
+        let now = Instant::ZERO;
+        control
+            .add_service(key, ServiceConfig::new(Family::V4, "rr"), None)
+            .unwrap();
+        let servers = [("10.0.0.1:80", 1), ("10.0.0.2:80", 0)];
+        for (server, weight) in servers {
+            let config = ServerConfig::new(weight, Forwarding::Nat);
+            control
+                .add_server(&key, address(server), &config, now)
+                .unwrap();
+        }
+        let quiesced = address(servers[1].0);
+        let client = address("192.0.2.1:1000");
+        assert_eq!(
+            control.pin(&key, address("10.0.0.3:80"), client, now),
+            Err(Error::NoServer)
+        );
+        let other = ServiceKey::udp(vip);
+        assert_eq!(
+            control.pin(&other, quiesced, client, now),
+            Err(Error::NoService)
+        );
+        control.pin(&key, quiesced, client, now).unwrap();
+        let late = address("192.0.2.1:1001");
+        control.pin(&key, quiesced, late, now).unwrap();
+        let mut target = |client: SocketAddr, now: Instant| {
+            let meta = PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: client,
+                    dst: vip,
+                },
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                segment: Segment::NONE,
+                mark: 0,
+                len: 60,
+            };
+            let verdict = match shard.handle_packet(&meta, now) {
+                Ok(verdict) => verdict,
+                Err(pending) => control.admit(&mut shard, &meta, pending, now),
+            };
+            match verdict {
+                Verdict::Forward(forward) => forward.target,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(
+            target(address("192.0.2.9:1000"), now),
+            address(servers[0].0)
+        );
+        assert_eq!(target(client, now), quiesced, "of weight 0");
+        assert_eq!(target(late, now + LIFE), address(servers[0].0), "too late");
+        assert!(control.pinned().is_empty());
+    }
+
+    #[test]
+    fn pins_are_bounded_and_forgotten() {
+        let mut control = Control::new(Options::default());
+        let key = ServiceKey::tcp(address("198.51.100.1:80"));
+        let server = address("10.0.0.1:80");
+        control
+            .add_service(key, ServiceConfig::new(Family::V4, "rr"), None)
+            .unwrap();
+        let now = Instant::ZERO;
+        control
+            .add_server(&key, server, &ServerConfig::new(1, Forwarding::Nat), now)
+            .unwrap();
+        let client =
+            |n: usize| SocketAddr::from(([192, 0, (n >> 16) as u8, 2], (n & 0xffff) as u16));
+        for n in 0..PINS_MAX {
+            control.pin(&key, server, client(n), now).unwrap();
+        }
+        assert_eq!(
+            control.pin(&key, server, client(PINS_MAX), now),
+            Err(Error::TooManyPins)
+        );
+        control
+            .pin(&key, server, client(0), now)
+            .expect("the same again");
+        control
+            .pin(&key, server, client(PINS_MAX), now + LIFE)
+            .expect("the others are over");
+        assert_eq!(control.pinned(), [client(PINS_MAX)]);
+    }
+}

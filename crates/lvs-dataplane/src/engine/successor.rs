@@ -1,0 +1,139 @@
+//! What an engine leaves for the one that comes after it, should it be killed: services, servers, settings and counters, beside
+//! the connection table in the [kernel](crate::in_kernel).
+
+use std::net::SocketAddr;
+
+use lvs_core::api::{
+    Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts,
+};
+use lvs_core::{Control, Instant, Sysctls};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use crate::in_kernel::{InKernel, Record};
+
+/// Services and servers up to which every change is kept at once; with more it is within a second.
+pub(super) const FEW: usize = 256;
+
+/// What is kept, beside connections and counters.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Kept {
+    /// What leads to the same services, servers and settings.
+    calls: Vec<Call>,
+    /// Where counters are: service, server, record.
+    records: Vec<(ServiceId, SocketAddr, u32)>,
+}
+
+/// Keeps what there is now.
+pub(super) fn keep(control: &Control, in_kernel: &InKernel) {
+    let mut kept = Kept::default();
+    let (tcp, tcp_fin, udp) = control.timeouts();
+    kept.calls
+        .push(Call::TimeoutsSet(Timeouts { tcp, tcp_fin, udp }));
+    let (usual, now) = (Sysctls::default(), control.sysctls());
+    for &name in Sysctls::NAMES {
+        if let (Ok(usual), Ok(value)) = (usual.get(name), now.get(name))
+            && usual != value
+        {
+            let name = name.to_owned();
+            kept.calls.push(Call::SysctlSet(Sysctl { name, value }));
+        }
+    }
+    for service in control.services() {
+        let id = ServiceId::from(service.key());
+        kept.calls.push(Call::ServiceAdd(ServiceSpec {
+            service: id,
+            config: service.config().clone(),
+            owner: service.owner().map(ToOwned::to_owned),
+        }));
+        for server in service.servers() {
+            kept.calls.push(Call::ServerAdd(ServerSpec {
+                service: id,
+                server: server.addr(),
+                config: server.config(),
+            }));
+            let record = u32::try_from(server.id().index()).unwrap_or(u32::MAX);
+            kept.records.push((id, server.addr(), record));
+        }
+    }
+    if !control.marks().is_empty() {
+        let rules = control.marks().iter().map(ToString::to_string).collect();
+        kept.calls.push(Call::MarkSet { rules });
+    }
+    for (key, filter) in control.filters() {
+        let service = key.map(ServiceId::from);
+        kept.calls
+            .push(Call::FilterSet(FilterSpec { service, filter }));
+    }
+    if !control.own_vips().is_empty() {
+        let addresses = control.own_vips().to_vec();
+        kept.calls.push(Call::VipsOwn { addresses });
+    }
+    let (pool, hairpin) = control.local_pool();
+    if !pool.is_empty() {
+        let addresses = pool.iter().map(|local| local.addr).collect();
+        kept.calls
+            .push(Call::LocalSet(LocalPool { addresses, hairpin }));
+    }
+    let services = control.services().filter_map(|service| {
+        let virt = match ServiceId::from(service.key()) {
+            ServiceId::Tcp { address } => (6, address),
+            ServiceId::Udp { address } => (17, address),
+            _ => return None,
+        };
+        Some(virt)
+    });
+    in_kernel.set_services(services);
+    match serde_json::to_vec(&kept) {
+        Ok(text) if in_kernel.save(&text) => {}
+        _ => warn!(
+            "there are so many services and servers that a successor of this engine would not find them, should it be killed"
+        ),
+    }
+}
+
+/// Whether so little is kept that it is kept at every change.
+pub(super) fn is_small(control: &Control) -> bool {
+    control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
+}
+
+/// Makes what a predecessor has left: services, servers and settings, and gives where their counters are.
+pub(super) fn restore(
+    control: &mut Control,
+    host: &dyn Host,
+    in_kernel: &InKernel,
+    now: Instant,
+) -> Vec<Record> {
+    let kept: Kept = match in_kernel.saved().map(|text| serde_json::from_slice(&text)) {
+        Some(Ok(kept)) => kept,
+        Some(Err(error)) => {
+            warn!("what the engine before this one has left cannot be read: {error}");
+            return Vec::new();
+        }
+        None => return Vec::new(),
+    };
+    if control.apply(&kept.calls, host, now).is_err() {
+        // What this engine cannot do any more is left out, and nothing else.
+        for call in &kept.calls {
+            if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
+                warn!(
+                    "of what the engine before this one had: {}",
+                    refused.failure.message
+                );
+            }
+        }
+    }
+    info!(
+        services = control.services().count(),
+        "going on where another engine was killed"
+    );
+    kept.records
+        .into_iter()
+        .map(|(service, server, record)| Record {
+            service: service.into(),
+            server,
+            record,
+        })
+        .collect()
+}

@@ -1,0 +1,164 @@
+//! A service that the daemon serves itself.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use toml::Spanned;
+
+use super::{Checker, virtual_address};
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{RawDuration, RawProxy, RawService};
+use crate::proxy::Options;
+use crate::proxy::header::Version;
+
+/// The shortest and the longest time that a proxy waits for something.
+const TIMES: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
+
+/// Whether the word is `proxy`.
+pub(super) fn is_word(forward: &Spanned<String>) -> bool {
+    forward.get_ref() == "proxy"
+}
+
+/// Whether the daemon serves it itself.
+pub(super) fn is_proxied(raw: &RawService) -> bool {
+    raw.forward.as_ref().is_some_and(is_word)
+}
+
+impl Checker<'_> {
+    /// How it is proxied; `None` if it is not.
+    pub(super) fn proxy(&mut self, raw: &RawService, id: Option<&ServiceId>) -> Option<Options> {
+        let Some(forward) = raw.forward.as_ref().filter(|forward| is_word(forward)) else {
+            if let Some(proxy) = &raw.proxy {
+                self.report(
+                    Diagnostic::error(
+                        proxy.span(),
+                        "`proxy` is for services with forward = \"proxy\"",
+                    )
+                    .help("set forward = \"proxy\", or remove `proxy`"),
+                );
+            }
+            return None;
+        };
+        let at = forward.span();
+        let mut impossible = |span: std::ops::Range<usize>, title: &str, help: &str| {
+            let finding = Diagnostic::error(span, title).context(at.clone(), "it is proxied");
+            self.report(finding.help(help));
+        };
+        if let Some(vip) = &raw.vip {
+            impossible(
+                vip.span(),
+                "the address of a proxied service is this host's own",
+                "remove `vip`; listen at an address of this host, at 0.0.0.0 or at [::]",
+            );
+        }
+        if let Some(one) = raw.one_packet.as_ref().filter(|one| *one.get_ref()) {
+            impossible(
+                one.span(),
+                "a proxy keeps clients on their servers, which one-packet scheduling does not",
+                "remove `one_packet`",
+            );
+        }
+        let place = raw.address.as_ref().map(Spanned::span);
+        let mark = raw.fwmark.as_ref().map(Spanned::span);
+        let place = place.or(mark).unwrap_or_else(|| at.clone());
+        match id {
+            Some(ServiceId::Fwmark { .. }) => impossible(
+                place,
+                "a proxy listens at one port, and knows nothing of marks",
+                "write a [[service]] with address and port for each",
+            ),
+            Some(ServiceId::Sctp { .. }) => impossible(
+                place,
+                "a proxy relays TCP and UDP, and not SCTP",
+                "set forward = \"nat\", or another protocol",
+            ),
+            Some(id) => {
+                let ip = virtual_address(id);
+                let any = ip.is_some_and(|address| address.ip().is_unspecified());
+                let datagrams = matches!(id, ServiceId::Udp { .. });
+                if ip.is_some_and(|address| address.port() == 0) {
+                    impossible(
+                        place,
+                        "a proxy needs a port to listen at",
+                        "write the port behind the address",
+                    );
+                } else if any && datagrams {
+                    impossible(
+                        place,
+                        "answers to datagrams have to come from the address that was asked",
+                        "write a [[service]] with each address of this host",
+                    );
+                } else if ip.is_some_and(|address| never(address.ip())) {
+                    impossible(
+                        place,
+                        "nobody can listen at this address",
+                        "give an address of this host",
+                    );
+                }
+            }
+            None => {}
+        }
+        let datagrams = matches!(id, Some(ServiceId::Udp { .. }));
+        Some(self.proxy_options(raw.proxy.as_ref(), datagrams))
+    }
+
+    fn proxy_options(&mut self, raw: Option<&Spanned<RawProxy>>, datagrams: bool) -> Options {
+        let mut options = Options::default();
+        if datagrams {
+            options.idle_timeout = Options::IDLE_UDP;
+        }
+        let Some(raw) = raw.map(Spanned::get_ref) else {
+            return options;
+        };
+        options.send = self.word(
+            raw.send.as_ref(),
+            &[("v1", Version::V1), ("v2", Version::V2)],
+        );
+        options.accept = raw.accept.as_ref().is_some_and(|accept| *accept.get_ref());
+        let send = raw.send.as_ref().map(Spanned::span);
+        let accept = raw.accept.as_ref().map(Spanned::span);
+        if let (true, Some(place)) = (datagrams, send.or(accept)) {
+            self.report(
+                Diagnostic::error(place, "the PROXY protocol is for TCP only")
+                    .help("remove `send` and `accept`"),
+            );
+        }
+        let mut time = |value: Option<&Spanned<RawDuration>>, or: Duration| {
+            let Some(value) = value else {
+                return or;
+            };
+            let time = value.get_ref().0;
+            if !TIMES.contains(&time) {
+                self.report(
+                    Diagnostic::error(value.span(), "the time is out of range")
+                        .help("give \"100ms\" to \"31d\""),
+                );
+            }
+            time
+        };
+        options.connect_timeout = time(raw.connect_timeout.as_ref(), options.connect_timeout);
+        options.idle_timeout = time(raw.idle_timeout.as_ref(), options.idle_timeout);
+        options
+    }
+
+    /// A proxied server of a service that is not, or the other way round.
+    pub(super) fn mixed(&mut self, own: &Spanned<String>, service: Option<&Spanned<String>>) {
+        let mut finding =
+            Diagnostic::error(own.span(), "a service is proxied as a whole or not at all")
+                .help("set forward = \"proxy\" for the service, and for none of its servers");
+        if let Some(service) = service {
+            finding = finding.context(service.span(), "the service's");
+        }
+        self.report(finding);
+    }
+}
+
+/// Whether no host can have the address.
+fn never(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_multicast() || ip.to_ipv4_mapped().is_some(),
+    }
+}

@@ -1,0 +1,195 @@
+//! The ways to all that forwards: an engine, and the proxy in this process.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use lvs_core::api::ServiceId;
+use tokio::time::Instant;
+
+use super::{Found, Goal, Host, Link, Step, Stopped};
+use crate::host_addresses::Addresses;
+use crate::proxy::control::ProxyHost;
+use crate::proxy::{self, Proxy};
+use crate::reconcile::Desired;
+
+/// What the proxy should do.
+#[derive(Clone, Debug, Default)]
+pub struct Proxied {
+    /// Its services.
+    pub desired: Desired,
+    /// How they are proxied.
+    pub options: HashMap<ServiceId, proxy::Options>,
+}
+
+impl Proxied {
+    /// Takes the services that are proxied out of what is desired; nothing if there are none.
+    pub fn part(
+        desired: &mut Desired,
+        options: HashMap<ServiceId, proxy::Options>,
+    ) -> Option<Box<Self>> {
+        if options.is_empty() {
+            return None;
+        }
+        let services = std::mem::take(&mut desired.services);
+        let (proxied, rest) = services
+            .into_iter()
+            .partition(|service| options.contains_key(&service.id));
+        desired.services = rest;
+        Some(Box::new(Self {
+            desired: Desired {
+                file: desired.file.clone(),
+                services: proxied,
+                filter: desired.filter.clone(),
+                on_drift: desired.on_drift,
+                generation: desired.generation,
+                ..Desired::default()
+            },
+            options,
+        }))
+    }
+}
+
+/// The way to an engine, and the proxy as soon as something is proxied.
+#[derive(Debug)]
+pub struct Links {
+    engine: Link,
+    proxy: Option<(Proxy, Link)>,
+    /// The engine has something to do, or has had.
+    needed: bool,
+}
+
+impl Links {
+    /// No connection yet. With `attach` an engine is waited for, and none started.
+    pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
+        Self {
+            engine: Link::new(host, attach, now),
+            proxy: None,
+            needed: true,
+        }
+    }
+
+    /// The host's addresses now.
+    pub fn addresses(&self) -> Addresses {
+        self.engine.addresses()
+    }
+
+    /// The way to cut a step short.
+    pub fn news(&self) -> Arc<AtomicBool> {
+        self.engine.news()
+    }
+
+    /// Goes one step towards `goal`, as [`Link::step`].
+    pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
+        let mut proxied = None;
+        if goal.proxied.is_some() || self.proxy.is_some() {
+            match self.step_proxy(goal, changed, now) {
+                Step::InStep { found, again } => proxied = Some((found, again)),
+                other => return other,
+            }
+        }
+        self.needed = goal.needs_engine();
+        // One that was needed before has to let go of what it was given.
+        if let (false, Some((found, again))) = (self.needed, &proxied)
+            && !self.engine.is_there(changed, now)
+        {
+            return Step::InStep {
+                found: Arc::clone(found),
+                again: *again,
+            };
+        }
+        match (self.engine.step(goal, changed, now), proxied) {
+            (Step::InStep { found, again }, Some((proxied, _))) => Step::InStep {
+                found: Arc::new(merged(&found, &proxied)),
+                again,
+            },
+            (step, _) => step,
+        }
+    }
+
+    fn step_proxy(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
+        if self.proxy.is_none() {
+            let proxy = match Proxy::start() {
+                Ok(proxy) => proxy,
+                Err(error) => return Step::Fatal(format!("cannot start the proxy: {error}")),
+            };
+            let mut link = Link::new(Box::new(ProxyHost(proxy.clone())), true, now);
+            link.share_news(self.engine.news());
+            self.proxy = Some((proxy, link));
+        }
+        let Some((proxy, link)) = &mut self.proxy else {
+            return Step::Interrupted;
+        };
+        // The last service that is proxied may have left the file.
+        let nothing = Proxied::default();
+        let proxied = goal.proxied.as_deref().unwrap_or(&nothing);
+        proxy.set_options(proxied.options.clone());
+        let goal = Goal {
+            desired: proxied.desired.clone(),
+            readied: goal.readied.clone(),
+            ..Goal::default()
+        };
+        link.step(&goal, changed, now)
+    }
+
+    /// What others have changed by hand since this was last asked, in words.
+    pub fn take_deeds(&mut self) -> Vec<String> {
+        self.engine.take_deeds()
+    }
+
+    /// The engine's process, where that is known, and whether it answers.
+    pub fn contact(&self) -> (Option<u32>, bool) {
+        self.engine.contact()
+    }
+
+    /// The engine in words.
+    pub fn engine(&self) -> String {
+        self.engine.engine()
+    }
+
+    /// Connections that end with this process.
+    pub fn proxied_connections(&self) -> usize {
+        self.proxy
+            .as_ref()
+            .map_or(0, |(proxy, _)| proxy.connections())
+    }
+
+    /// Ends the engine, as [`Link::stop`].
+    pub fn stop(&mut self, now: Instant) -> Stopped {
+        if !self.needed && !self.engine.contact().1 {
+            return Stopped::Asked;
+        }
+        self.engine.stop(now)
+    }
+
+    /// Whether the engine that we started is still there.
+    pub fn still_running(&mut self) -> bool {
+        self.engine.still_running()
+    }
+}
+
+/// What was found in both.
+fn merged(one: &Found, other: &Found) -> Found {
+    let lists = |a: &[String], b: &[String]| [a, b].concat();
+    let sets = |a: &HashSet<ServiceId>, b: &HashSet<ServiceId>| a.union(b).copied().collect();
+    let servers = |a: &HashSet<(ServiceId, SocketAddr)>, b: &HashSet<_>| {
+        a.union(b).copied().collect::<HashSet<_>>()
+    };
+    let vips: BTreeSet<IpAddr> = one.vips.union(&other.vips).copied().collect();
+    Found {
+        refused: lists(&one.refused, &other.refused),
+        conflicts: sets(&one.conflicts, &other.conflicts),
+        drained: servers(&one.drained, &other.drained),
+        drift: lists(&one.drift, &other.drift),
+        vips,
+        servers: one
+            .servers
+            .iter()
+            .chain(&other.servers)
+            .map(|(key, seen)| (*key, *seen))
+            .collect(),
+        seen: Arc::clone(&one.seen),
+        proxied: Arc::clone(&other.seen),
+    }
+}

@@ -1,0 +1,101 @@
+//! What a good check may say beside that the server serves: how many connections it wants.
+
+/// Connections that a server wants, by its own word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// So many hundredths of its configured weight.
+    Percent(u16),
+    /// This weight.
+    Exactly(i32),
+}
+
+/// What a check has said. What it does not mention stays as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// The weight that it is to have; `None`: nothing said.
+    pub weight: Option<Weight>,
+    /// Whether it wants no new connections; `None`: nothing said.
+    pub drains: Option<bool>,
+}
+
+impl Advice {
+    /// Nothing.
+    pub const NONE: Self = Self {
+        weight: None,
+        drains: None,
+    };
+
+    /// A weight.
+    pub(crate) const fn weight(weight: Weight) -> Self {
+        Self {
+            weight: Some(weight),
+            drains: None,
+        }
+    }
+
+    /// Takes what is new; true if that changes anything.
+    pub fn take(&mut self, new: Self) -> bool {
+        let before = *self;
+        self.weight = new.weight.or(self.weight);
+        self.drains = new.drains.or(self.drains);
+        *self != before
+    }
+
+    /// The weight of a server whose configured one is `configured`.
+    pub fn apply(&self, configured: i32) -> i32 {
+        if self.drains == Some(true) {
+            return 0;
+        }
+        match self.weight {
+            None => configured,
+            // Who is to have none by the file has none, whatever it says.
+            Some(_) if configured == 0 => 0,
+            Some(Weight::Exactly(weight)) => weight,
+            Some(Weight::Percent(percent)) => {
+                let exact = i64::from(configured) * i64::from(percent);
+                // A small share of a small weight is not none at all.
+                let share = (exact + 99) / 100;
+                i32::try_from(share).unwrap_or(i32::MAX)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_configured_weight() {
+        let percent = |n| Advice::weight(Weight::Percent(n));
+        for (advice, configured, wanted) in [
+            (Advice::NONE, 7, 7),
+            (percent(50), 10, 5),
+            (percent(1), 10, 1),
+            (percent(0), 10, 0),
+            (percent(200), 10, 20),
+            (percent(256), i32::MAX, i32::MAX),
+            (percent(50), 0, 0),
+            (Advice::weight(Weight::Exactly(253)), 1, 253),
+        ] {
+            assert_eq!(
+                advice.apply(configured),
+                wanted,
+                "{advice:?} of {configured}"
+            );
+        }
+        let mut said = percent(50);
+        let drain = |drains| Advice {
+            drains: Some(drains),
+            weight: None,
+        };
+        assert!(said.take(drain(true)));
+        assert_eq!(said.apply(10), 0);
+        assert!(
+            !said.take(Advice::NONE),
+            "a draining server goes on draining"
+        );
+        assert!(said.take(drain(false)));
+        assert_eq!(said.apply(10), 5, "with the share that it had");
+    }
+}

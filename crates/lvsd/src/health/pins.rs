@@ -1,0 +1,99 @@
+//! Asking the engine to lead the connection of a check to exactly one server (`server.pin`).
+
+use std::io;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use lvs_core::api::{Call, Done, ServiceId};
+use lvs_dataplane::control::{Address, Client, Error};
+use tokio::sync::{mpsc, oneshot};
+
+/// How long the engine may say nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Checks that wait for the engine.
+const WAITING: usize = 1024;
+
+/// The way to the engine, for checks.
+#[derive(Clone, Debug)]
+pub struct Pins(mpsc::Sender<Pin>);
+
+#[derive(Debug)]
+struct Pin {
+    call: Call,
+    reply: oneshot::Sender<Result<(), String>>,
+}
+
+impl Pins {
+    /// A thread that asks the engine at `address`, until nobody wants it any more.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub fn start(address: Address) -> io::Result<Self> {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        thread::Builder::new()
+            .name("lvsd-pins".to_owned())
+            .spawn(move || serve(&address, receiver))?;
+        Ok(Self(sender))
+    }
+
+    /// Has the next connection from `client` to `service` go to `server`.
+    ///
+    /// # Errors
+    /// In words.
+    pub async fn pin(
+        &self,
+        service: ServiceId,
+        server: SocketAddr,
+        client: SocketAddr,
+    ) -> Result<(), String> {
+        let (reply, answer) = oneshot::channel();
+        let call = Call::ServerPin {
+            service,
+            server,
+            client,
+        };
+        let gone = || "lvsd is ending".to_owned();
+        let pin = Pin { call, reply };
+        self.0.send(pin).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+fn serve(address: &Address, mut pins: mpsc::Receiver<Pin>) {
+    let mut client = None;
+    while let Some(Pin { call, reply }) = pins.blocking_recv() {
+        if reply.is_closed() {
+            // The check's time is up.
+            continue;
+        }
+        let mut answer = ask(address, &mut client, &call);
+        if matches!(answer, Err(Some(_))) {
+            // The engine may be another one by now.
+            answer = ask(address, &mut client, &call);
+        }
+        let answer = answer.map_err(|error| {
+            error.map_or_else(
+                || "the engine does not have the server yet".to_owned(),
+                |error| error.to_string(),
+            )
+        });
+        let _ = reply.send(answer);
+    }
+}
+
+/// `Err(None)`: the engine has no such service or server.
+fn ask(address: &Address, client: &mut Option<Client>, call: &Call) -> Result<(), Option<Error>> {
+    let connection = match client {
+        Some(connection) => connection,
+        None => client.insert(Client::connect_patiently(address, PATIENCE).map_err(Some)?),
+    };
+    match connection.call::<Done>(call) {
+        Ok(_) => Ok(()),
+        Err(Error::Refused(_)) => Err(None),
+        Err(error) => {
+            *client = None;
+            Err(Some(error))
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! `type = "agent"`: a program beside the server says how it is, in the words of HAProxy's agents.
+
+use std::net::SocketAddr;
+
+use tokio::io::AsyncWriteExt;
+
+use super::line::{Line, Lines};
+use super::words::{self, LINE_MAX};
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
+use crate::config::{Diagnostic, Keys};
+
+/// A line of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Agent {
+    port: Port,
+    /// What it is sent before it answers.
+    send: String,
+}
+
+impl Kind for Agent {
+    const NAME: &'static str = "agent";
+    const KEYS: &'static [&'static str] = &["port", "send"];
+    // It knows.
+    const RISE: u32 = 1;
+    const FALL: u32 = 1;
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let port = Port::parse(keys)?;
+        if port == Port::default() {
+            keys.report(
+                Diagnostic::error(keys.table(), "`port` of the agent is missing")
+                    .help("add the port at which it answers: port = 9707"),
+            );
+            return None;
+        }
+        let send = keys.string("send")?.unwrap_or_default();
+        Some(Self { port, send })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let port = self.port.bind(server)?;
+        Ok(Self {
+            port,
+            ..self.clone()
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("the agent at {}", self.port.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let target = self.port.address(asked.server);
+        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let mut stream = asked.connect(target).await?;
+        stream
+            .write_all(self.send.as_bytes())
+            .await
+            .map_err(failed)?;
+        let answer = Lines::new(stream, LINE_MAX).next().await.map_err(failed)?;
+        let wrong =
+            |why: String| ProbeError::Server(format!("{}: {why}", self.target(asked.server)));
+        let line = match answer {
+            Line::Whole(line) | Line::End(line) => line,
+            Line::TooLong => return Err(wrong("it says more than 1 KiB on one line".to_owned())),
+        };
+        let said = words::parse(&line).map_err(wrong)?;
+        match said.down {
+            None => Ok(said.advice),
+            Some(why) => Err(wrong(why)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::Weight;
+    use crate::health::probe::hostile::{answering, probe};
+
+    #[tokio::test]
+    async fn its_words_count() {
+        let check = "{ type = \"agent\", port = 1, send = \"how?\\n\" }";
+        let server = answering(b"up 50%\n").await;
+        let half = Advice::weight(Weight::Percent(50));
+        assert_eq!(probe(check, server).await, Ok(half));
+        let server = answering(b"drain").await;
+        assert_eq!(probe(check, server).await.unwrap().drains, Some(true));
+        for (words, wanted) in [
+            (&b"down # no disk\n"[..], "no disk"),
+            (b"", "it says nothing"),
+            (b"\xff\xfe\n", "it says"),
+            (&[b'a'; 4000], "more than 1 KiB"),
+        ] {
+            let server = answering(words).await;
+            let said = probe(check, server).await.expect_err("down");
+            assert!(format!("{said:?}").contains(wanted), "{said:?}");
+        }
+    }
+}

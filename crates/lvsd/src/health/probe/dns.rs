@@ -1,0 +1,360 @@
+//! `type = "dns"`: a name server answers a question.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use lvs_core::Protocol;
+
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
+use crate::config::{Diagnostic, Keys};
+
+/// What is read of an answer; the question says so.
+const ANSWER_MAX: usize = 1232;
+/// Answers of others, or to other questions, that are passed over.
+const STRANGE_MAX: usize = 16;
+
+/// Kinds of records that can be asked for.
+const RECORDS: &[(&str, u16)] = &[
+    ("A", 1),
+    ("NS", 2),
+    ("CNAME", 5),
+    ("SOA", 6),
+    ("PTR", 12),
+    ("MX", 15),
+    ("TXT", 16),
+    ("AAAA", 28),
+    ("SRV", 33),
+    ("ANY", 255),
+];
+
+const CODES: &[&str] = &[
+    "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED",
+];
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Dns {
+    port: Port,
+    name: String,
+    record: u16,
+    /// Codes that are good.
+    codes: Vec<u8>,
+    /// Records that the answer has at least.
+    answers: u16,
+    /// An address that must be among them.
+    address: Option<IpAddr>,
+}
+
+impl Kind for Dns {
+    const NAME: &'static str = "dns";
+    const KEYS: &'static [&'static str] = &["port", "name", "record", "rcode", "answers", "answer"];
+    const VIA: Option<Protocol> = Some(Protocol::UDP);
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let port = Port::parse(keys)?;
+        // keepalived's question: any server of names can answer it.
+        let name = keys.string("name")?.unwrap_or_else(|| ".".to_owned());
+        if question(0, &name, 1).is_none() {
+            let at = keys.place("name");
+            keys.report(
+                Diagnostic::error(at, format!("{name:?} is not a name"))
+                    .help("labels of 1 to 63 letters, digits, `-` and `_` with dots between them: name = \"www.example.org\""),
+            );
+            return None;
+        }
+        let address = keys.string("answer")?;
+        let address = match address.map(|text| text.parse::<IpAddr>()) {
+            None => None,
+            Some(Ok(address)) => Some(address),
+            Some(Err(_)) => {
+                let at = keys.place("answer");
+                keys.report(
+                    Diagnostic::error(at, "not an address")
+                        .help("give an address that the answer must have: answer = \"192.0.2.1\""),
+                );
+                return None;
+            }
+        };
+        let usual = match address {
+            Some(IpAddr::V4(_)) => 1,
+            Some(IpAddr::V6(_)) => 28,
+            None => 6,
+        };
+        let record = keys.word("record", RECORDS)?.unwrap_or(usual);
+        let codes: Vec<(&str, u8)> = CODES.iter().copied().zip(0..).collect();
+        let code = keys.word("rcode", &codes)?.unwrap_or(0);
+        let answers = keys.number("answers", 0..=1000)?.unwrap_or(0);
+        Some(Self {
+            port,
+            name,
+            record,
+            codes: vec![code],
+            answers: u16::try_from(answers).unwrap_or(0),
+            address,
+        })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let port = self.port.bind(server)?;
+        Ok(Self {
+            port,
+            ..self.clone()
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("dns at {}", self.port.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let target = self.port.address(asked.server);
+        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let socket = asked.datagrams(target).await?;
+        let id = fresh_id();
+        let question = question(id, &self.name, self.record).unwrap_or_default();
+        socket.send(&question).await.map_err(failed)?;
+        let mut bytes = [0; ANSWER_MAX];
+        let mut why = String::new();
+        for _ in 0..STRANGE_MAX {
+            let n = socket.recv(&mut bytes).await.map_err(failed)?;
+            why = match read(&bytes[..n], &question) {
+                Ok(Some(answer)) => match self.judge(&answer) {
+                    Ok(()) => return Ok(Advice::NONE),
+                    Err(why) => why,
+                },
+                // An older question's, or nobody's.
+                Ok(None) => continue,
+                Err(why) => why.to_owned(),
+            };
+            break;
+        }
+        Err(ProbeError::Server(format!(
+            "{} answers {why}",
+            self.target(asked.server)
+        )))
+    }
+}
+
+impl Dns {
+    fn judge(&self, answer: &Answer) -> Result<(), String> {
+        if !self.codes.contains(&answer.code) {
+            let code = CODES.get(usize::from(answer.code));
+            return Err(code.map_or_else(|| format!("code {}", answer.code), |c| (*c).to_owned()));
+        }
+        if answer.records < self.answers {
+            return Err(format!("{} records", answer.records));
+        }
+        match self.address {
+            Some(address) if !answer.addresses.contains(&address) => {
+                Err(format!("without {address}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An identification. Only who sees the question can answer it anyway: the socket takes the server's datagrams only, and
+/// its port is the kernel's choice.
+fn fresh_id() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let step = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), step).to_le_bytes()[0..2]
+        .try_into()
+        .map_or(step, u16::from_le_bytes)
+}
+
+/// A question (RFC 1035) that asks for recursion; `None` if that is no name.
+pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.extend(id.to_be_bytes());
+    bytes.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    let name = name.strip_suffix('.').unwrap_or(name);
+    for label in name.split('.').filter(|_| !name.is_empty()) {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
+        if !label.bytes().all(plain) || !(1..=63).contains(&label.len()) {
+            return None;
+        }
+        bytes.push(u8::try_from(label.len()).ok()?);
+        bytes.extend(label.bytes());
+    }
+    bytes.push(0);
+    bytes.extend(record.to_be_bytes());
+    bytes.extend([0, 1]);
+    // The name with its lengths has 255 bytes at most.
+    (bytes.len() <= 12 + 255 + 4).then_some(bytes)
+}
+
+/// What an answer says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    code: u8,
+    /// Records in the answer, as it says.
+    records: u16,
+    /// Those of them that are addresses.
+    addresses: Vec<IpAddr>,
+}
+
+/// Reads an answer to `question`; nothing if it is to another one.
+pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
+    let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
+        return Err("less than a header");
+    };
+    if question.get(..2) != Some(&head[..2]) || head[2] & 0x80 == 0 {
+        return Ok(None);
+    }
+    let code = head[3] & 15;
+    let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    if word(4) == 0 && code != 0 {
+        // Who could not read the question does not repeat it.
+        return Ok(Some(Answer {
+            code,
+            ..Answer::default()
+        }));
+    }
+    let there = bytes.get(12..12 + asked.len());
+    if word(4) != 1 || !there.is_some_and(|there| there.eq_ignore_ascii_case(asked)) {
+        return Ok(None);
+    }
+    let mut rest = &bytes[12 + asked.len()..];
+    let mut answer = Answer {
+        code,
+        records: word(6),
+        addresses: Vec::new(),
+    };
+    for _ in 0..answer.records {
+        let Some((kind, data, after)) = record(rest) else {
+            // Cut off: what came counts.
+            break;
+        };
+        match (kind, data.len()) {
+            (1, 4) => {
+                let octets: [u8; 4] = data.try_into().unwrap_or_default();
+                answer.addresses.push(IpAddr::from(octets));
+            }
+            (28, 16) => {
+                let octets: [u8; 16] = data.try_into().unwrap_or_default();
+                answer.addresses.push(IpAddr::from(octets));
+            }
+            _ => {}
+        }
+        rest = after;
+    }
+    Ok(Some(answer))
+}
+
+/// A record: its kind, its data, and what follows.
+fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let mut rest = bytes;
+    // Its name: whose it is does not matter here, only where it ends.
+    loop {
+        let (length, after) = rest.split_first()?;
+        match length & 0xc0 {
+            0xc0 => {
+                rest = after.get(1..)?;
+                break;
+            }
+            0 if *length == 0 => {
+                rest = after;
+                break;
+            }
+            0 => rest = after.get(usize::from(*length)..)?,
+            _ => return None,
+        }
+    }
+    let head = rest.get(..10)?;
+    let kind = u16::from_be_bytes([head[0], head[1]]);
+    let length = usize::from(u16::from_be_bytes([head[8], head[9]]));
+    let data = rest.get(10..10 + length)?;
+    Some((kind, data, &rest[10 + length..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UdpSocket;
+
+    use super::*;
+    use crate::health::probe::hostile::probe;
+
+    /// An answer with these addresses.
+    fn answer(question: &[u8], code: u8, addresses: &[[u8; 4]]) -> Vec<u8> {
+        let mut bytes = question.to_vec();
+        bytes[2] |= 0x80;
+        bytes[3] = code;
+        bytes[7] = u8::try_from(addresses.len()).unwrap();
+        for address in addresses {
+            bytes.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+            bytes.extend(address);
+        }
+        bytes
+    }
+
+    #[test]
+    fn questions_and_answers() {
+        let asked = question(7, "www.example.org.", 1).expect("a name");
+        assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
+        assert_eq!(question(7, ".", 6).expect("a name").len(), 12 + 5);
+        for wrong in ["a..b", " ", "ä", "-.", &"a.".repeat(130), &"a".repeat(64)] {
+            let given = question(0, wrong, 1);
+            assert!(given.is_none() || wrong == "-.", "{wrong}");
+        }
+        let good = answer(&asked, 0, &[[10, 0, 0, 1], [10, 0, 0, 2]]);
+        let told = read(&good, &asked).expect("an answer").expect("to that");
+        assert_eq!((told.code, told.records), (0, 2));
+        assert_eq!(told.addresses[1], IpAddr::from([10, 0, 0, 2]));
+        let mut other = good.clone();
+        other[1] ^= 1;
+        assert_eq!(read(&other, &asked), Ok(None));
+        assert_eq!(read(&asked, &asked), Ok(None), "its own question");
+        for n in 0..good.len() {
+            let _ = read(&good[..n], &asked);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_of_names() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut bytes = [0; 512];
+            while let Ok((n, from)) = server.recv_from(&mut bytes).await {
+                let asked = &bytes[..n];
+                let said = match asked[13] {
+                    b'o' => answer(asked, 0, &[[10, 0, 0, 1]]),
+                    b'n' => answer(asked, 3, &[]),
+                    b'h' => asked[..7].to_vec(),
+                    b's' => continue,
+                    b'l' => {
+                        let mut older = answer(asked, 0, &[]);
+                        older[0] ^= 1;
+                        let _ = server.send_to(&older, from).await;
+                        answer(asked, 0, &[])
+                    }
+                    // Lies about how much there is.
+                    _ => {
+                        let mut lie = answer(asked, 0, &[[10, 0, 0, 9]]);
+                        lie[6..8].copy_from_slice(&[0xff, 0xff]);
+                        lie
+                    }
+                };
+                let _ = server.send_to(&said, from).await;
+            }
+        });
+        for (more, good) in [
+            ("name = \"ok\"", true),
+            ("name = \"ok\", answer = \"10.0.0.1\"", true),
+            ("name = \"ok\", answer = \"10.0.0.2\"", false),
+            ("name = \"ok\", answers = 2", false),
+            ("name = \"no\"", false),
+            ("name = \"no\", rcode = \"NXDOMAIN\"", true),
+            ("name = \"half\"", false),
+            ("name = \"silent\"", false),
+            ("name = \"late\"", true),
+            ("name = \"much\", answer = \"10.0.0.9\"", true),
+        ] {
+            let check =
+                format!("{{ type = \"dns\", timeout = \"300ms\", interval = \"1s\", {more} }}");
+            let result = probe(&check, address).await;
+            assert_eq!(result.is_ok(), good, "{more}: {result:?}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! `type = "exec"`: a program's exit code says how the server is, as keepalived's `MISC_CHECK`.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
+
+use super::{Advice, Asked, Kind, Misfit, ProbeError, quoted};
+use crate::config::{Diagnostic, Keys};
+use crate::health::Weight;
+use crate::notify_command;
+
+/// What a program may say that is told as the reason.
+const OUTPUT_MAX: usize = 1024;
+
+/// A program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Exec {
+    /// It and its arguments.
+    command: Vec<String>,
+    /// Exit codes from 2 on are weights.
+    dynamic: bool,
+    /// The user and the group that it runs as.
+    user: Option<(u32, u32)>,
+}
+
+impl Kind for Exec {
+    const NAME: &'static str = "exec";
+    const KEYS: &'static [&'static str] = &["command", "dynamic", "user"];
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let command = keys.strings("command")?.unwrap_or_default();
+        if !command
+            .first()
+            .is_some_and(|program| program.starts_with('/'))
+        {
+            let at = keys.place("command");
+            keys.report(
+                Diagnostic::error(at, "`command` of the check is no whole path of a program")
+                    .help("write command = [\"/usr/local/bin/check\", \"{address}\"]; {address} and {port} are those of the server"),
+            );
+            return None;
+        }
+        let name = keys.string("user")?.unwrap_or_else(|| "nobody".to_owned());
+        let user = notify_command::user(&name);
+        if user.is_none() {
+            let at = keys.place("user");
+            keys.report(
+                Diagnostic::error(at, format!("there is no user {name:?}"))
+                    .help("give one of /etc/passwd, by name or number"),
+            );
+            return None;
+        }
+        Some(Self {
+            command,
+            dynamic: keys.boolean("dynamic")?.unwrap_or(false),
+            user,
+        })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let (address, port) = (server.ip().to_string(), server.port().to_string());
+        let filled = |word: &String| word.replace("{address}", &address).replace("{port}", &port);
+        Ok(Self {
+            command: self.command.iter().map(filled).collect(),
+            ..self.clone()
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        let program = self.command.first().map_or("", String::as_str);
+        format!("{program} about {server}")
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Err(ProbeError::Local("there is no program".to_owned()));
+        };
+        let here = |why: String| ProbeError::Local(format!("{program}: {why}"));
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("LVSD_SERVER", asked.server.to_string())
+            .env("LVSD_ADDRESS", asked.server.ip().to_string())
+            .env("LVSD_PORT", asked.server.port().to_string())
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .kill_on_drop(true);
+        // It needs none of our rights.
+        if let Some((uid, gid)) = self.user
+            && rustix::process::geteuid().is_root()
+        {
+            command.uid(uid).gid(gid);
+        }
+        let child = command.spawn().map_err(|error| here(error.to_string()))?;
+        let mut group = Group(child);
+        let mut said = Vec::new();
+        if let Some(output) = group.0.stdout.take() {
+            let mut start = output.take(OUTPUT_MAX as u64);
+            // Who says more is not read; who closes it and goes on is waited for.
+            let _ = start.read_to_end(&mut said).await;
+            let mut rest = start.into_inner();
+            let mut ignored = [0; 4096];
+            while matches!(rest.read(&mut ignored).await, Ok(1..)) {}
+        }
+        let status = group
+            .0
+            .wait()
+            .await
+            .map_err(|error| here(error.to_string()))?;
+        match status.code() {
+            Some(0) => Ok(Advice::NONE),
+            Some(code @ 2..) if self.dynamic => Ok(Advice::weight(Weight::Exactly(code - 2))),
+            _ => {
+                let why = match said.is_empty() {
+                    true => String::new(),
+                    false => format!(": {}", quoted(&said)),
+                };
+                Err(ProbeError::Server(format!("{program}: {status}{why}")))
+            }
+        }
+    }
+}
+
+/// A program, which ends with all that it has started when its time is up.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // None once it has been waited for.
+        notify_command::end_group(self.0.id());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::health::Prober;
+    use crate::health::probe::Network;
+    use crate::health::probe::hostile::{check, probe};
+
+    fn shell(script: &str, more: &str) -> String {
+        format!("{{ type = \"exec\", command = [\"/bin/sh\", \"-c\", '{script}']{more} }}")
+    }
+
+    #[tokio::test]
+    async fn exit_codes_are_keepaliveds() {
+        let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
+        let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
+        for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {
+            let script = format!("exit {code}");
+            let plain = probe(&shell(&script, ""), server).await;
+            assert!(matches!(plain, Err(ProbeError::Server(_))), "{plain:?}");
+            let said = probe(&shell(&script, ", dynamic = true"), server).await;
+            assert_eq!(said, dynamic, "{code}");
+        }
+        let dynamic = ", dynamic = true";
+        assert_eq!(
+            probe(&shell("exit 0", dynamic), server).await,
+            Ok(Advice::NONE)
+        );
+        let said = probe(
+            &shell("echo no {address} {port} $LVSD_SERVER; exit 1", dynamic),
+            server,
+        )
+        .await;
+        let Err(ProbeError::Server(why)) = said else {
+            panic!("{said:?}");
+        };
+        assert!(why.contains("\"no 127.0.0.1 81 127.0.0.1:81\""), "{why}");
+        let killed = probe(&shell("kill -9 $$", ""), server).await;
+        assert!(matches!(killed, Err(ProbeError::Server(_))), "{killed:?}");
+        let missing = probe("{ type = \"exec\", command = \"/no/such\" }", server).await;
+        assert!(matches!(missing, Err(ProbeError::Local(_))), "{missing:?}");
+        let endless = probe(&shell("yes | head -c 3000000; exit 1", ""), server).await;
+        assert!(matches!(endless, Err(ProbeError::Server(_))), "{endless:?}");
+    }
+
+    #[tokio::test]
+    async fn what_it_has_started_ends_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mark = directory.path().join("mark");
+        std::fs::write(&mark, "").expect("written");
+        let script = format!("(sleep 2; rm {}) & sleep 100", mark.display());
+        let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
+        let mut check = check(&shell(&script, &user), "127.0.0.1:81".parse().unwrap());
+        check.timeout = Duration::from_millis(200);
+        let result = Network::default().probe(&check).await;
+        assert!(matches!(result, Err(ProbeError::Server(_))), "{result:?}");
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        assert!(mark.exists());
+    }
+}

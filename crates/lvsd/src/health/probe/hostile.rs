@@ -1,0 +1,143 @@
+//! Servers for tests: what they say is right, wrong, endless, late, or cut off.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Network, ProbeError};
+use crate::config::{Check, Config};
+use crate::health::{Advice, Prober};
+
+/// The check that a file asks of a server.
+pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
+    let udp = text.contains("\"udp\"") || text.contains("\"dns\"");
+    let protocol = if udp { "udp" } else { "tcp" };
+    let text = text.replace("port = 1,", &format!("port = {},", server.port()));
+    let text = format!(
+        "[[service]]\naddress = \"192.0.2.10:80\"\nprotocol = \"{protocol}\"\nforward = \"nat\"\ncheck = {text}\n\
+         [[service.server]]\naddress = \"{server}\"\n"
+    );
+    let (config, _) =
+        Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    let server = config.services[0].servers.first().expect("a server");
+    server.check.clone().expect("a check")
+}
+
+/// Asks once.
+pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
+    Network::default().probe(&check(text, server)).await
+}
+
+/// A server that does something with each connection.
+pub(crate) async fn serving<F, W>(work: F) -> SocketAddr
+where
+    F: Fn(TcpStream) -> W + Send + 'static,
+    W: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(work(stream));
+        }
+    });
+    address
+}
+
+/// Says this at once, and ends its half of the connection.
+pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let _ = stream.write_all(words).await;
+        let _ = stream.shutdown().await;
+        let mut ignored = [0; 1024];
+        while matches!(stream.read(&mut ignored).await, Ok(1..)) {}
+    })
+    .await
+}
+
+/// The same, but waits to be asked.
+pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let mut request = [0; 4096];
+        let _ = stream.read(&mut request).await;
+        let _ = stream.write_all(words).await;
+        let _ = stream.shutdown().await;
+        while matches!(stream.read(&mut request).await, Ok(1..)) {}
+    })
+    .await
+}
+
+/// Waits to be asked, says the first, and then the second for ever.
+pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let _ = stream.read(&mut [0; 4096]).await;
+        let _ = stream.write_all(first).await;
+        while stream.write_all(then).await.is_ok() {}
+    })
+    .await
+}
+
+/// Says this one byte at a time, a few a second.
+pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        for byte in words.iter().cycle() {
+            if stream.write_all(&[*byte]).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+/// Says the first, and then the second for ever, as fast as it is read.
+pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let _ = stream.write_all(first).await;
+        while stream.write_all(then).await.is_ok() {}
+    })
+    .await
+}
+
+/// Says this, and then nothing, with the connection open.
+pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
+    serving(move |mut stream| async move {
+        let _ = stream.write_all(words).await;
+        let mut ignored = [0; 1024];
+        while matches!(stream.read(&mut ignored).await, Ok(1..)) {}
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// Whatever a server does wrong, a probe ends by itself or with its time, and says that the server is down.
+pub(crate) async fn survives(check: &str, words: &'static [u8]) {
+    let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");
+    let random: &'static [u8] = &[
+        0x16, 0x03, 0x01, 0x02, 0x00, 0xff, 0x00, b'\n', b'\r', 0xc0, 0x80,
+    ];
+    for (what, server) in [
+        ("closes", answering(b"").await),
+        ("half", answering(&words[..words.len() / 2]).await),
+        ("random", answering(random).await),
+        ("drips", dripping(words).await),
+        ("drips nothing", dripping(b"\r\n").await),
+        ("endless line", endless(b"", b"aaaaaaaaaaaaaaaa").await),
+        ("endless lines", endless(b"", b"aaaaaaaaaaa\r\n").await),
+        ("endless random", endless(words, random).await),
+        ("silent", stalling(b"").await),
+        ("stalls", stalling(&words[..words.len() / 2]).await),
+    ] {
+        let begun = tokio::time::Instant::now();
+        let result = probe(&quick, server).await;
+        let endless_end = what == "endless random" && result.is_ok();
+        assert!(
+            endless_end || matches!(result, Err(ProbeError::Server(_))),
+            "{check}, {what}: {result:?}"
+        );
+        // The bound of the check, with room for a busy machine.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{check}, {what}");
+    }
+}

@@ -1,0 +1,662 @@
+//! `type = "http"`: pages are served, with the status and the text that they should have.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONNECTION, HOST, LOCATION, USER_AGENT};
+use hyper::{Method, Request, Response, Uri};
+use hyper_util::rt::TokioIo;
+use lvs_core::Protocol;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use crate::config::{Diagnostic, Keys};
+
+/// Bytes of a page that are looked at.
+pub(super) const BODY_MAX: usize = 256 * 1024;
+/// Bytes of its head.
+const HEAD_MAX: usize = 16 * 1024;
+/// Header lines.
+const HEADERS_MAX: usize = 128;
+/// Pages that one check asks for, each with redirects.
+const URLS_MAX: usize = 16;
+const REDIRECTS_MAX: i64 = 10;
+
+/// Keys of a page, which may stand for all pages or for each.
+const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
+
+/// Pages of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Http {
+    port: Port,
+    host: Option<String>,
+    pages: Vec<Page>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Page {
+    /// From `/` on.
+    path: String,
+    method: Method,
+    /// First and last of each range.
+    status: Vec<(u16, u16)>,
+    body: Option<String>,
+    regex: Option<Pattern>,
+    redirects: u8,
+}
+
+/// A regular expression.
+#[derive(Clone)]
+struct Pattern(regex::bytes::Regex);
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/{}/", self.0.as_str())
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
+
+impl Hash for Pattern {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_str().hash(state);
+    }
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self {
+            path: "/".to_owned(),
+            method: Method::GET,
+            status: vec![(200, 299)],
+            body: None,
+            regex: None,
+            redirects: 0,
+        }
+    }
+}
+
+impl Page {
+    /// What the keys say, and `default` where they say nothing.
+    fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
+        let mut page = default;
+        let mut right = true;
+        match keys.string("path") {
+            Some(Some(path)) => match is_path(&path) {
+                true => page.path = path,
+                false => {
+                    right = false;
+                    let at = keys.place("path");
+                    let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
+                    keys.report(finding.help(
+                        "write it from its first slash on: path = \"/health?full=1\"; the host goes into `host`",
+                    ));
+                }
+            },
+            Some(None) => {}
+            None => right = false,
+        }
+        let methods = [
+            ("GET", Method::GET),
+            ("HEAD", Method::HEAD),
+            ("OPTIONS", Method::OPTIONS),
+        ];
+        match keys.word("method", &methods) {
+            Some(method) => page.method = method.unwrap_or(page.method),
+            None => right = false,
+        }
+        match keys.scalar("status") {
+            Some(Some(text)) => match status(&text) {
+                Some(ranges) => page.status = ranges,
+                None => {
+                    right = false;
+                    let at = keys.place("status");
+                    let finding = Diagnostic::error(at, format!("{text:?} is not a status"));
+                    keys.report(finding.help(
+                        "write one, or ranges: status = 200, or status = \"200-299,301\"; from 100 to 599",
+                    ));
+                }
+            },
+            Some(None) => {}
+            None => right = false,
+        }
+        match keys.string("body") {
+            Some(body) => page.body = body.or(page.body),
+            None => right = false,
+        }
+        match keys.string("regex") {
+            Some(Some(text)) => match regex::bytes::Regex::new(&text) {
+                Ok(regex) => page.regex = Some(Pattern(regex)),
+                Err(error) => {
+                    right = false;
+                    let why = error.to_string();
+                    let why = why.lines().last().unwrap_or_default().to_owned();
+                    let at = keys.place("regex");
+                    keys.report(Diagnostic::error(at, "not a regular expression").label(why).help(
+                        "its words are those of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
+                    ));
+                }
+            },
+            Some(None) => {}
+            None => right = false,
+        }
+        match keys.number("redirects", 0..=REDIRECTS_MAX) {
+            Some(number) => {
+                let number = number.and_then(|number| u8::try_from(number).ok());
+                page.redirects = number.unwrap_or(page.redirects);
+            }
+            None => right = false,
+        }
+        let asks = page.body.is_some() || page.regex.is_some();
+        if right && asks && page.method == Method::HEAD {
+            let at = keys.table();
+            keys.report(
+                Diagnostic::error(at, "an answer to HEAD has no body")
+                    .help("remove `method`, or `body` and `regex`"),
+            );
+            return None;
+        }
+        right.then_some(page)
+    }
+
+    fn takes(&self, status: u16) -> bool {
+        let mut ranges = self.status.iter();
+        ranges.any(|(first, last)| (*first..=*last).contains(&status))
+    }
+
+    /// Looks at the body, as far as it has come; `None` while more is needed.
+    fn judge(&self, body: &[u8], seen: usize, whole: bool) -> Option<Result<(), String>> {
+        if let Some(text) = &self.body {
+            let text = text.as_bytes();
+            let from = seen.saturating_sub(text.len());
+            let found = text.is_empty() || find(&body[from..], text);
+            match (found, self.regex.is_some()) {
+                // With a pattern as well, both are looked for at the end.
+                (true, false) => return Some(Ok(())),
+                _ if !whole => return None,
+                _ if !find(body, text) && !text.is_empty() => {
+                    return Some(Err(format!("without {}", quoted(text))));
+                }
+                _ => {}
+            }
+        }
+        match &self.regex {
+            None => Some(Ok(())),
+            Some(_) if !whole => None,
+            Some(regex) if regex.0.is_match(body) => Some(Ok(())),
+            Some(regex) => Some(Err(format!("that does not match {regex:?}"))),
+        }
+    }
+}
+
+/// Whether `text`, which is not empty, is in `all`.
+fn find(all: &[u8], text: &[u8]) -> bool {
+    all.windows(text.len()).any(|window| window == text)
+}
+
+fn is_path(path: &str) -> bool {
+    path.starts_with('/')
+        && path
+            .parse::<Uri>()
+            .is_ok_and(|uri| uri.authority().is_none())
+}
+
+/// `"200-299,301"`
+fn status(text: &str) -> Option<Vec<(u16, u16)>> {
+    let number = |text: &str| {
+        let number = text.trim().parse::<u16>().ok()?;
+        (100..=599).contains(&number).then_some(number)
+    };
+    let range = |text: &str| match text.split_once('-') {
+        Some((first, last)) => Some((number(first)?, number(last)?)).filter(|(a, b)| a <= b),
+        None => number(text).map(|one| (one, one)),
+    };
+    text.split(',').map(range).collect()
+}
+
+impl Http {
+    /// The keys that `https` has as well.
+    pub(super) const KEYS: &'static [&'static str] = &[
+        "port",
+        "host",
+        "path",
+        "method",
+        "status",
+        "body",
+        "regex",
+        "redirects",
+        "urls",
+    ];
+
+    pub(super) fn read(keys: &mut Keys<'_>) -> Option<Self> {
+        let port = Port::parse(keys)?;
+        let host = keys.string("host")?;
+        if let Some(host) = &host
+            && (host.is_empty() || host.parse::<hyper::http::uri::Authority>().is_err())
+        {
+            let at = keys.place("host");
+            keys.report(
+                Diagnostic::error(at, format!("{host:?} is not a host"))
+                    .help("write its name, and its port where that is not the usual: host = \"www.example.org\""),
+            );
+            return None;
+        }
+        let all = Page::parse(keys, Page::default())?;
+        let pages = keys.tables("urls", PAGE, |keys| Page::parse(keys, all.clone()))?;
+        let pages = pages.unwrap_or_else(|| vec![all.clone()]);
+        if !(1..=URLS_MAX).contains(&pages.len()) {
+            let at = keys.place("urls");
+            keys.report(
+                Diagnostic::error(at, format!("{} pages", pages.len())).help(format!(
+                    "give 1 to {URLS_MAX}: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
+                )),
+            );
+            return None;
+        }
+        Some(Self { port, host, pages })
+    }
+
+    pub(super) fn bound(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let port = self.port.bind(server)?;
+        Ok(Self {
+            port,
+            ..self.clone()
+        })
+    }
+
+    /// The server's address.
+    pub(super) fn address(&self, server: SocketAddr) -> SocketAddr {
+        self.port.address(server)
+    }
+
+    /// The name of the server, where the file says it.
+    pub(super) fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
+    /// Asks for all pages, each over a connection of its own that `open` makes.
+    pub(super) async fn ask<S, F>(
+        &self,
+        scheme: &str,
+        asked: &Asked<'_>,
+        open: impl Fn() -> F,
+    ) -> Result<Advice, ProbeError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+        F: Future<Output = Result<S, ProbeError>>,
+    {
+        let server = self.address(asked.server);
+        for page in &self.pages {
+            let mut host = self
+                .host
+                .clone()
+                .unwrap_or_else(|| authority(server, scheme));
+            let mut path = page.path.clone();
+            let mut been = HashSet::new();
+            loop {
+                let told = |why: String| {
+                    let page = format!("{scheme}://{host}{path}");
+                    ProbeError::Server(format!("{}: {page} {why}", asked.server))
+                };
+                let stream = open().await?;
+                let came = exchange(stream, page, &host, &path).await.map_err(told)?;
+                let Came::Redirect(location) = came else {
+                    break;
+                };
+                been.insert((host.clone(), path.clone()));
+                if been.len() > usize::from(page.redirects) {
+                    return Err(told(format!(
+                        "redirects more than {} times",
+                        page.redirects
+                    )));
+                }
+                let next = follow(&location, scheme, &host, &path).map_err(told)?;
+                if been.contains(&next) {
+                    return Err(told("redirects in a circle".to_owned()));
+                }
+                (host, path) = next;
+            }
+        }
+        Ok(Advice::NONE)
+    }
+}
+
+/// What came of one request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Came {
+    /// What should.
+    Good,
+    /// It is elsewhere.
+    Redirect(String),
+}
+
+/// A server's address as `Host` has it.
+fn authority(server: SocketAddr, scheme: &str) -> String {
+    let usual = if scheme == "https" { 443 } else { 80 };
+    match (server.port() == usual, server.ip()) {
+        (false, _) => server.to_string(),
+        (true, IpAddr::V4(ip)) => ip.to_string(),
+        (true, IpAddr::V6(ip)) => format!("[{ip}]"),
+    }
+}
+
+/// Where a redirect leads: always to the same server, whatever name it has there.
+pub(super) fn follow(
+    location: &str,
+    scheme: &str,
+    host: &str,
+    path: &str,
+) -> Result<(String, String), String> {
+    let wrong = || format!("redirects to {}", quoted(location.as_bytes()));
+    let location = location.split('#').next().unwrap_or_default();
+    if location.starts_with('/') && !location.starts_with("//") {
+        return match is_path(location) {
+            true => Ok((host.to_owned(), location.to_owned())),
+            false => Err(wrong()),
+        };
+    }
+    if let Some(rest) = location.strip_prefix("//") {
+        return follow(&format!("{scheme}://{rest}"), scheme, host, path);
+    }
+    if !location.contains("://") {
+        let first = location.split(['/', '?', '#']).next().unwrap_or_default();
+        if first.contains(':') {
+            return Err(wrong());
+        }
+        // Beside the page that said it.
+        let at = path.split('?').next().unwrap_or_default();
+        let base = at.rfind('/').map_or("/", |end| &at[..=end]);
+        let beside = format!("{base}{location}");
+        return match is_path(&beside) && !location.is_empty() {
+            true => Ok((host.to_owned(), beside)),
+            false => Err(wrong()),
+        };
+    }
+    let uri: Uri = location.parse().map_err(|_| wrong())?;
+    if uri.scheme_str() != Some(scheme) {
+        return Err(format!("{}, which is not {scheme}", wrong()));
+    }
+    let host = uri.authority().ok_or_else(wrong)?.to_string();
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    Ok((host, path.to_owned()))
+}
+
+/// Asks for one page.
+pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let page = Page {
+        regex: regex::bytes::Regex::new("ok$").ok().map(Pattern),
+        redirects: 1,
+        ..Page::default()
+    };
+    exchange(stream, &page, host, path).await
+}
+
+async fn exchange<S>(stream: S, page: &Page, host: &str, path: &str) -> Result<Came, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let request = Request::builder()
+        .method(page.method.clone())
+        .uri(path)
+        .header(HOST, host)
+        .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| format!("cannot be asked for: {error}"))?;
+    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        .max_buf_size(HEAD_MAX)
+        .max_headers(HEADERS_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| in_words(&error))?;
+    let talk = async {
+        let sent = sender.send_request(request).await;
+        judge(page, sent.map_err(|error| in_words(&error))?).await
+    };
+    // What ends the connection, the request is told as well.
+    let driven = pin!(async {
+        let _ = connection.await;
+        std::future::pending::<()>().await;
+    });
+    tokio::select! {
+        came = talk => came,
+        () = driven => Err("ended".to_owned()),
+    }
+}
+
+async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String> {
+    let status = response.status();
+    if !page.takes(status.as_u16()) {
+        if page.redirects > 0 && status.is_redirection() {
+            let location = response.headers().get(LOCATION);
+            let location = location.and_then(|value| value.to_str().ok());
+            let location = location.ok_or("redirects nowhere")?;
+            return Ok(Came::Redirect(location.to_owned()));
+        }
+        return Err(format!("has status {status}"));
+    }
+    if page.body.is_none() && page.regex.is_none() {
+        return Ok(Came::Good);
+    }
+    let mut stream = response.into_body();
+    let mut body = Vec::new();
+    loop {
+        let seen = body.len();
+        let whole = match stream.frame().await {
+            Some(Ok(frame)) => {
+                let room = BODY_MAX - body.len();
+                if let Some(data) = frame.data_ref() {
+                    body.extend_from_slice(&data[..data.len().min(room)]);
+                }
+                body.len() == BODY_MAX
+            }
+            Some(Err(error)) => return Err(in_words(&error)),
+            None => true,
+        };
+        if let Some(judged) = page.judge(&body, seen, whole) {
+            return judged
+                .map(|()| Came::Good)
+                .map_err(|why| format!("has a body {why}"));
+        }
+    }
+}
+
+/// An error of HTTP, with its cause.
+fn in_words(error: &hyper::Error) -> String {
+    let cause = std::error::Error::source(error);
+    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("is not served: {error}{cause}")
+}
+
+impl Kind for Http {
+    const NAME: &'static str = "http";
+    const KEYS: &'static [&'static str] = Self::KEYS;
+    const VIA: Option<Protocol> = Some(Protocol::TCP);
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        Self::read(keys)
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        self.bound(server)
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("http://{}", self.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let target = self.address(asked.server);
+        self.ask("http", asked, || asked.connect(target)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::health::probe::hostile::{endless_reply, probe, replying, serving, survives};
+
+    const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
+
+    #[test]
+    fn statuses() {
+        assert_eq!(status("200"), Some(vec![(200, 200)]));
+        assert_eq!(status("200-299, 301"), Some(vec![(200, 299), (301, 301)]));
+        for wrong in ["", "ok", "99", "600", "299-200", "200-", "200,,201"] {
+            assert_eq!(status(wrong), None, "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn status_text_and_pattern() {
+        let server = replying(OK).await;
+        for (more, good) in [
+            ("", true),
+            (", status = 200", true),
+            (", status = \"201-299\"", false),
+            (", body = \"well\"", true),
+            (", body = \"ill\"", false),
+            (", regex = '^all \\w+ well$'", true),
+            (", regex = '^well'", false),
+            (", body = \"all\", regex = 'well'", true),
+            (", body = \"ill\", regex = 'well'", false),
+            (", method = \"HEAD\"", true),
+            (
+                ", urls = [{ path = \"/a\" }, { path = \"/b\", body = \"well\" }]",
+                true,
+            ),
+            (
+                ", urls = [{ path = \"/a\" }, { path = \"/b\", status = 404 }]",
+                false,
+            ),
+        ] {
+            let result = probe(&format!("{{ type = \"http\"{more} }}"), server).await;
+            assert_eq!(result.is_ok(), good, "{more}: {result:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn redirects_stay_on_the_server() {
+        let server = serving(|mut stream| async move {
+            let mut request = [0; 2048];
+            let n = stream.read(&mut request).await.unwrap_or(0);
+            let request = String::from_utf8_lossy(&request[..n]).into_owned();
+            let path = request.split(' ').nth(1).unwrap_or_default();
+            let location = match path {
+                "/a" => "/b?x=1",
+                "/b?x=1" => "http://other.example/c",
+                "/round" => "/round",
+                "/long" => "/longer",
+                "/away" => "https://other.example/",
+                "/worse" => "ftp:",
+                _ => "",
+            };
+            let status = match location {
+                "" if request.contains("host: other.example\r\n") => "200 OK",
+                "" => "404 Not Found",
+                _ => "302 Found",
+            };
+            let answer =
+                format!("HTTP/1.1 {status}\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes()).await;
+        })
+        .await;
+        let ask = async |path: &str, redirects: u8| {
+            let check =
+                format!("{{ type = \"http\", path = \"{path}\", redirects = {redirects} }}");
+            probe(&check, server).await
+        };
+        assert!(ask("/a", 2).await.is_ok());
+        for (path, redirects, why) in [
+            ("/a", 1, "more than 1 times"),
+            ("/a", 0, "status 302"),
+            ("/round", 5, "circle"),
+            ("/long", 1, "404"),
+            ("/away", 5, "not http"),
+            ("/worse", 5, "redirects to \\\"ftp:\\\""),
+        ] {
+            let said = format!("{:?}", ask(path, redirects).await);
+            assert!(said.contains(why), "{path}: {said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn whatever_it_gets() {
+        survives("{ type = \"http\", body = \"well\" }", OK).await;
+        survives("{ type = \"http\", regex = 'well$' }", OK).await;
+        // A head and a body without an end, and heads that are none.
+        let quick = "timeout = \"250ms\", interval = \"1s\" }";
+        for (first, then) in [
+            (
+                &b"HTTP/1.1 200 OK\r\n"[..],
+                &b"X-A: aaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n"[..],
+            ),
+            (b"HTTP/1.1 200 OK\r\nX-A: ", b"aaaaaaaaaaaaaaa"),
+            (b"HTTP/1.1 200 OK\r\n\r\n", b"no end of it; "),
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+                b"1\r\na\r\n",
+            ),
+            (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            (b"HTTP/1.1 999999 OK\r\n", b"\r\n"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", b"a"),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+                b"a",
+            ),
+        ] {
+            let server = endless_reply(first, then).await;
+            let check = format!("{{ type = \"http\", body = \"well\", {quick}");
+            let result = probe(&check, server).await;
+            assert!(
+                matches!(result, Err(ProbeError::Server(_))),
+                "{then:?}: {result:?}"
+            );
+        }
+        // What is looked at of a page has an end, and the page need not.
+        let server = endless_reply(b"HTTP/1.1 200 OK\r\n\r\nall is well", b"and on").await;
+        assert!(
+            probe("{ type = \"http\", body = \"well\" }", server)
+                .await
+                .is_ok()
+        );
+        assert!(
+            probe("{ type = \"http\", regex = 'well' }", server)
+                .await
+                .is_ok()
+        );
+        let said = probe("{ type = \"http\", regex = 'ill' }", server).await;
+        assert!(format!("{said:?}").contains("does not match"), "{said:?}");
+    }
+
+    #[test]
+    fn redirects_of_every_form() {
+        let at = |location| follow(location, "http", "a", "/x/y?z");
+        let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
+        assert_eq!(at("/b"), to("a", "/b"));
+        assert_eq!(at("b"), to("a", "/x/b"));
+        assert_eq!(at("?b"), to("a", "/x/?b"));
+        assert_eq!(at("//b/c"), to("b", "/c"));
+        assert_eq!(at("http://b"), to("b", "/"));
+        for wrong in ["", "https://b/", "http://", "/\u{7f}", "http:// /", "///"] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `type = "https"`: as `http`, over TLS.
+
+use std::net::SocketAddr;
+
+use lvs_core::Protocol;
+
+use super::http::Http;
+use super::tls::Tls;
+use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use crate::config::Keys;
+
+/// Pages of a server that talks TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Https {
+    http: Http,
+    tls: Tls,
+}
+
+impl Kind for Https {
+    const NAME: &'static str = "https";
+    const KEYS: &'static [&'static str] = &[
+        "port",
+        "host",
+        "path",
+        "method",
+        "status",
+        "body",
+        "regex",
+        "redirects",
+        "urls",
+        "sni",
+        "ca",
+        "cert",
+        "key",
+    ];
+    const VIA: Option<Protocol> = Some(Protocol::TCP);
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let http = Http::read(keys);
+        let host = http.as_ref().and_then(Http::host);
+        let tls = Tls::parse(keys, host);
+        Some(Self {
+            tls: tls?,
+            http: http?,
+        })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let http = self.http.bound(server)?;
+        Ok(Self {
+            http,
+            tls: self.tls.clone(),
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("https://{}", self.http.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let target = self.http.address(asked.server);
+        let open = || async {
+            let stream = asked.connect(target).await?;
+            self.tls.meet(stream, target).await
+        };
+        self.http.ask("https", asked, open).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::health::probe::hostile::{endless, probe, survives};
+
+    /// The beginning of a TLS 1.2 server's answer: a record of a handshake, and what it should hold.
+    const HELLO: &[u8] = &[
+        0x16, 0x03, 0x03, 0x00, 0x31, 0x02, 0x00, 0x00, 0x2d, 0x03, 0x03, 1, 2, 3, 4, 5, 6, 7, 8,
+        9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+        32, 0x00, 0xc0, 0x2f, 0x00, 0x00, 0x05, 0xff, 0x01, 0x00, 0x01, 0x00,
+    ];
+
+    #[tokio::test]
+    async fn whatever_it_gets() {
+        survives("{ type = \"https\" }", HELLO).await;
+        let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
+        for (first, then) in [
+            (HELLO, &[0x16, 3, 3, 0x40, 0][..]),
+            (&[0x16, 3, 3, 0xff, 0xff][..], &[0; 64][..]),
+            (&[0x15, 3, 3, 0, 2, 1, 0][..], &[0x15, 3, 3, 0, 2, 1, 0][..]),
+            (HELLO, &[0x14, 3, 3, 0, 1, 1][..]),
+        ] {
+            let server = endless(first, then).await;
+            let result = probe(quick, server).await;
+            assert!(matches!(result, Err(ProbeError::Server(_))), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_when_the_configuration_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("pem");
+        std::fs::write(&file, "nothing of that kind").expect("written");
+        let path = file.display().to_string();
+        for (more, wanted) in [
+            (format!("ca = \"{path}\""), "there is no certificate in it"),
+            ("ca = \"/no/such/file\"".to_owned(), "No such file"),
+            (
+                format!("cert = \"{path}\""),
+                "a certificate without its key",
+            ),
+            (format!("key = \"{path}\""), "a key without its certificate"),
+            ("sni = \"not a name\"".to_owned(), "not the name of a host"),
+            ("host = \"a b\"".to_owned(), "is not a host"),
+        ] {
+            let text = format!(
+                "[[service]]\naddress = \"192.0.2.10:443\"\nforward = \"nat\"\ncheck = {{ type = \"https\", {more} }}\n\
+                 [[service.server]]\naddress = \"10.0.0.1\"\n"
+            );
+            let report = Config::from_toml("test.toml", &text).expect_err(&more);
+            let said = report.to_string();
+            assert!(said.contains(wanted), "{more}: {said}");
+            assert!(said.contains("test.toml:4:"), "{said}");
+        }
+    }
+}

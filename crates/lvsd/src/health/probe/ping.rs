@@ -1,0 +1,165 @@
+//! `type = "ping"`: an echo request is answered.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+
+use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use crate::config::Keys;
+
+const PAYLOAD: &[u8; 16] = b"lvsd health ping";
+
+/// An echo.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ping;
+
+impl Kind for Ping {
+    const NAME: &'static str = "ping";
+    const KEYS: &'static [&'static str] = &[];
+
+    fn parse(_: &mut Keys<'_>) -> Option<Self> {
+        Some(Self)
+    }
+
+    fn bind(&self, _: SocketAddr) -> Result<Self, Misfit> {
+        Ok(self.clone())
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("ping {}", server.ip())
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let server = asked.server.ip();
+        let failed = |error: io::Error| ProbeError::of_socket(&error, self.target(asked.server));
+        let (socket, raw) = open(server).map_err(|error| {
+            ProbeError::Local(format!(
+                "{error}: a ping needs CAP_NET_RAW, or lvsd's group in the sysctl net.ipv4.ping_group_range"
+            ))
+        })?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let to = SocketAddr::new(server, 0);
+        socket.connect(&to.into()).map_err(failed)?;
+        // To the calls that are made here, a socket is a socket.
+        let socket = UdpSocket::from_std(socket.into()).map_err(failed)?;
+        let request = request(server, fresh());
+        socket.send(&request).await.map_err(failed)?;
+        let mut bytes = [0; 256];
+        loop {
+            let n = socket.recv(&mut bytes).await.map_err(failed)?;
+            // Others' answers a raw socket sees as well.
+            if answers(&bytes[..n], &request, raw && server.is_ipv4(), raw) {
+                return Ok(Advice::NONE);
+            }
+        }
+    }
+}
+
+/// A socket for echoes, and whether it is a raw one.
+fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
+    let (domain, protocol) = match server {
+        IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
+        IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
+    };
+    // The kernel gives each of these its own answers only, and needs no right for it but its group's.
+    if let Ok(socket) = Socket::new(domain, Type::DGRAM, Some(protocol)) {
+        return Ok((socket, false));
+    }
+    Socket::new(domain, Type::RAW, Some(protocol)).map(|socket| (socket, true))
+}
+
+/// Numbers that no other ping of this process has now.
+fn fresh() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// An echo request.
+pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
+    let kind = if server.is_ipv4() { 8 } else { 128 };
+    let [high, low] = id.to_be_bytes();
+    let mut bytes = vec![kind, 0, 0, 0, high, low, 0, 1];
+    bytes.extend(PAYLOAD);
+    if server.is_ipv4() {
+        // That of ICMPv6 is the kernel's work.
+        let sum = bytes
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+            .sum::<u32>();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        let sum = !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(0);
+        bytes[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    bytes
+}
+
+/// Whether that is the answer to `request`. A raw socket of IPv4 shows the IP header; one that is not raw has put its own
+/// number into the request.
+pub(super) fn answers(bytes: &[u8], request: &[u8], header: bool, own_id: bool) -> bool {
+    let message = match (header, bytes.first()) {
+        (true, Some(first)) => bytes.get(usize::from(first & 15) * 4..),
+        _ => Some(bytes),
+    };
+    let (Some(message), Some(kind)) = (message, request.first()) else {
+        return false;
+    };
+    let answer = if *kind == 8 { 0 } else { 129 };
+    let same = |range: std::ops::Range<usize>| {
+        message.get(range.clone()).is_some() && message.get(range.clone()) == request.get(range)
+    };
+    message.len() >= request.len()
+        && message.first() == Some(&answer)
+        && message.get(1) == Some(&0)
+        && (!own_id || same(4..6))
+        && same(6..request.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers() {
+        let v4 = request([127, 0, 0, 1].into(), 0x1234);
+        let sum: u32 = v4
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+            .sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+        let mut answer = v4.clone();
+        answer[0] = 0;
+        assert!(answers(&answer, &v4, false, true));
+        assert!(!answers(&v4, &v4, false, true), "the request itself");
+        let mut other = answer.clone();
+        other[5] ^= 1;
+        assert!(!answers(&other, &v4, false, true));
+        assert!(answers(&other, &v4, false, false));
+        let mut raw = vec![0x45; 20];
+        raw.extend(&answer);
+        assert!(answers(&raw, &v4, true, true));
+        for n in 0..raw.len() {
+            assert!(!answers(&raw[..n], &v4, true, true));
+        }
+        let v6 = request("::1".parse().unwrap(), 1);
+        assert_eq!((v6[0], v6[2], v6[3]), (128, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn this_host_answers_where_it_may_be_asked() {
+        for server in ["127.0.0.1:1", "[::1]:1"] {
+            let server: SocketAddr = server.parse().unwrap();
+            let open = open(server.ip());
+            let result = Ping.run(&Asked::at(server)).await;
+            match (open, &result) {
+                (Ok(_), Ok(_)) | (Err(_), Err(ProbeError::Local(_))) => {}
+                // A host without IPv6.
+                (Ok(_), Err(ProbeError::Local(_))) if server.is_ipv6() => {}
+                (Ok(_), Err(ProbeError::Server(_))) if server.is_ipv6() => {}
+                (open, result) => panic!("{server}: {open:?}, {result:?}"),
+            }
+        }
+    }
+}

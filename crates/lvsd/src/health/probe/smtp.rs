@@ -1,0 +1,140 @@
+//! `type = "smtp"`: a mail server greets, and answers a greeting.
+
+use std::net::SocketAddr;
+
+use lvs_core::Protocol;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use super::line::{Line, Lines};
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use crate::config::{Diagnostic, Keys};
+
+/// RFC 5321 has 512 bytes; servers with long greetings exist.
+const LINE_MAX: usize = 2048;
+/// Lines of one answer.
+const LINES_MAX: usize = 100;
+
+/// A mail server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Smtp {
+    port: Port,
+    /// The name that we greet with.
+    helo: String,
+}
+
+impl Kind for Smtp {
+    const NAME: &'static str = "smtp";
+    const KEYS: &'static [&'static str] = &["port", "helo"];
+    const VIA: Option<Protocol> = Some(Protocol::TCP);
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let port = Port::parse(keys)?;
+        let helo = keys
+            .string("helo")?
+            .unwrap_or_else(|| "lvsd.invalid".to_owned());
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_[]:".contains(c);
+        if helo.is_empty() || helo.len() > 255 || !helo.chars().all(plain) {
+            let at = keys.place("helo");
+            keys.report(
+                Diagnostic::error(at, "not the name of a host").help(
+                    "write a name, or an address in brackets: helo = \"director.example.org\"",
+                ),
+            );
+            return None;
+        }
+        Some(Self { port, helo })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let port = self.port.bind(server)?;
+        Ok(Self {
+            port,
+            ..self.clone()
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("smtp at {}", self.port.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let stream = asked.connect(self.port.address(asked.server)).await?;
+        let talked = talk(stream, &self.helo).await;
+        talked
+            .map_err(|why| ProbeError::Server(format!("{}: {why}", self.target(asked.server))))?;
+        Ok(Advice::NONE)
+    }
+}
+
+/// Greets, and takes leave.
+pub(super) async fn talk<S>(stream: S, helo: &str) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut lines = Lines::new(stream, LINE_MAX);
+    answer(&mut lines, b"220", "greets with").await?;
+    let hello = format!("EHLO {helo}\r\n");
+    let sent = lines.stream().write_all(hello.as_bytes()).await;
+    sent.map_err(|error| error.to_string())?;
+    answer(&mut lines, b"250", "answers EHLO with").await?;
+    // So that it does not log a lost connection; whether it hears it matters to nobody.
+    let _ = lines.stream().write_all(b"QUIT\r\n").await;
+    let _ = lines.next().await;
+    Ok(())
+}
+
+/// An answer of one line or several with this code.
+async fn answer<S>(lines: &mut Lines<S>, code: &[u8], what: &str) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    for _ in 0..LINES_MAX {
+        let line = match lines.next().await.map_err(|error| error.to_string())? {
+            Line::Whole(line) => line,
+            Line::End(line) if line.is_empty() => return Err("it hangs up".to_owned()),
+            Line::End(line) => return Err(format!("it {what} {} and hangs up", quoted(&line))),
+            Line::TooLong => return Err(format!("it {what} more than {LINE_MAX} bytes on a line")),
+        };
+        let Some(rest) = line.strip_prefix(code) else {
+            return Err(format!("it {what} {}", quoted(&line)));
+        };
+        match rest.first() {
+            None | Some(b' ') => return Ok(()),
+            Some(b'-') => {}
+            Some(_) => return Err(format!("it {what} {}", quoted(&line))),
+        }
+    }
+    Err(format!("it {what} more than {LINES_MAX} lines"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::health::probe::hostile::{answering, probe, survives};
+
+    const GOOD: &[u8] =
+        b"220-mx one\r\n220 mx two\r\n250-mx\r\n250-SIZE 1\r\n250 HELP\r\n221 bye\r\n";
+
+    #[tokio::test]
+    async fn greeted_and_turned_away() {
+        let check = "{ type = \"smtp\" }";
+        assert!(probe(check, answering(GOOD).await).await.is_ok());
+        for (words, why) in [
+            (&b"554 go away\r\n"[..], "greets with \\\"554 go away\\\""),
+            (b"220 mx\r\n502 what?\r\n", "answers EHLO with"),
+            (b"220", "hangs up"),
+            (b"2200 mx\r\n", "greets with"),
+            (b"", "hangs up"),
+        ] {
+            let said = format!("{:?}", probe(check, answering(words).await).await);
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn whatever_it_gets() {
+        survives("{ type = \"smtp\" }", GOOD).await;
+        let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
+        let said = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
+        assert!(said.contains("more than 100 lines"), "{said}");
+    }
+}

@@ -1,0 +1,216 @@
+//! `type = "udp"`: a datagram is answered, or at least not refused.
+
+use std::net::SocketAddr;
+
+use lvs_core::Protocol;
+
+use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use crate::config::{Diagnostic, Keys};
+
+/// The longest payload, and the longest answer that is looked at.
+const PAYLOAD_MAX: usize = 1400;
+
+/// A datagram, and its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Udp {
+    port: Port,
+    payload: Vec<u8>,
+    /// What an answer begins with; `None` for any byte.
+    reply: Vec<Option<u8>>,
+    /// No answer is as good as a good one, as long as nothing refuses the datagram.
+    silence_ok: bool,
+}
+
+impl Kind for Udp {
+    const NAME: &'static str = "udp";
+    const KEYS: &'static [&'static str] = &[
+        "port",
+        "payload",
+        "payload_hex",
+        "reply",
+        "reply_hex",
+        "silence",
+    ];
+    const VIA: Option<Protocol> = Some(Protocol::UDP);
+
+    fn parse(keys: &mut Keys<'_>) -> Option<Self> {
+        let port = Port::parse(keys)?;
+        let payload = bytes(keys, "payload", "payload_hex", false)?.unwrap_or_default();
+        let payload = payload.into_iter().map(Option::unwrap_or_default).collect();
+        let reply = bytes(keys, "reply", "reply_hex", true)?;
+        let silence = keys.word("silence", &[("down", false), ("up", true)])?;
+        let silence_ok = silence.unwrap_or(false);
+        if silence_ok && reply.is_some() {
+            let at = keys.place("silence");
+            keys.report(
+                Diagnostic::warning(at, "silence is as good as the reply that is asked for")
+                    .help("remove `silence`, or `reply`"),
+            );
+        }
+        Some(Self {
+            port,
+            payload,
+            reply: reply.unwrap_or_default(),
+            silence_ok,
+        })
+    }
+
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let port = self.port.bind(server)?;
+        Ok(Self {
+            port,
+            ..self.clone()
+        })
+    }
+
+    fn target(&self, server: SocketAddr) -> String {
+        format!("udp {}", self.port.address(server))
+    }
+
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        let target = self.port.address(asked.server);
+        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let socket = asked.datagrams(target).await?;
+        socket.send(&self.payload).await.map_err(failed)?;
+        let mut answer = [0; PAYLOAD_MAX];
+        let received = if self.silence_ok {
+            // Well before the check's own time is up.
+            let limit = asked.timeout.mul_f32(0.9);
+            match tokio::time::timeout(limit, socket.recv(&mut answer)).await {
+                Ok(received) => received,
+                Err(_) => return Ok(Advice::NONE),
+            }
+        } else {
+            socket.recv(&mut answer).await
+        };
+        let answer = &answer[..received.map_err(failed)?];
+        if fits(answer, &self.reply) {
+            return Ok(Advice::NONE);
+        }
+        Err(ProbeError::Server(format!(
+            "{} answers {}",
+            self.target(asked.server),
+            quoted(answer)
+        )))
+    }
+}
+
+/// Whether an answer begins as it should.
+fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
+    answer.len() >= wanted.len()
+        && answer
+            .iter()
+            .zip(wanted)
+            .all(|(byte, wanted)| wanted.is_none_or(|wanted| wanted == *byte))
+}
+
+/// Bytes: the text of one key, or the hexadecimal digits of the other, of which a pair `XX` stands for any byte.
+fn bytes(
+    keys: &mut Keys<'_>,
+    text: &str,
+    hex: &str,
+    wild: bool,
+) -> Option<Option<Vec<Option<u8>>>> {
+    let plain = keys.string(text)?;
+    let digits = keys.string(hex)?;
+    let (read, at) = match (plain, digits) {
+        (None, None) => return Some(None),
+        (Some(plain), None) => {
+            let bytes = plain.bytes().map(Some).collect();
+            (Ok(bytes), keys.place(text))
+        }
+        (None, Some(digits)) => (from_hex(&digits, wild), keys.place(hex)),
+        (Some(_), Some(_)) => {
+            let error = format!("`{text}` and `{hex}` are the same twice");
+            (Err(error), keys.place(hex))
+        }
+    };
+    let read: Result<Vec<Option<u8>>, String> =
+        read.and_then(|bytes: Vec<_>| match bytes.len() <= PAYLOAD_MAX {
+            true => Ok(bytes),
+            false => Err(format!("more than {PAYLOAD_MAX} bytes")),
+        });
+    match read {
+        Ok(bytes) => Some(Some(bytes)),
+        Err(why) => {
+            keys.report(
+                Diagnostic::error(at, why)
+                    .help(format!("write {text} = \"text\", or {hex} = \"01 02 ff\"")),
+            );
+            None
+        }
+    }
+}
+
+fn from_hex(text: &str, wild: bool) -> Result<Vec<Option<u8>>, String> {
+    let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+    let pair = |pair: &[u8]| match pair {
+        [b'x' | b'X', b'x' | b'X'] if wild => Some(None),
+        _ => {
+            let text = std::str::from_utf8(pair).ok().filter(|_| pair.len() == 2)?;
+            let digits = text.bytes().all(|b| b.is_ascii_hexdigit());
+            digits.then(|| u8::from_str_radix(text, 16).ok())
+        }
+    };
+    let bytes: Option<Vec<Option<u8>>> = digits.chunks(2).map(pair).collect();
+    bytes.ok_or_else(|| format!("{text:?} is not pairs of hexadecimal digits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UdpSocket;
+
+    use super::*;
+    use crate::health::probe::hostile::probe;
+
+    #[test]
+    fn bytes_in_hexadecimal() {
+        assert_eq!(from_hex("01 fF", false), Ok(vec![Some(1), Some(255)]));
+        assert_eq!(from_hex("0aXX", true), Ok(vec![Some(10), None]));
+        for wrong in ["0", "xx", "+1", "1g", "é"] {
+            assert!(from_hex(wrong, false).is_err(), "{wrong}");
+        }
+        assert!(fits(b"abc", &[Some(b'a'), None]));
+        assert!(!fits(b"a", &[Some(b'a'), None]));
+    }
+
+    #[tokio::test]
+    async fn answered_refused_and_silent() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        let answer = tokio::spawn(async move {
+            let mut bytes = [0; 100];
+            while let Ok((n, from)) = server.recv_from(&mut bytes).await {
+                match &bytes[..n] {
+                    b"hush" => {}
+                    b"end" => return,
+                    other => {
+                        let _ = server.send_to(other, from).await;
+                    }
+                }
+            }
+        });
+        let ask = async |more: &str| {
+            let check =
+                format!("{{ type = \"udp\", timeout = \"300ms\", interval = \"1s\", {more} }}");
+            probe(&check, address).await
+        };
+        assert!(ask("payload = \"hello\"").await.is_ok());
+        assert!(ask("payload = \"hello\", reply = \"hel\"").await.is_ok());
+        assert!(
+            ask("payload_hex = \"0102\", reply_hex = \"XX 02\"")
+                .await
+                .is_ok()
+        );
+        assert!(ask("payload = \"hello\", reply = \"bye\"").await.is_err());
+        assert!(ask("payload = \"hush\"").await.is_err());
+        assert!(ask("payload = \"hush\", silence = \"up\"").await.is_ok());
+        let _ = ask("payload = \"end\", silence = \"up\"").await;
+        answer.await.unwrap();
+        let refused = ask("payload = \"hello\", silence = \"up\"").await;
+        assert!(
+            matches!(&refused, Err(ProbeError::Server(why)) if why.contains("refused")),
+            "{refused:?}"
+        );
+    }
+}

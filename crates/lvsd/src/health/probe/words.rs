@@ -1,0 +1,107 @@
+//! What HAProxy's agents say (its `agent-check`): one line of words.
+
+use super::quoted;
+use crate::health::{Advice, Weight};
+
+/// The longest line that is read.
+pub(super) const LINE_MAX: usize = 1024;
+/// HAProxy's own limit of a weight in percent.
+const PERCENT_MAX: u16 = 25_600;
+
+/// What a line says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// Why the server does not serve, where it says so.
+    pub(super) down: Option<String>,
+    /// The rest of it.
+    pub(super) advice: Advice,
+}
+
+/// Reads a line: words that spaces or commas part, in any case of letters; `#` begins a description. A word that is not
+/// known, or none at all, is an error, in words.
+pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
+    let text = String::from_utf8_lossy(line);
+    let (words, description) = match text.split_once('#') {
+        Some((words, description)) => (words, description.trim()),
+        None => (text.as_ref(), ""),
+    };
+    let mut said = Said::default();
+    let mut any = false;
+    let words = words.split(|c: char| c.is_ascii_whitespace() || c == ',');
+    for word in words.filter(|word| !word.is_empty()) {
+        any = true;
+        match word.to_ascii_lowercase().as_str() {
+            "up" => said.down = None,
+            down @ ("down" | "fail" | "failed" | "stopped") => {
+                said.down = Some(match description {
+                    "" => format!("it says {down:?}"),
+                    why => format!("it says {down:?}: {}", quoted(why.as_bytes())),
+                });
+            }
+            "ready" => said.advice.drains = Some(false),
+            "drain" | "maint" => said.advice.drains = Some(true),
+            other => match other.strip_suffix('%').map(str::parse::<u16>) {
+                Some(Ok(percent)) if percent <= PERCENT_MAX => {
+                    said.advice.weight = Some(Weight::Percent(percent));
+                }
+                // A bound of connections is not what a check sets here.
+                None if other.starts_with("maxconn:") => {}
+                _ => return Err(format!("it says {}", quoted(word.as_bytes()))),
+            },
+        }
+    }
+    match any {
+        true => Ok(said),
+        false => Err("it says nothing".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_agents() {
+        let drains = |drains| Advice {
+            weight: None,
+            drains: Some(drains),
+        };
+        let percent = |n| Advice::weight(Weight::Percent(n));
+        for (line, advice) in [
+            ("up\r", Advice::NONE),
+            ("UP 75%", percent(75)),
+            ("100%,maxconn:30", percent(100)),
+            ("drain", drains(true)),
+            ("maint # back at ten", drains(true)),
+            ("ready up", drains(false)),
+            ("down up", Advice::NONE),
+        ] {
+            let said = Said { down: None, advice };
+            assert_eq!(parse(line.as_bytes()), Ok(said), "{line}");
+        }
+        for (line, why) in [
+            ("down", "it says \"down\""),
+            ("up stopped", "it says \"stopped\""),
+            (
+                "fail#disk\x1b[2J full",
+                "it says \"fail\": \"disk\\u{1b}[2J full\"",
+            ),
+        ] {
+            let said = parse(line.as_bytes()).expect("words");
+            assert_eq!(said.down.as_deref(), Some(why));
+        }
+        for line in [
+            "",
+            "  \t",
+            "#",
+            "upp",
+            "75",
+            "-1%",
+            "25601%",
+            "99999999%",
+            "\u{fffd}",
+        ] {
+            assert!(parse(line.as_bytes()).is_err(), "{line}");
+        }
+    }
+}

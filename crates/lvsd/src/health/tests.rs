@@ -1,0 +1,192 @@
+use std::sync::Mutex;
+
+use super::*;
+
+/// Always up, unless told otherwise; remembers when it was asked.
+#[derive(Clone, Default)]
+struct Well {
+    down: Arc<Mutex<bool>>,
+    asked: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Prober for Well {
+    async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
+        self.asked.lock().unwrap().push(Instant::now());
+        match *self.down.lock().unwrap() {
+            true => Err(ProbeError::Server("refused".into())),
+            false => Ok(Advice::NONE),
+        }
+    }
+}
+
+fn config(services: &[(u8, &str)]) -> Config {
+    let mut text = String::new();
+    for (n, check) in services {
+        text.push_str(&format!(
+            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\ncheck = {{ {check} }}\n\
+             [[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        ));
+    }
+    let (config, _) =
+        Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    config
+}
+
+fn keys(config: &Config) -> Vec<Key> {
+    let services = config.services.iter();
+    services
+        .map(|service| (service.id, service.servers[0].address))
+        .collect()
+}
+
+fn health(checks: &Checks<Well>, config: &Config) -> Vec<Health> {
+    let keys = keys(config);
+    keys.iter().map(|key| checks.health(key)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
+    use Health::{Unknown, Up};
+    let (mut checks, mut reports) = Checks::new(Well::default(), None);
+    let tcp = "type = \"tcp\"";
+    let first = config(&[(1, tcp)]);
+    checks.set(&first);
+    assert_eq!(health(&checks, &first), [Unknown]);
+    let report = reports.recv().await.expect("a report");
+    checks.take(report);
+    assert_eq!(health(&checks, &first), [Up]);
+
+    // Another rhythm, and another service; another port is another question.
+    let second = config(&[
+        (1, "type = \"tcp\", interval = \"9s\""),
+        (2, tcp),
+        (3, "type = \"tcp\", port = 81"),
+    ]);
+    checks.set(&second);
+    assert_eq!(health(&checks, &second), [Up, Up, Unknown]);
+
+    // The same server and port, asked in another way.
+    let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
+    checks.set(&third);
+    assert_eq!(health(&checks, &third), [Unknown]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_ask_the_same_share_one_probe() {
+    let well = Well::default();
+    let (mut checks, mut reports) = Checks::new(well.clone(), None);
+    let tcp = "type = \"tcp\", interval = \"1s\", jitter = 0";
+    let all = config(&[(1, tcp), (2, tcp), (3, tcp)]);
+    checks.set(&all);
+    assert_eq!(checks.len(), 1);
+    let changes = checks.take(reports.recv().await.expect("a report"));
+    let told: Vec<Key> = changes.iter().map(|change| change.key).collect();
+    assert_eq!(told, keys(&all));
+    assert_eq!(health(&checks, &all), [Health::Up; 3]);
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let asked = well.asked.lock().unwrap().len();
+    assert!((100..=102).contains(&asked), "{asked}");
+    // One of them goes, the others go on.
+    checks.set(&config(&[(2, tcp)]));
+    assert_eq!(checks.len(), 1);
+    assert_eq!(health(&checks, &all), [Health::Up; 3], "or is not checked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_doubt_it_asks_again_soon() {
+    let well = Well::default();
+    let (mut checks, mut reports) = Checks::new(well.clone(), None);
+    let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";
+    checks.set(&config(&[(1, check)]));
+    let _ = reports.recv().await.expect("up");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    *well.down.lock().unwrap() = true;
+    well.asked.lock().unwrap().clear();
+    let report = reports.recv().await.expect("down");
+    assert!(!report.up);
+    let asked = well.asked.lock().unwrap().clone();
+    let between: Vec<u64> = asked.windows(2).map(|w| (w[1] - w[0]).as_secs()).collect();
+    assert_eq!(between, [1, 1]);
+    // And, where nothing changes any more, seldom.
+    tokio::time::sleep(Duration::from_millis(20_500)).await;
+    assert_eq!(well.asked.lock().unwrap().len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn intervals_vary_as_far_as_they_may() {
+    let well = Well::default();
+    let (mut checks, _reports) = Checks::new(well.clone(), None);
+    checks.set(&config(&[(
+        1,
+        "type = \"tcp\", interval = \"10s\", jitter = 20",
+    )]));
+    tokio::time::sleep(Duration::from_secs(10_000)).await;
+    let asked = well.asked.lock().unwrap().clone();
+    let between = asked[1..].windows(2).map(|w| (w[1] - w[0]).as_secs_f64());
+    let (mut least, mut most) = (f64::MAX, 0.0_f64);
+    for seconds in between {
+        least = least.min(seconds);
+        most = most.max(seconds);
+    }
+    assert!((7.99..8.5).contains(&least), "{least}");
+    assert!((11.5..12.01).contains(&most), "{most}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_failed_check_is_not_the_truth_about_who_serves() {
+    let check = "type = \"tcp\", interval = \"5s\", timeout = \"1s\", fall = 3, jitter = 0";
+    for (serving, soon) in [(true, false), (false, true)] {
+        let well = Well::default();
+        *well.down.lock().unwrap() = true;
+        let (mut checks, mut reports) = Checks::new(well.clone(), None);
+        let config = config(&[(1, check)]);
+        checks.set(&config);
+        // The engine is asked a little later than the server.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let server = config.services[0].servers[0].address;
+        checks.take_serving(Serving {
+            servers: serving.then_some(server).into_iter().collect(),
+            vips: None,
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let told = reports.try_recv();
+        assert_eq!(told.is_ok(), soon, "{told:?}");
+        if serving {
+            let report = reports.recv().await.expect("down in the end");
+            assert!(!report.up);
+            assert_eq!(well.asked.lock().unwrap().len(), 3);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_clients_get_no_answer_to_condemns_a_server() {
+    let well = Well::default();
+    let (mut checks, mut reports) = Checks::new(well.clone(), None);
+    let config = config(&[(1, "type = \"tcp\", passive = 3, rise = 2, jitter = 0")]);
+    checks.set(&config);
+    let key = keys(&config)[0];
+    let up = reports.recv().await.expect("up");
+    assert_eq!(checks.take(up).len(), 1);
+    for count in [1, 2, 0, 2] {
+        checks.take_unanswered([(key, count)].into_iter());
+    }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(reports.try_recv().is_err(), "an answer came in between");
+    checks.take_unanswered([(key, 3)].into_iter());
+    let down = reports.recv().await.expect("down");
+    let change = checks.take(down).pop().expect("a change");
+    assert!(
+        !change.up && change.reason.contains("3 attempts"),
+        "{change:?}"
+    );
+    // Clients that are still there and try again keep nobody down.
+    checks.take_unanswered([(key, 30)].into_iter());
+    let up = reports.recv().await.expect("up again");
+    assert!(checks.take(up).pop().expect("a change").up);
+    checks.take_unanswered([(key, 32)].into_iter());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(reports.try_recv().is_err(), "two more");
+    checks.take_unanswered([(key, 33)].into_iter());
+    assert!(!reports.recv().await.expect("down").up);
+}

@@ -1,0 +1,324 @@
+//! Who gets a connection: a director of `lvs-core`, which is told of connections in place of packets.
+//!
+//! A connection is told as its SYN, the server's answer and the client's, so that it counts as active; what has moved is told from
+//! time to time as one packet of that length each way; when it is over it is taken out. Its timers never run: a relay has its own.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+use lvs_core::{
+    Director, Hook, Instant, PacketMeta, Protocol, Segment, TcpFlags, Transport, Tuple, Verdict,
+};
+use tokio::sync::Notify;
+
+use super::Options;
+
+/// As long as ipvsadm permits.
+const NEVER: u32 = 31 * 86_400;
+/// What has moved is told when there is so much of it, or after `TELL_AFTER`.
+const TELL_BYTES: u64 = 1 << 20;
+const TELL_AFTER: u64 = 1_000;
+
+/// Something that ends once, for all who wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    closed: AtomicBool,
+    notify: Notify,
+}
+
+impl Gate {
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    /// Waits until it is closed.
+    pub(super) async fn closed(&self) {
+        let notified = self.notify.notified();
+        if !self.closed.load(Ordering::Acquire) {
+            notified.await;
+        }
+    }
+}
+
+/// Behind the lock.
+pub(super) struct Inner {
+    pub(super) director: Director,
+    /// Of each server that has had a connection: closed when its connections are to end.
+    gates: HashMap<(ServiceId, SocketAddr), Arc<Gate>>,
+}
+
+impl Inner {
+    /// Ends the connections of the servers of which this is true.
+    pub(super) fn end_connections(&mut self, of: impl Fn(&ServiceId, &SocketAddr) -> bool) {
+        self.gates.retain(|(service, server), gate| {
+            let ends = of(service, server);
+            if ends {
+                gate.close();
+            }
+            !ends
+        });
+    }
+
+    /// Forgets the gates of servers without a connection.
+    pub(super) fn sweep(&mut self) {
+        self.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+    }
+}
+
+/// The director, and what relays share.
+pub(super) struct Desk {
+    inner: Mutex<Inner>,
+    zero: std::time::Instant,
+    options: RwLock<HashMap<ServiceId, Options>>,
+    /// Connections and clients that are served, and at most.
+    used: AtomicUsize,
+    most: usize,
+    /// Connections that were refused because there were that many.
+    pub(super) full: AtomicU64,
+    /// Connections for which there was no server.
+    pub(super) refused: AtomicU64,
+}
+
+impl Desk {
+    pub(super) fn new(most: usize, seed: u64) -> Self {
+        let mut director = Director::new(lvs_core::Options {
+            // A connection that is just over and one that is just begun may both be there.
+            max_connections: most + most / 8 + 64,
+            seed,
+            ..lvs_core::Options::default()
+        });
+        director
+            .control
+            .set_timeouts(NEVER, NEVER, NEVER)
+            .unwrap_or_default();
+        Self {
+            inner: Mutex::new(Inner {
+                director,
+                gates: HashMap::new(),
+            }),
+            zero: std::time::Instant::now(),
+            options: RwLock::default(),
+            used: AtomicUsize::new(0),
+            most,
+            full: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        let nanos = self.zero.elapsed().as_nanos();
+        Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Milliseconds since the beginning.
+    pub(super) fn clock(&self) -> u64 {
+        u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// How many are served.
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_options(&self, options: HashMap<ServiceId, Options>) {
+        *self.options.write().unwrap_or_else(PoisonError::into_inner) = options;
+    }
+
+    pub(super) fn options(&self, service: &ServiceId) -> Options {
+        let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
+        options.get(service).copied().unwrap_or_default()
+    }
+
+    /// Room for one more; `None` if there is none.
+    pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
+        if self.used.fetch_add(1, Ordering::Relaxed) >= self.most {
+            self.used.fetch_sub(1, Ordering::Relaxed);
+            self.full.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Place(Arc::clone(self)))
+    }
+
+    /// The server of a new connection; `None` if it gets none, for whatever reason the director has.
+    pub(super) fn open(
+        self: &Arc<Self>,
+        service: ServiceId,
+        protocol: Protocol,
+        client: SocketAddr,
+        virt: SocketAddr,
+        length: usize,
+    ) -> Option<Entry> {
+        let tuple = Tuple {
+            protocol,
+            src: client,
+            dst: virt,
+        };
+        let now = self.now();
+        let mut inner = self.lock();
+        let (transport, len) = match protocol {
+            Protocol::UDP => (Transport::Udp(&[]), u32::try_from(length).unwrap_or(0) + 28),
+            _ => (Transport::Tcp(TcpFlags(TcpFlags::SYN)), 60),
+        };
+        let verdict = inner.director.handle_packet(
+            &PacketMeta {
+                hook: Hook::Local,
+                tuple,
+                transport,
+                segment: Segment::NONE,
+                mark: 0,
+                len,
+            },
+            now,
+        );
+        let Verdict::Forward(forward) = verdict else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%client, %virt, ?verdict, "refused");
+            return None;
+        };
+        let key = (service, forward.target);
+        let gate = Arc::clone(inner.gates.entry(key).or_default());
+        drop(inner);
+        Some(Entry {
+            desk: Arc::clone(self),
+            tuple,
+            server: forward.target,
+            gate,
+            pending: [AtomicU64::new(0), AtomicU64::new(0)],
+            moved: AtomicU64::new(self.clock()),
+            told: AtomicU64::new(self.clock()),
+        })
+    }
+}
+
+/// Room for a connection, given back when it is dropped.
+pub(super) struct Place(Arc<Desk>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Which way something moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To the server.
+    In = 0,
+    /// To the client.
+    Out = 1,
+}
+
+/// A connection in the director; it ends there when this is dropped.
+pub(super) struct Entry {
+    desk: Arc<Desk>,
+    tuple: Tuple,
+    pub(super) server: SocketAddr,
+    pub(super) gate: Arc<Gate>,
+    /// Bytes that have moved and were not told yet, each way.
+    pending: [AtomicU64; 2],
+    /// When something last moved, and when that was last told; on the desk's clock.
+    moved: AtomicU64,
+    told: AtomicU64,
+}
+
+impl Entry {
+    /// The server has answered: the connection is active.
+    pub(super) fn established(&self) {
+        let now = self.desk.now();
+        let mut inner = self.desk.lock();
+        let tcp = |flags| Transport::Tcp(TcpFlags(flags));
+        self.tell(
+            &mut inner,
+            Way::Out,
+            tcp(TcpFlags::SYN | TcpFlags::ACK),
+            60,
+            now,
+        );
+        self.tell(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
+    }
+
+    /// So many bytes have moved.
+    pub(super) fn moved(&self, way: Way, bytes: usize) {
+        let clock = self.desk.clock();
+        self.moved.store(clock, Ordering::Relaxed);
+        let bytes = bytes as u64;
+        let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let told = self.told.load(Ordering::Relaxed);
+        if pending >= TELL_BYTES || clock.saturating_sub(told) >= TELL_AFTER {
+            self.told.store(clock, Ordering::Relaxed);
+            self.tell_moved(&mut self.desk.lock());
+        }
+    }
+
+    fn tell_moved(&self, inner: &mut Inner) {
+        let now = self.desk.now();
+        let transport = match self.tuple.protocol {
+            Protocol::UDP => Transport::Udp(&[]),
+            _ => Transport::Tcp(TcpFlags(TcpFlags::ACK)),
+        };
+        for way in [Way::In, Way::Out] {
+            let mut bytes = self.pending[way as usize].swap(0, Ordering::Relaxed);
+            while bytes > 0 {
+                let len = u32::try_from(bytes).unwrap_or(u32::MAX);
+                self.tell(inner, way, transport, len, now);
+                bytes -= u64::from(len);
+            }
+        }
+    }
+
+    fn tell(&self, inner: &mut Inner, way: Way, transport: Transport<'_>, len: u32, now: Instant) {
+        let (hook, tuple) = match way {
+            Way::In => (Hook::Local, self.tuple),
+            Way::Out => {
+                let answer = Tuple {
+                    src: self.server,
+                    dst: self.tuple.src,
+                    ..self.tuple
+                };
+                (Hook::Transit, answer)
+            }
+        };
+        // What it says of the packet concerns nobody: the bytes have moved.
+        let _ = inner.director.handle_packet(
+            &PacketMeta {
+                hook,
+                tuple,
+                transport,
+                segment: Segment::NONE,
+                mark: 0,
+                len,
+            },
+            now,
+        );
+    }
+
+    /// Waits until nothing has moved for so long.
+    pub(super) async fn idle(&self, limit: Duration) {
+        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        loop {
+            let still = self.desk.clock() - self.moved.load(Ordering::Relaxed);
+            if still >= limit {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(limit - still)).await;
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut inner = self.desk.lock();
+        self.tell_moved(&mut inner);
+        let now = self.desk.now();
+        inner.director.end(&self.tuple, now);
+    }
+}

@@ -1,0 +1,192 @@
+//! Moving bytes from one socket to another.
+//!
+//! A little is copied through a buffer of the thread; what comes in bulk is spliced through a pipe without a copy. A pipe and a
+//! remainder belong to a connection only while its receiver takes no more, so that an idle connection has neither.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::desk::{Entry, Way};
+
+/// What is copied at a time. A receiver that is slow makes us keep as much at most, or what a pipe holds.
+const COPY: usize = 16 << 10;
+/// What a pipe takes: 16 pages, unless the kernel gives us less.
+const PIPE: usize = 64 << 10;
+/// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
+pub(super) const PIPES_MAX: usize = 1024;
+/// Pipes that a thread keeps for the next one who wants one.
+const PIPES_KEPT: usize = 64;
+/// Chunks that one connection moves until others have their turn.
+const TURN: usize = 16;
+
+static PIPES: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; COPY]);
+    static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A pipe, empty while nobody has it.
+struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+}
+
+impl Pipe {
+    /// One that is kept, or a new one; `None` if there are too many, or no descriptors.
+    fn take() -> Option<Self> {
+        if let Some(kept) = KEPT.with_borrow_mut(Vec::pop) {
+            return Some(kept);
+        }
+        if PIPES.fetch_add(1, Ordering::Relaxed) < PIPES_MAX
+            && let Ok((read, write)) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)
+        {
+            return Some(Self { read, write });
+        }
+        PIPES.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Gives an empty one back.
+    fn keep(self) {
+        KEPT.with_borrow_mut(|kept| {
+            if kept.len() < PIPES_KEPT {
+                kept.push(self);
+            }
+        });
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        PIPES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What one chunk came to.
+enum Chunk {
+    /// There is nothing to read now.
+    Nothing,
+    /// There will never be.
+    End,
+    /// So many bytes have moved.
+    Moved(usize),
+}
+
+/// Moves everything that comes from `from` to `to`, and then its end.
+pub(super) async fn pump(
+    from: &TcpStream,
+    to: &TcpStream,
+    way: Way,
+    entry: &Entry,
+) -> io::Result<()> {
+    let mut bulk = false;
+    loop {
+        from.readable().await?;
+        for turn in 1.. {
+            let chunk = match if bulk { Pipe::take() } else { None } {
+                Some(pipe) => spliced(from, to, pipe).await?,
+                None => copied(from, to).await?,
+            };
+            match chunk {
+                Chunk::Nothing => break,
+                Chunk::End => {
+                    // It may be gone, which its own direction finds out.
+                    let _ = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
+                    return Ok(());
+                }
+                Chunk::Moved(bytes) => {
+                    entry.moved(way, bytes);
+                    bulk = bytes >= COPY;
+                    if !bulk {
+                        drained(from);
+                        break;
+                    }
+                }
+            }
+            if turn >= TURN {
+                tokio::task::yield_now().await;
+                break;
+            }
+        }
+    }
+}
+
+/// Has `from` wait for what comes next: a read that gave less than it could has emptied it, so that the system is not asked in
+/// vain. An end that has come already stays.
+fn drained(from: &TcpStream) {
+    let _ = from.try_io(Interest::READABLE, || {
+        Err::<(), _>(io::ErrorKind::WouldBlock.into())
+    });
+}
+
+async fn copied(from: &TcpStream, to: &TcpStream) -> io::Result<Chunk> {
+    let (bytes, rest) = match BUFFER.with_borrow_mut(|buffer| -> io::Result<_> {
+        let bytes = from.try_read(buffer)?;
+        let mut sent = 0;
+        while sent < bytes {
+            match to.try_write(&buffer[sent..bytes]) {
+                Ok(more) => sent += more,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok((bytes, buffer[sent..bytes].to_vec()))
+    }) {
+        Ok(done) => done,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Chunk::Nothing),
+        Err(error) => return Err(error),
+    };
+    if bytes == 0 {
+        return Ok(Chunk::End);
+    }
+    let mut rest = rest.as_slice();
+    while !rest.is_empty() {
+        to.writable().await?;
+        match to.try_write(rest) {
+            Ok(sent) => rest = &rest[sent..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Chunk::Moved(bytes))
+}
+
+async fn spliced(from: &TcpStream, to: &TcpStream, pipe: Pipe) -> io::Result<Chunk> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    let read = from.try_io(Interest::READABLE, || {
+        Ok(splice(from, None, &pipe.write, None, PIPE, flags)?)
+    });
+    let bytes = match read {
+        Ok(0) => {
+            pipe.keep();
+            return Ok(Chunk::End);
+        }
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            pipe.keep();
+            return Ok(Chunk::Nothing);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut left = bytes;
+    while left > 0 {
+        let sent = to.try_io(Interest::WRITABLE, || {
+            Ok(splice(&pipe.read, None, to, None, left, flags)?)
+        });
+        match sent {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => left -= sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    pipe.keep();
+    Ok(Chunk::Moved(bytes))
+}

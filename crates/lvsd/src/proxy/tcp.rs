@@ -1,0 +1,202 @@
+//! A TCP connection between a client and the server that it gets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_core::Protocol;
+use lvs_core::api::ServiceId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use super::Options;
+use super::desk::{Desk, Entry, Gate, Place, Way};
+use super::header::{self, Read};
+use super::pipe::pump;
+
+/// How long a client may take to say for whom it speaks.
+const HEADER_LIMIT: Duration = Duration::from_secs(3);
+/// Servers that are tried for one connection.
+const TRIES: usize = 3;
+
+/// Takes connections until `gate` is closed.
+pub(super) async fn serve(
+    desk: Arc<Desk>,
+    service: ServiceId,
+    virt: SocketAddr,
+    listener: TcpListener,
+    gate: Arc<Gate>,
+) {
+    let mut closed = pin!(gate.closed());
+    let mut complained = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut closed => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((client, peer)) => {
+                let Some(place) = desk.place() else {
+                    reset(&client);
+                    continue;
+                };
+                let desk = Arc::clone(&desk);
+                tokio::spawn(relay(desk, service, virt, client, peer, place));
+            }
+            // The client has gone while it waited.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                if !complained {
+                    complained = true;
+                    tracing::error!("cannot accept connections at {virt}: {error}; trying again");
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Has the kernel end a connection with a reset when its socket is closed.
+fn reset(stream: &TcpStream) {
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+async fn relay(
+    desk: Arc<Desk>,
+    service: ServiceId,
+    virt: SocketAddr,
+    mut client: TcpStream,
+    peer: SocketAddr,
+    _place: Place,
+) {
+    let _ = client.set_nodelay(true);
+    let options = desk.options(&service);
+    let (mut source, mut early) = (peer, Vec::new());
+    if options.accept {
+        match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
+            Ok(Ok((said, rest))) => {
+                // Whoever is of another family has no place in the director's table.
+                source = said
+                    .filter(|said| said.is_ipv4() == peer.is_ipv4())
+                    .unwrap_or(peer);
+                early = rest;
+            }
+            _ => {
+                reset(&client);
+                return;
+            }
+        }
+    }
+    let Some((mut server, entry)) = connect(&desk, service, virt, source, &options).await else {
+        reset(&client);
+        return;
+    };
+    let first = match (options.send, client.local_addr()) {
+        (Some(version), Ok(local)) => [header::write(version, source, local), early].concat(),
+        _ => early,
+    };
+    let both = async {
+        if !first.is_empty() {
+            server.write_all(&first).await?;
+            entry.moved(Way::In, first.len());
+        }
+        both(&client, &server, &entry).await
+    };
+    let done = tokio::select! {
+        done = both => done.is_ok(),
+        () = entry.gate.closed() => false,
+        () = entry.idle(options.idle_timeout) => false,
+    };
+    if !done {
+        reset(&client);
+        reset(&server);
+    }
+}
+
+/// For whom the client speaks, and what it has said behind that.
+async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    loop {
+        let room = header::LENGTH_MAX.saturating_sub(bytes.len()) as u64;
+        if (&mut *client).take(room).read_buf(&mut bytes).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match header::read(&bytes) {
+            Read::Partial => {}
+            Read::Header(length, source) => return Ok((source, bytes.split_off(length))),
+            Read::Nonsense => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// A connection to a server that takes it: if one does not, another is asked for.
+async fn connect(
+    desk: &Arc<Desk>,
+    service: ServiceId,
+    virt: SocketAddr,
+    client: SocketAddr,
+    options: &Options,
+) -> Option<(TcpStream, Entry)> {
+    let begun = tokio::time::Instant::now();
+    for _ in 0..TRIES {
+        let entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        let left = options.connect_timeout.checked_sub(begun.elapsed())?;
+        let connected = tokio::time::timeout(left, connected(entry.server));
+        let connected = tokio::select! {
+            connected = connected => connected,
+            () = entry.gate.closed() => continue,
+        };
+        match connected {
+            Ok(Ok(server)) => {
+                entry.established();
+                return Some((server, entry));
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(server = %entry.server, "cannot connect: {error}");
+            }
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+async fn connected(server: SocketAddr) -> io::Result<TcpStream> {
+    let socket = match server {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    let _ = socket.set_nodelay(true);
+    socket.connect(server).await
+}
+
+/// Moves bytes both ways until both ends have ended; an error if one of them is reset.
+async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Result<()> {
+    let mut inward = pin!(pump(client, server, Way::In, entry));
+    let mut outward = pin!(pump(server, client, Way::Out, entry));
+    let (mut client_ended, mut server_ended) = (false, false);
+    while !(client_ended && server_ended) {
+        tokio::select! {
+            done = &mut inward, if !client_ended => {
+                done?;
+                client_ended = true;
+            }
+            done = &mut outward, if !server_ended => {
+                done?;
+                server_ended = true;
+            }
+            // Nobody reads from it any more, and so nobody would see that it is reset.
+            lost = client.ready(Interest::ERROR), if client_ended => {
+                lost?;
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            lost = server.ready(Interest::ERROR), if server_ended => {
+                lost?;
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+        }
+    }
+    Ok(())
+}

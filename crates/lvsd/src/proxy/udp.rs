@@ -1,0 +1,131 @@
+//! Datagrams between clients and the servers that they get.
+//!
+//! Each client has a socket of its own towards its server, so that answers are told apart; it is closed when nothing has moved for
+//! a while, when the server says that nobody listens, or when the server goes.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lvs_core::Protocol;
+use lvs_core::api::ServiceId;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+
+use super::desk::{Desk, Entry, Gate, Place, Way};
+
+/// The longest datagram.
+const DATAGRAM_MAX: usize = 65_535;
+
+/// A client's way to its server.
+struct Session {
+    socket: UdpSocket,
+    entry: Entry,
+    _place: Place,
+}
+
+/// Takes datagrams until `gate` is closed.
+pub(super) async fn serve(
+    desk: Arc<Desk>,
+    service: ServiceId,
+    virt: SocketAddr,
+    socket: UdpSocket,
+    gate: Arc<Gate>,
+) {
+    let socket = Rc::new(socket);
+    let mut sessions: HashMap<SocketAddr, Rc<Session>> = HashMap::new();
+    let (over, mut ended) = mpsc::unbounded_channel::<SocketAddr>();
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    let mut closed = std::pin::pin!(gate.closed());
+    loop {
+        let (length, client) = tokio::select! {
+            biased;
+            () = &mut closed => return,
+            Some(client) = ended.recv() => {
+                sessions.remove(&client);
+                continue;
+            }
+            received = socket.recv_from(&mut buffer) => match received {
+                Ok(received) => received,
+                // An ICMP error about an answer of ours.
+                Err(_) => continue,
+            },
+        };
+        let session = match sessions.get(&client) {
+            Some(session) => Rc::clone(session),
+            None => {
+                let Some(session) = begin(&desk, service, virt, client, length).await else {
+                    continue;
+                };
+                let session = Rc::new(session);
+                sessions.insert(client, Rc::clone(&session));
+                let answers = answers(Rc::clone(&session), Rc::clone(&socket), client);
+                let limit = desk.options(&service).idle_timeout;
+                let (over, served) = (over.clone(), Rc::clone(&session));
+                tokio::task::spawn_local(async move {
+                    tokio::select! {
+                        _ = answers => {}
+                        () = served.entry.gate.closed() => {}
+                        () = served.entry.idle(limit) => {}
+                    }
+                    // The receiver goes with the service.
+                    let _ = over.send(client);
+                });
+                session
+            }
+        };
+        // A server that takes no more loses some, as on any way.
+        if session.socket.try_send(&buffer[..length]).is_ok() {
+            session.entry.moved(Way::In, length);
+        }
+    }
+}
+
+async fn begin(
+    desk: &Arc<Desk>,
+    service: ServiceId,
+    virt: SocketAddr,
+    client: SocketAddr,
+    length: usize,
+) -> Option<Session> {
+    let place = desk.place()?;
+    let entry = desk.open(service, Protocol::UDP, client, virt, length)?;
+    let any: SocketAddr = match entry.server {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(any).await.ok()?;
+    socket.connect(entry.server).await.ok()?;
+    Some(Session {
+        socket,
+        entry,
+        _place: place,
+    })
+}
+
+/// Sends the server's answers to the client until nobody answers.
+async fn answers(
+    session: Rc<Session>,
+    socket: Rc<UdpSocket>,
+    client: SocketAddr,
+) -> io::Result<()> {
+    thread_local! {
+        static BUFFER: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; DATAGRAM_MAX]);
+    }
+    loop {
+        session.socket.readable().await?;
+        let answered = BUFFER.with_borrow_mut(|buffer| {
+            let length = session.socket.try_recv(buffer)?;
+            // As above.
+            let _ = socket.try_send_to(&buffer[..length], client);
+            io::Result::Ok(length)
+        });
+        match answered {
+            Ok(length) => session.entry.moved(Way::Out, length),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

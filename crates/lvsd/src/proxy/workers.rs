@@ -1,0 +1,134 @@
+//! The threads that relay, and their listeners.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lvs_core::api::ServiceId;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::mpsc;
+
+use super::desk::{Desk, Gate};
+use super::{tcp, udp};
+
+/// Threads, if there are as many processors.
+const WORKERS_MAX: usize = 16;
+/// Connections that wait to be accepted, if the kernel permits as many.
+const BACKLOG: i32 = 4096;
+
+/// Listeners of a service, one for each worker. The kernel spreads clients over them.
+pub(super) struct Listeners {
+    service: ServiceId,
+    address: SocketAddr,
+    sockets: Vec<Socket>,
+}
+
+struct Order {
+    service: ServiceId,
+    address: SocketAddr,
+    socket: Socket,
+    gate: Arc<Gate>,
+}
+
+/// The threads; they end when this is dropped.
+pub(super) struct Workers(Vec<mpsc::UnboundedSender<Order>>);
+
+impl Listeners {
+    pub(super) const fn service(&self) -> ServiceId {
+        self.service
+    }
+}
+
+impl Workers {
+    pub(super) fn start(desk: &Arc<Desk>) -> io::Result<Self> {
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let mut all = Vec::new();
+        for number in 0..count.min(WORKERS_MAX) {
+            let (sender, orders) = mpsc::unbounded_channel();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let desk = Arc::clone(desk);
+            std::thread::Builder::new()
+                .name(format!("lvs-proxy-{number}"))
+                .spawn(move || {
+                    let tasks = tokio::task::LocalSet::new();
+                    runtime.block_on(tasks.run_until(work(desk, orders)));
+                })?;
+            all.push(sender);
+        }
+        Ok(Self(all))
+    }
+
+    /// Binds a service's address, and takes nothing yet.
+    pub(super) fn bind(&self, service: ServiceId, address: SocketAddr) -> io::Result<Listeners> {
+        let sockets = self.0.iter().map(|_| bind(&service, address));
+        Ok(Listeners {
+            service,
+            address,
+            sockets: sockets.collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// Serves until the gate is closed.
+    pub(super) fn serve(&self, listeners: Listeners, gate: &Arc<Gate>) {
+        for (worker, socket) in self.0.iter().zip(listeners.sockets) {
+            // A worker ends when the process does.
+            let _ = worker.send(Order {
+                service: listeners.service,
+                address: listeners.address,
+                socket,
+                gate: Arc::clone(gate),
+            });
+        }
+    }
+}
+
+fn bind(service: &ServiceId, address: SocketAddr) -> io::Result<Socket> {
+    let (kind, protocol) = match service {
+        ServiceId::Udp { .. } => (Type::DGRAM, Protocol::UDP),
+        _ => (Type::STREAM, Protocol::TCP),
+    };
+    let socket = Socket::new(
+        Domain::for_address(address),
+        kind.nonblocking(),
+        Some(protocol),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_port(true)?;
+    if protocol == Protocol::TCP {
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    if protocol == Protocol::TCP {
+        socket.listen(BACKLOG)?;
+    }
+    Ok(socket)
+}
+
+async fn work(desk: Arc<Desk>, mut orders: mpsc::UnboundedReceiver<Order>) {
+    while let Some(Order {
+        service,
+        address,
+        socket,
+        gate,
+    }) = orders.recv().await
+    {
+        let desk = Arc::clone(&desk);
+        let started = match service {
+            ServiceId::Udp { .. } => UdpSocket::from_std(socket.into()).map(|socket| {
+                let serving = udp::serve(desk, service, address, socket, gate);
+                tokio::task::spawn_local(serving);
+            }),
+            _ => TcpListener::from_std(socket.into()).map(|listener| {
+                tokio::spawn(tcp::serve(desk, service, address, listener, gate));
+            }),
+        };
+        if let Err(error) = started {
+            tracing::error!("cannot serve {address}: {error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The service manager's watchdog, fed while all of the daemon makes progress.
+//!
+//! ```text
+//! event loop ── beats ──┐
+//! its turns ────────────┤  the engine, with its packets, has answered in them
+//! checks ───── beats ───┴──▶ a thread that does nothing else ── WATCHDOG=1 ──▶ the service manager
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+pub use lvs_dataplane::notify::watchdog_interval as interval;
+
+use crate::notify::Notify;
+
+/// A turn of the event loop may hold a request to the engine, of a long list of changes.
+const TURN_LIMIT: Duration = Duration::from_secs(120);
+
+/// Something that shows that it goes on.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    start: Instant,
+    /// Milliseconds since the start.
+    last: Arc<AtomicU64>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            last: Arc::default(),
+        }
+    }
+}
+
+impl Pulse {
+    /// It goes on.
+    pub fn beat(&self) {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Relaxed);
+    }
+
+    /// How long ago that was.
+    pub fn age(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Relaxed));
+        self.start.elapsed().saturating_sub(last)
+    }
+
+    /// Beats as long as the runtime that this is called on does anything.
+    pub async fn keep(self, pause: Duration) {
+        loop {
+            self.beat();
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// All that has to go on.
+#[derive(Clone, Debug, Default)]
+pub struct Pulses {
+    /// The event loop runs.
+    pub event_loop: Pulse,
+    /// And takes one thing after the other.
+    pub turns: Pulse,
+    /// The checks' thread runs.
+    pub checks: Pulse,
+}
+
+impl Pulses {
+    /// What has stopped, if the rest has to beat within `limit`.
+    pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
+        let all = [
+            ("the event loop", &self.event_loop, limit),
+            ("the health checks", &self.checks, limit),
+            ("the daemon's loop", &self.turns, TURN_LIMIT.max(limit)),
+        ];
+        let mut stopped = all.iter().filter(|(_, pulse, limit)| pulse.age() > *limit);
+        stopped.next().map(|(name, ..)| *name)
+    }
+}
+
+/// Feeds the watchdog from a thread of its own until the process ends.
+///
+/// # Errors
+/// There can be no thread.
+pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Result<()> {
+    let work = move || {
+        let mut told = None;
+        loop {
+            // Time in which the whole process does not run, as with a machine that sleeps, is nobody's fault: whoever
+            // goes on beats before this is asked again.
+            std::thread::sleep(interval / 4);
+            let stopped = pulses.stopped(interval / 2);
+            match stopped {
+                None => notify.send("WATCHDOG=1"),
+                Some(what) if told != stopped => {
+                    tracing::error!("{what} has stopped; the service manager will end lvsd");
+                }
+                Some(_) => {}
+            }
+            told = stopped;
+        }
+    };
+    let thread = std::thread::Builder::new().name("lvsd-watchdog".to_owned());
+    thread.spawn(work).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_stops_is_named() {
+        let limit = Duration::from_millis(100);
+        let pulses = Pulses::default();
+        tokio::spawn(pulses.event_loop.clone().keep(Duration::from_millis(10)));
+        let checks = tokio::spawn(pulses.checks.clone().keep(Duration::from_millis(10)));
+        tokio::time::sleep(3 * limit).await;
+        assert_eq!(pulses.stopped(limit), None);
+        checks.abort();
+        tokio::time::sleep(3 * limit).await;
+        assert_eq!(pulses.stopped(limit), Some("the health checks"));
+        // Nothing at all runs: somebody computes for too long.
+        pulses.checks.beat();
+        std::thread::sleep(2 * limit);
+        assert_eq!(pulses.stopped(limit), Some("the event loop"));
+    }
+}
