@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -138,6 +138,11 @@ build: ## the programs, optimised
 
 setup: ## install what building and testing need
 	@tools/setup
+
+package: ## a Debian package of the programs, units, manual pages and completions, in target/debian (needs cargo-deb)
+	@$(CARGO) build --release --locked --bins -p lvs-dataplane -p lvsadm -p lvsd
+	@tools/package
+	@$(CARGO) deb --no-build -p lvsd
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -4,11 +4,11 @@
 //! table, here services are listed from the oldest on and connections by their slots.
 
 use core::fmt::{self, Write};
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::{
-    Connection, Control, Counts, Forwarding, Instant, Protocol, Server, Service, ServiceFlags,
-    ServiceKey, Shard,
+    Connection, Control, Counts, Forwarding, Instant, Protocol, Service, ServiceConfig,
+    ServiceFlags, ServiceKey, Shard, Stats,
 };
 
 /// The kernel's ticks in a second, in which it shows persistence timeouts.
@@ -20,30 +20,70 @@ const HZ: u64 = 250;
 /// # Errors
 /// Those of `out`.
 pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Result {
-    writeln!(out, "IP Virtual Server version 1.2.1 (size={size})")?;
-    out.write_str("Prot LocalAddress:Port Scheduler Flags\n")?;
-    out.write_str("  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n")?;
+    header(out, size)?;
     let is_mark = |service: &&Service| matches!(service.key(), ServiceKey::Mark { .. });
     let addresses = control.services().filter(|service| !is_mark(service));
     let marks = control.services().filter(is_mark);
     for entry in addresses.chain(marks) {
-        service(out, entry)?;
+        service(out, entry.key(), entry.config())?;
         for entry in entry.servers() {
-            server(out, entry)?;
+            let row = Row {
+                addr: entry.addr(),
+                forwarding: entry.forwarding(),
+                weight: entry.config().weight,
+                active: entry.active(),
+                inactive: entry.inactive(),
+            };
+            server(out, &row)?;
         }
     }
     Ok(())
 }
 
-fn service(out: &mut impl Write, service: &Service) -> fmt::Result {
-    let config = service.config();
+/// The same of what an engine has told over its control socket.
+///
+/// # Errors
+/// Those of `out`.
+#[cfg(feature = "api")]
+pub fn listed(
+    out: &mut impl Write,
+    services: &[crate::api::ServiceInfo],
+    size: u32,
+) -> fmt::Result {
+    use crate::api::{ServiceId, ServiceInfo};
+    header(out, size)?;
+    let is_mark = |info: &&ServiceInfo| matches!(info.service, ServiceId::Fwmark { .. });
+    let addresses = services.iter().filter(|info| !is_mark(info));
+    for info in addresses.chain(services.iter().filter(is_mark)) {
+        service(out, info.service.into(), &info.config)?;
+        for entry in &info.servers {
+            let row = Row {
+                addr: entry.server,
+                forwarding: entry.config.forwarding,
+                weight: entry.config.weight,
+                active: entry.active,
+                inactive: entry.inactive,
+            };
+            server(out, &row)?;
+        }
+    }
+    Ok(())
+}
+
+fn header(out: &mut impl Write, size: u32) -> fmt::Result {
+    writeln!(out, "IP Virtual Server version 1.2.1 (size={size})")?;
+    out.write_str("Prot LocalAddress:Port Scheduler Flags\n")?;
+    out.write_str("  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n")
+}
+
+fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt::Result {
     let scheduler = &config.scheduler;
     let ops = if config.flags.has(ServiceFlags::ONE_PACKET) {
         "ops "
     } else {
         ""
     };
-    match service.key() {
+    match key {
         ServiceKey::Address { protocol, addr } => {
             let v4 = addr.is_ipv4();
             write!(out, "{}  {}", Name(protocol), Addr(addr.ip(), true))?;
@@ -60,16 +100,25 @@ fn service(out: &mut impl Write, service: &Service) -> fmt::Result {
     }
     let ticks = u64::from(config.timeout) * HZ;
     // A prefix length is written as if it were a mask in network byte order.
-    let netmask = match service.key().family() {
+    let netmask = match key.family() {
         crate::Family::V4 => config.netmask,
         crate::Family::V6 => config.netmask.swap_bytes(),
     };
     writeln!(out, "persistent {ticks} {netmask:08X}")
 }
 
-fn server(out: &mut impl Write, server: &Server) -> fmt::Result {
-    let addr = server.addr();
-    let method = match server.forwarding() {
+/// What is shown of a server.
+struct Row {
+    addr: SocketAddr,
+    forwarding: Forwarding,
+    weight: i32,
+    active: u32,
+    inactive: u32,
+}
+
+fn server(out: &mut impl Write, row: &Row) -> fmt::Result {
+    let addr = row.addr;
+    let method = match row.forwarding {
         Forwarding::Local => "Local",
         Forwarding::Tunnel => "Tunnel",
         Forwarding::Route => "Route",
@@ -81,9 +130,9 @@ fn server(out: &mut impl Write, server: &Server) -> fmt::Result {
         "  -> {}:{:04X}      {method:<7} {:<6} {:<10} {:<10}",
         Addr(addr.ip(), true),
         addr.port(),
-        server.config().weight,
-        server.active(),
-        server.inactive()
+        row.weight,
+        row.active,
+        row.inactive
     )
 }
 
@@ -188,7 +237,14 @@ fn expires(entry: &Connection) -> u128 {
 /// # Errors
 /// Those of `out`.
 pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
-    let stats = control.total_stats();
+    totals(out, &control.total_stats())
+}
+
+/// The same of counters at hand.
+///
+/// # Errors
+/// Those of `out`.
+pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
     out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
     counts(out, "", &stats.shown)?;

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::ops::Sub;
+use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counters or rates of a service, of a server, or of everything.
@@ -31,6 +31,15 @@ impl Counts {
             in_bytes: f(self.in_bytes, other.in_bytes),
             out_bytes: f(self.out_bytes, other.out_bytes),
         }
+    }
+}
+
+impl Add for Counts {
+    type Output = Self;
+
+    /// Field by field, wrapping.
+    fn add(self, other: Self) -> Self {
+        self.zip(other, u64::wrapping_add)
     }
 }
 

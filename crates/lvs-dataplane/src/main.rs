@@ -52,7 +52,7 @@ struct Args {
     in_kernel_after: std::num::NonZeroU32,
 
     /// Take away what an engine that was killed has left in the kernel (its connections end), and exit.
-    #[arg(long, exclusive = true)]
+    #[arg(long)]
     cleanup: bool,
 
     /// Packet threads; only 1 is supported.

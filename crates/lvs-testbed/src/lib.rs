@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attack;
+pub mod browser;
 pub mod conformance;
 pub mod content;
 pub mod decap;

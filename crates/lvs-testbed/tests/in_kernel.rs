@@ -428,6 +428,10 @@ fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
         .director
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
     ensure!(refused.contains("stop it"), "{refused}");
+    // A second engine does not take what the first one has.
+    let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
+    let refused = site.director.sh(&second)?;
+    ensure!(refused.contains("another engine"), "{refused}");
     for cleanup in [true, false] {
         let mut engine = site.engine.take().context("it runs")?;
         engine.signal(Signal::SIGKILL)?;

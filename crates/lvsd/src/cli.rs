@@ -7,6 +7,7 @@ mod shell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 use tracing::Level;
 
 use crate::admin::{self, Admin};
+use crate::api::{self, Api};
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::door;
@@ -26,6 +28,8 @@ use crate::events::Events;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::schema;
+use crate::tally::{self, Tally};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
@@ -126,7 +130,13 @@ enum Command {
         rest: Option<PathBuf>,
     },
     /// Print the manual page.
-    Man,
+    Man {
+        /// That of the configuration, lvsd.toml(5).
+        #[arg(long)]
+        config_file: bool,
+    },
+    /// Print the JSON Schema of the configuration, for editors.
+    Schema,
     /// Print completions for a shell.
     Completions {
         /// bash, zsh, fish, elvish or powershell.
@@ -150,7 +160,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
             from,
             ref rest,
         }) => return convert::run(file, from, rest.as_deref()),
-        Some(Command::Man) => return print(&shell::man()),
+        Some(Command::Man { config_file: false }) => return print(&shell::man()),
+        Some(Command::Man { config_file: true }) => return print(schema::page().as_bytes()),
+        Some(Command::Schema) => return print(format!("{:#}\n", schema::json()).as_bytes()),
         Some(Command::Completions { shell }) => return print(&shell::completions(shell)),
         _ => {}
     }
@@ -365,6 +377,8 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         last_good::keep(path, text);
     }
     health::raise_limits();
+    let counts = tally::path(&address);
+    let tally = Arc::new(Tally::recall(counts.as_deref()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -384,12 +398,20 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
-        let asks = door::open(&address, &config.dataplane, events.source());
-        let asks = asks.map_err(|error| {
+        let (sender, asks) = door::channel();
+        let api = Arc::new(Api::counted_in(sender, Arc::clone(&tally)));
+        let opened = door::open(
+            &address,
+            &config.dataplane,
+            events.source(),
+            Arc::clone(&api),
+        );
+        if let Err(error) = opened {
             tracing::warn!(
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
-        });
+        }
+        let served = api::start(&api, &events);
         let options = Options {
             attach: arguments.attach,
             last_good,
@@ -397,12 +419,17 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             checks: Some(checks),
             turns: pulses.turns,
             admin: Some(admin::path(&arguments.state, &arguments.config)),
-            asks: asks.ok(),
+            asks: Some(asks),
             events,
+            tally: Arc::clone(&tally),
+            api: Some(api.settings()),
             ..Options::new(arguments.config)
         };
-        daemon::run(options, config, Machine::new(&address), network, signals).await
+        let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
+        served.end();
+        result
     });
+    tally.keep(counts.as_deref());
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result

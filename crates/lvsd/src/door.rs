@@ -10,15 +10,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lvs_core::Stats;
+use lvs_core::api::{Info, ServiceInfo};
 use lvs_dataplane::control::Address;
-use lvs_dataplane::control::daemon::{self, Ask, Event, Request};
+use lvs_dataplane::control::daemon::{self, Ask, Event, Request, Status};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::api::Api;
+use crate::api::http::{self, Peer};
 use crate::config::{Dataplane, Facts};
+use crate::engine::Found;
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
@@ -37,13 +42,72 @@ const ASKS_MAX: usize = 16;
 
 /// What somebody asks of the daemon's loop.
 #[derive(Debug)]
-pub struct Asked {
-    /// What.
-    pub ask: Ask,
-    /// Whose process asks.
-    pub uid: u32,
-    /// Where the answer goes: a result in JSON, or why not.
-    pub reply: oneshot::Sender<Answer>,
+pub enum Asked {
+    /// What people can ask.
+    Ask {
+        /// What.
+        ask: Ask,
+        /// Who asks, in a word.
+        who: String,
+        /// Where the answer goes: a result in JSON, or why not.
+        reply: oneshot::Sender<Answer>,
+    },
+    /// How everything is.
+    Look(oneshot::Sender<Look>),
+}
+
+/// How everything is.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// As people are told.
+    pub status: Status,
+    /// What was last found in the engine.
+    pub found: Arc<Found>,
+}
+
+impl Look {
+    /// All services, as those who forward tell of them.
+    pub fn services(&self) -> impl Iterator<Item = &ServiceInfo> {
+        let found = &self.found;
+        found.seen.services.iter().chain(&found.proxied.services)
+    }
+
+    /// The state of the engine, if it has told it.
+    pub fn engine(&self) -> Option<&Info> {
+        Some(&self.found.seen.info).filter(|info| info.pid != 0)
+    }
+
+    /// Counters and rates of everything.
+    pub fn total(&self) -> Stats {
+        let mut total = self.engine().map(|info| info.total).unwrap_or_default();
+        // The engine's own are in that already.
+        let proxied = match self.engine() {
+            Some(_) => &self.found.proxied.services,
+            None => &self.found.seen.services,
+        };
+        for service in proxied {
+            total = Stats {
+                shown: total.shown + service.stats.shown,
+                rates: total.rates + service.stats.rates,
+                live: total.live + service.stats.live,
+            };
+        }
+        total
+    }
+}
+
+/// The way to the daemon's loop, and what it answers.
+pub fn channel() -> (mpsc::Sender<Asked>, mpsc::Receiver<Asked>) {
+    mpsc::channel(ASKS_MAX)
+}
+
+/// Has the daemon's loop answer.
+pub(crate) async fn ask_loop(asks: &mpsc::Sender<Asked>, ask: Ask, who: String) -> Answer {
+    let (reply, result) = oneshot::channel();
+    let gone = || "lvsd is about to end".to_owned();
+    let asked = Asked::Ask { ask, who, reply };
+    asks.send(asked).await.map_err(|_| gone())?;
+    result.await.unwrap_or_else(|_| Err(gone()))
 }
 
 /// A result in JSON, or why there is none.
@@ -116,7 +180,8 @@ impl Drop for Place {
     }
 }
 
-/// Listens beside the engine at `engine`. What is asked comes out of the receiver.
+/// Listens beside the engine at `engine`; what is asked goes to `api`'s daemon. Who speaks HTTP is
+/// answered as over TCP.
 ///
 /// # Errors
 /// The system refuses.
@@ -124,7 +189,8 @@ pub fn open(
     engine: &Address,
     dataplane: &Dataplane,
     events: broadcast::Sender<Arc<Event>>,
-) -> io::Result<mpsc::Receiver<Asked>> {
+    api: Arc<Api>,
+) -> io::Result<()> {
     let listener = bind(&daemon::socket(engine))?;
     let facts = Facts::read();
     let gid = |name: &Option<String>| {
@@ -136,9 +202,8 @@ pub fn open(
         group: gid(&dataplane.group),
         readers: gid(&dataplane.readers),
     };
-    let (sender, receiver) = mpsc::channel(ASKS_MAX);
-    tokio::spawn(serve(listener, rights, sender, events));
-    Ok(receiver)
+    tokio::spawn(serve(listener, rights, api, events));
+    Ok(())
 }
 
 fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
@@ -173,7 +238,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 async fn serve(
     listener: tokio::net::UnixListener,
     rights: Rights,
-    asks: mpsc::Sender<Asked>,
+    api: Arc<Api>,
     events: broadcast::Sender<Arc<Event>>,
 ) {
     let places = Arc::new(Mutex::new(Places::default()));
@@ -187,7 +252,7 @@ async fn serve(
             stream: BufReader::new(stream),
             denied: None,
             uid: u32::MAX,
-            asks: asks.clone(),
+            api: Arc::clone(&api),
             events: events.clone(),
         };
         if let Some((client, place)) = client.admit(&rights, &places) {
@@ -205,7 +270,7 @@ struct Client {
     /// Why it may not change things.
     denied: Option<String>,
     uid: u32,
-    asks: mpsc::Sender<Asked>,
+    api: Arc<Api>,
     events: broadcast::Sender<Arc<Event>>,
 }
 
@@ -262,6 +327,15 @@ impl Client {
     }
 
     async fn serve(mut self) -> io::Result<()> {
+        let first = tokio::time::timeout(IDLE, self.stream.fill_buf()).await;
+        let first = first.map_err(io::Error::other)??;
+        if first.first().is_some_and(u8::is_ascii_uppercase) {
+            let peer = Peer::Local {
+                who: format!("uid {}", self.uid),
+                denied: self.denied.map(|why| why.replace("the engine", "lvsd")),
+            };
+            return http::serve(self.stream, self.api, peer).await;
+        }
         let mut bytes = Vec::new();
         loop {
             bytes.clear();
@@ -306,14 +380,7 @@ impl Client {
         if let (true, Some(denied)) = (ask.changes(), &self.denied) {
             return Err(denied.replace("the engine", "lvsd"));
         }
-        let (reply, result) = oneshot::channel();
-        let uid = self.uid;
-        let gone = || "lvsd is about to end".to_owned();
-        self.asks
-            .send(Asked { ask, uid, reply })
-            .await
-            .map_err(|_| gone())?;
-        result.await.unwrap_or_else(|_| Err(gone()))
+        ask_loop(self.api.asks(), ask, format!("uid {}", self.uid)).await
     }
 
     async fn tell_events(&mut self, id: u64) -> io::Result<()> {
@@ -383,11 +450,16 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let engine = Address::new(directory.path().join("e.sock"));
         let events = crate::events::Events::default();
-        let mut asks =
-            open(&engine, &Dataplane::default(), events.source()).expect("it can be bound");
+        let (sender, mut asks) = channel();
+        let api = Arc::new(Api::new(sender));
+        let source = || (events.source(), Arc::clone(&api));
+        let (told, asked) = source();
+        open(&engine, &Dataplane::default(), told, asked).expect("it can be bound");
         tokio::spawn(async move {
             while let Some(asked) = asks.recv().await {
-                let _ = asked.reply.send(answer(&"yes"));
+                if let Asked::Ask { reply, .. } = asked {
+                    let _ = reply.send(answer(&"yes"));
+                }
             }
         });
         let path = directory.path().join("e.sock.lvsd");
@@ -409,7 +481,8 @@ mod tests {
         }
         // Bound again while the file is there.
         drop(stream);
-        open(&engine, &Dataplane::default(), events.source()).expect("a stale one is replaced");
+        let (told, asked) = source();
+        open(&engine, &Dataplane::default(), told, asked).expect("a stale one is replaced");
     }
 
     /// Somebody else's process, for the test below: asks for a reload, and prints the answer.
@@ -441,10 +514,14 @@ mod tests {
             ..Dataplane::default()
         };
         let events = crate::events::Events::default();
-        let mut asks = open(&engine, &dataplane, events.source()).expect("it can be bound");
+        let (sender, mut asks) = channel();
+        let api = Arc::new(Api::new(sender));
+        open(&engine, &dataplane, events.source(), api).expect("it can be bound");
         tokio::spawn(async move {
             while let Some(asked) = asks.recv().await {
-                let _ = asked.reply.send(answer(&"yes"));
+                if let Asked::Ask { reply, .. } = asked {
+                    let _ = reply.send(answer(&"yes"));
+                }
             }
         });
         for (groups, expected) in [("4242", "\"yes\""), ("4243", "only root")] {

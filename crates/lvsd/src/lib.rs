@@ -11,12 +11,15 @@
 //! admin           what people want of servers, whatever file and checks say
 //! decide          what becomes of a service when servers are missing (pure)
 //! door            the daemon's own control socket
+//! api/            metrics, JSON over HTTP, the dashboard
+//! tally           what the daemon has counted itself
 //! events          what has happened, for whoever wants to know
 //! notify_command  the program that is told of events
 //! last_good       the configuration that a crash over a broken file goes on with
 //! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
 //! proxy           services that the daemon serves itself
+//! schema          the keys of the file, for editors and for reading
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
@@ -26,6 +29,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod admin;
+pub mod api;
 pub mod cli;
 pub mod config;
 pub mod convert;
@@ -40,6 +44,8 @@ pub mod last_good;
 pub mod notify_command;
 pub mod proxy;
 pub mod reconcile;
+pub mod schema;
+pub mod tally;
 pub mod watchdog;
 mod words;
 

@@ -190,6 +190,8 @@ pub struct Info {
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
+    /// Counters of everything, services that are gone included.
+    pub total: Stats,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
 }

@@ -19,7 +19,7 @@ mod pins;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -296,6 +296,8 @@ pub struct InKernel {
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     /// Where the maps are kept for a successor.
     pins: Option<Pins>,
+    /// Keeps other engines from them.
+    claim: Option<File>,
     /// Another engine has left them.
     found: bool,
     /// What it has published is still in force, whatever this one finds out meanwhile.
@@ -433,30 +435,39 @@ impl InKernel {
                 return Self::open(layout, Instant::ZERO);
             }
         };
+        let claim = match pins.claim() {
+            Ok(claim) => claim,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(InKernelError::Setting(
+                    "another engine of this network namespace forwards in the kernel",
+                ));
+            }
+            Err(error) => {
+                info!("connections do not outlive this engine: {error}");
+                return Self::open(layout, Instant::ZERO);
+            }
+        };
         if pins.are_there() {
             let found = found(&pins, &layout).and_then(|layout| {
                 let opened = Self::open_with(layout, Maps::Found(&pins), |code| code);
                 opened.map_err(|error| error.to_string())
             });
             match found {
-                Ok(this) => return Ok(this),
+                Ok(mut this) => {
+                    this.claim = Some(claim);
+                    return Ok(this);
+                }
                 Err(why) => {
                     warn!("connections of the engine before this one have ended: {why}");
-                    pins.remove();
+                    pins.empty();
                 }
             }
         }
-        let this = match pins.make() {
-            Ok(()) => Self::open_with(layout, Maps::Pinned(&pins), |code| code),
-            Err(error) => {
-                let directory = pins.directory().display();
-                info!("connections do not outlive this engine: {directory}: {error}");
-                Self::open_with(layout, Maps::New, |code| code)
-            }
-        };
-        let this = this.inspect_err(|_| {
+        let opened = Self::open_with(layout, Maps::Pinned(&pins), |code| code);
+        let mut this = opened.inspect_err(|_| {
             pins.remove();
         })?;
+        this.claim = Some(claim);
         this.set_clock(Instant::ZERO);
         Ok(this)
     }
@@ -466,7 +477,12 @@ impl InKernel {
     /// # Errors
     /// If there is no BPF file system.
     pub fn clean_up() -> io::Result<usize> {
-        Ok(Pins::here()?.remove())
+        let pins = Pins::here()?;
+        if !pins.are_there() {
+            return Ok(0);
+        }
+        let _claim = pins.claim()?;
+        Ok(pins.remove())
     }
 
     /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told by
@@ -565,6 +581,7 @@ impl InKernel {
             services,
             known_services: Mutex::default(),
             pins: pins.cloned(),
+            claim: None,
             found: matches!(maps, Maps::Found(_)),
             taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
             attached: Mutex::default(),

@@ -3,10 +3,12 @@
 //! An engine that is killed leaves them, and with them its connections, which go on. Its successor finds them. One that ends in
 //! an orderly way takes them with it.
 
-use std::fs;
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::layout::ABOUT_WORDS;
 use crate::sys;
@@ -34,13 +36,36 @@ impl Pins {
         Ok(Self { directory })
     }
 
-    /// Makes the directory.
-    pub(super) fn make(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.directory)
-    }
-
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
+    /// Makes the directory, and keeps others from it for as long as what this gives is there: one engine at a time forwards in
+    /// the kernel. Whoever can write there could leave connections of his own, so that nobody else may: any user can make
+    /// directories in a BPF file system that was mounted as usual.
+    ///
+    /// # Errors
+    /// If there is another engine, or the directory is not this user's alone.
+    pub(super) fn claim(&self) -> io::Result<File> {
+        let both = [self.directory.parent(), Some(&*self.directory)];
+        let own = rustix::process::geteuid().as_raw();
+        for directory in both.into_iter().flatten() {
+            match DirBuilder::new().mode(0o700).create(directory) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            let meta = fs::symlink_metadata(directory)?;
+            if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
+                let directory = directory.display();
+                return Err(io::Error::other(format!(
+                    "{directory} is not a directory of this user's alone: remove it"
+                )));
+            }
+        }
+        let directory = File::open(&self.directory)?;
+        flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another engine of this network namespace forwards in the kernel",
+            )
+        })?;
+        Ok(directory)
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -75,12 +100,18 @@ impl Pins {
 
     /// Takes everything away, links first; gives how much there was.
     pub(super) fn remove(&self) -> usize {
+        let had = self.empty();
+        let _ = fs::remove_dir(&self.directory);
+        had
+    }
+
+    /// The same, but for the directory.
+    pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
         names.sort_by_key(|name| !name.starts_with(LINK));
         for name in &names {
             let _ = fs::remove_file(self.path(name));
         }
-        let _ = fs::remove_dir(&self.directory);
         names.len()
     }
 }

@@ -643,14 +643,14 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     let path = c_path(directory)?;
-    // SAFETY: the strings end with a zero and live until after the call; there are no further options.
+    // SAFETY: the strings end with a zero and live until after the call.
     let done = unsafe {
         libc::mount(
             c"bpf".as_ptr(),
             path.as_ptr(),
             c"bpf".as_ptr(),
             libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-            ptr::null(),
+            c"mode=0700".as_ptr().cast(),
         )
     };
     super::check(done).map(drop)

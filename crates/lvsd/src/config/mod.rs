@@ -25,7 +25,7 @@ mod value;
 use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId};
@@ -53,6 +53,8 @@ pub struct Config {
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
+    /// Metrics, the API and the dashboard.
+    pub api: Api,
     /// Options of an engine that the daemon starts.
     pub dataplane: Dataplane,
     /// Sysctls to set, name and value.
@@ -85,6 +87,29 @@ pub struct Daemon {
     pub notify_user: Option<(u32, u32)>,
     /// Time after which that program is ended; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
+}
+
+/// `[api]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Api {
+    /// Where HTTP is answered.
+    pub listen: Vec<SocketAddr>,
+    /// Where the token is that allows changes over TCP.
+    pub token_file: Option<PathBuf>,
+    /// With the metrics of node_exporter.
+    pub node_ipvs: bool,
+    /// The directory of a tree like `/proc`.
+    pub procfs: Option<PathBuf>,
+    /// Each server has its own metrics while there are at most so many; `None` for
+    /// [`Self::SERVER_SERIES`].
+    pub server_series: Option<usize>,
+    /// With the dashboard.
+    pub dashboard: bool,
+}
+
+impl Api {
+    /// Servers that have metrics of their own, where the file does not say it.
+    pub const SERVER_SERIES: usize = 5_000;
 }
 
 /// What is done about changes by hand to services of the file.

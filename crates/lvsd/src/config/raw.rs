@@ -20,6 +20,7 @@ use super::value::Value;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
+    pub(super) api: RawApi,
     pub(super) dataplane: RawDataplane,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
@@ -50,6 +51,24 @@ pub(super) struct RawDaemon {
     pub(super) notify_user: Option<Spanned<String>>,
     /// Time after which that program is ended. Default: 10s.
     pub(super) notify_timeout: Option<Spanned<RawDuration>>,
+}
+
+/// `[api]`: metrics, JSON over HTTP, and the dashboard.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawApi {
+    /// Addresses with ports to answer HTTP at: `127.0.0.1:9560`, or an array. Default: none.
+    pub(super) listen: Option<Spanned<OneOrMore>>,
+    /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
+    pub(super) token_file: Option<Spanned<String>>,
+    /// Further metrics: `node_ipvs`, those of node_exporter. Default: none.
+    pub(super) compat: Option<Spanned<OneOrMore>>,
+    /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
+    pub(super) procfs: Option<Spanned<String>>,
+    /// Each server has its own metrics while there are at most so many. Default: 5000.
+    pub(super) server_series: Option<Spanned<Whole>>,
+    /// Whether `listen` serves the dashboard. Default: true.
+    pub(super) dashboard: Option<bool>,
 }
 
 /// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running

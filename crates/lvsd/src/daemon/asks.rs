@@ -16,7 +16,7 @@ use super::Daemon;
 use crate::admin::unix_time;
 use crate::config::Service;
 use crate::decide::{self, Decision, ServerView};
-use crate::door::{Asked, answer};
+use crate::door::{Asked, Look, answer};
 use crate::engine::{Found, Seen};
 use crate::events::About;
 use crate::health::{Prober, Serving};
@@ -33,10 +33,20 @@ pub(super) async fn next(asks: &mut Option<mpsc::Receiver<Asked>>) -> Option<Ask
 
 impl<P: Prober> Daemon<P> {
     pub(super) fn take_ask(&mut self, asked: Asked) {
-        let Asked { ask, uid, reply } = asked;
+        let (ask, who, reply) = match asked {
+            Asked::Ask { ask, who, reply } => (ask, who, reply),
+            Asked::Look(reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(Look {
+                    status: self.status_of_all(),
+                    found: Arc::clone(&self.found.0),
+                });
+                return;
+            }
+        };
         let result = match ask {
             Ask::Status {} => answer(&self.status_of_all()),
-            Ask::Admin(spec) => match self.set_admin(spec, uid) {
+            Ask::Admin(spec) => match self.set_admin(spec, who) {
                 Ok(done) => answer(&done),
                 Err(why) => Err(why),
             },
@@ -62,7 +72,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn set_admin(&mut self, mut spec: AdminSpec, uid: u32) -> Result<AdminDone, String> {
+    fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<AdminDone, String> {
         let (target, state) = (spec.target, spec.state);
         let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
         for service in &self.config.services {
@@ -76,7 +86,7 @@ impl<P: Prober> Daemon<P> {
                 self.config.path
             ));
         }
-        spec.who = spec.who.or_else(|| Some(format!("uid {uid}")));
+        spec.who = spec.who.or(Some(who));
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
         self.admin.set(spec, unix_time())?;

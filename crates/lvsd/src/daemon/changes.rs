@@ -25,6 +25,7 @@ impl<P: Prober> Daemon<P> {
         let Some(service) = services.find(|service| service.id == change.key.0) else {
             return;
         };
+        self.options.tally.change(change.up);
         log_server(service, change);
         self.log_service(service, change);
         let about = About {

@@ -39,6 +39,7 @@ use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::tally::Tally;
 use crate::watchdog::Pulse;
 use crate::words::counted;
 use waiting::Signals;
@@ -76,6 +77,10 @@ pub struct Options {
     pub asks: Option<mpsc::Receiver<Asked>>,
     /// Where it is told what happens.
     pub events: Events,
+    /// Where it is counted.
+    pub tally: Arc<Tally>,
+    /// Who is told what the file says about metrics and the API.
+    pub api: Option<watch::Sender<crate::config::Api>>,
     /// Where the health checks run: a thread of their own, so that nothing delays them. Without one, the loop's.
     pub checks: Option<Handle>,
     /// Beats with each turn of the loop.
@@ -93,6 +98,8 @@ impl Options {
             admin: None,
             asks: None,
             events: Events::default(),
+            tally: Arc::default(),
+            api: None,
             checks: None,
             turns: Pulse::default(),
         }
@@ -173,7 +180,8 @@ pub async fn run<P: Prober>(
     prober: P,
     signals: mpsc::Receiver<Signal>,
 ) -> Result<(), String> {
-    let (checks, reports) = Checks::new(prober, options.checks.clone());
+    let tally = Arc::clone(&options.tally);
+    let (checks, reports) = Checks::counted_in(prober, options.checks.clone(), tally);
     let mut signals = Signals::new(signals);
     let mut link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
@@ -355,6 +363,7 @@ impl<P: Prober> Daemon<P> {
             Step::Fatal(why) => return Err(why),
         }
         for deed in link.take_deeds() {
+            self.options.tally.drift();
             self.events.tell("drift", About::default(), deed);
         }
         self.take_contact(link.contact());
@@ -402,6 +411,9 @@ impl<P: Prober> Daemon<P> {
                 .unwrap_or(crate::config::Daemon::NOTIFY_TIMEOUT),
             user: config.daemon.notify_user,
         });
+        if let Some(api) = &self.options.api {
+            api.send_replace(config.api.clone());
+        }
         self.config = config;
     }
 
@@ -483,6 +495,7 @@ impl<P: Prober> Daemon<P> {
         }
         let message = self.reload_file(file, link);
         let ok = message.is_ok();
+        self.options.tally.reload(ok);
         let message = message.unwrap_or_else(|message| message);
         let event = if ok { "reloaded" } else { "reload_refused" };
         self.events.tell(event, About::default(), message.clone());

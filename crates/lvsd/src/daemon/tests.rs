@@ -130,7 +130,11 @@ impl Running {
     /// Asks as `lvsadm` does.
     async fn ask<R: serde::de::DeserializeOwned>(&self, ask: Ask) -> Result<R, String> {
         let (reply, result) = oneshot::channel();
-        let asked = Asked { ask, uid: 0, reply };
+        let asked = Asked::Ask {
+            ask,
+            who: "uid 0".to_owned(),
+            reply,
+        };
         self.asks.send(asked).await.unwrap();
         let raw = result.await.unwrap()?;
         Ok(serde_json::from_str(raw.get()).unwrap())

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lvs_core::FilterLists;
-use lvs_core::api::{Call, Done, Failure, Info, LocalPool, ServiceId, ServiceInfo, Sysctl};
+use lvs_core::api::{
+    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, Sysctl,
+};
 
 /// Owner that the daemon writes into its services.
 pub const OWNER: &str = "lvsd";
@@ -60,6 +62,19 @@ pub trait EngineControl: Send {
     /// # Errors
     /// See [`ControlError`].
     fn local(&mut self) -> Result<LocalPool, ControlError>;
+
+    /// Counted reasons of drops and of packets left to the host.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn drops(&mut self) -> Result<Vec<ReasonCount>, ControlError> {
+        Ok(Vec::new())
+    }
+
+    /// The size of the connection table as the kernel prints it.
+    fn table_size(&self) -> u32 {
+        4096
+    }
 
     /// Makes all of these changes in their order, or none.
     ///

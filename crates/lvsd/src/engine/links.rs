@@ -189,5 +189,7 @@ fn merged(one: &Found, other: &Found) -> Found {
             .chain(&other.servers)
             .map(|(key, seen)| (*key, *seen))
             .collect(),
+        seen: Arc::clone(&one.seen),
+        proxied: Arc::clone(&other.seen),
     }
 }

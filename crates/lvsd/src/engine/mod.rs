@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lvs_core::api::{Call, ServiceId};
+use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
@@ -202,6 +202,23 @@ pub struct Found {
     pub vips: BTreeSet<IpAddr>,
     /// The servers of our services.
     pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
+    /// The engine as it told it itself, before our changes.
+    pub seen: Arc<EngineView>,
+    /// The proxy in this process, in the same way, where both serve.
+    pub proxied: Arc<EngineView>,
+}
+
+/// An engine as it tells it itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineView {
+    /// Its state.
+    pub info: Info,
+    /// All its services with their servers and counters, whoever owns them.
+    pub services: Vec<ServiceInfo>,
+    /// Why packets were dropped, or left to the host.
+    pub reasons: Vec<ReasonCount>,
+    /// The size of its connection table as the kernel prints it.
+    pub table_size: u32,
 }
 
 /// A server as an engine shows it.
@@ -527,10 +544,11 @@ impl Link {
     /// interrupted, or why the engine is lost.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
-        let Some((mut desired, mut actual)) = self.look(goal, &mut refusals)? else {
+        let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
             // Without the list nothing can be decided.
             return Ok(Some(self.remember(refusals)));
         };
+        seen.reasons = self.reasons(&mut refusals)?;
         let drained = self
             .given
             .respect(&mut desired, &actual, &self.weights, &goal.readied);
@@ -586,6 +604,7 @@ impl Link {
             drift: self.drift.in_words(&desired),
             vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
             servers: HashMap::new(),
+            ..Found::default()
         };
         for service in &actual.services {
             for server in &service.servers {
@@ -618,6 +637,8 @@ impl Link {
                 _ => {}
             }
         }
+        seen.services = std::mem::take(&mut actual.services);
+        found.seen = Arc::new(seen);
         self.found = Arc::new(found);
         if let Some(vips) = own_vips {
             self.told = Some(vips);
@@ -654,7 +675,7 @@ impl Link {
         self.given = Given::of(self.host.identity(pid), self.host.recall());
         let mut refusals = Vec::new();
         let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
-        let Some((mut desired, actual)) = looked else {
+        let Some((mut desired, actual, _)) = looked else {
             return Err(refusals.join("; "));
         };
         self.given
@@ -669,7 +690,7 @@ impl Link {
         &mut self,
         goal: &Goal,
         refusals: &mut Vec<String>,
-    ) -> Result<Option<(Desired, Actual)>, Loss> {
+    ) -> Result<Option<(Desired, Actual, EngineView)>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
@@ -686,7 +707,7 @@ impl Link {
         if goal.dataplane.own_vips {
             desired.vips.clear();
         } else {
-            let owned: BTreeSet<IpAddr> = info.own_vips.into_iter().collect();
+            let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.told {
                 // Others may own VIPs too; only ours count.
                 Some(told) => told.intersection(&owned).copied().collect(),
@@ -704,7 +725,20 @@ impl Link {
             let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
             actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
-        Ok(Some((desired, actual)))
+        let seen = EngineView {
+            info,
+            table_size: control.table_size(),
+            ..EngineView::default()
+        };
+        Ok(Some((desired, actual, seen)))
+    }
+
+    /// What the engine has counted beside its services.
+    fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        Ok(lost_only(control.drops(), refusals)?.unwrap_or_default())
     }
 
     fn complain(&mut self, complaint: String) {

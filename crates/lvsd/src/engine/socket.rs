@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
-    Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ServiceId,
-    ServiceInfo, Sysctl,
+    Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ReasonCount,
+    ServiceId, ServiceInfo, Sysctl,
 };
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
@@ -100,6 +100,14 @@ impl EngineControl for Connection {
             addresses: info.addresses.iter().map(|local| local.address).collect(),
             hairpin: info.hairpin,
         })
+    }
+
+    fn drops(&mut self) -> Result<Vec<ReasonCount>, ControlError> {
+        self.0.collect(&Call::Drops {}).map_err(translate)
+    }
+
+    fn table_size(&self) -> u32 {
+        self.0.hello().table_size
     }
 
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {

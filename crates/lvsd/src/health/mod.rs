@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use crate::config::{Check, Config, Via};
 use crate::reconcile::Health;
+use crate::tally::{Outcome, Tally};
 
 pub use advice::{Advice, Weight};
 pub use permits::raise_limits;
@@ -84,6 +85,8 @@ pub struct Timing {
     pub lag: Times,
     /// From its begin to its result.
     pub duration: Times,
+    /// The same by kind and result, for whoever scrapes it.
+    tally: Arc<Tally>,
 }
 
 /// All running checks.
@@ -139,6 +142,15 @@ impl<P: Prober> Checks<P> {
     /// No checks yet; what they find comes out of the receiver. They run on `runtime`, or on the
     /// one that this is called on.
     pub fn new(prober: P, runtime: Option<Handle>) -> (Self, mpsc::UnboundedReceiver<Report>) {
+        Self::counted_in(prober, runtime, Arc::default())
+    }
+
+    /// The same; what they take is counted in `tally`.
+    pub fn counted_in(
+        prober: P,
+        runtime: Option<Handle>,
+        tally: Arc<Tally>,
+    ) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let checks = Self {
             prober: Arc::new(prober),
@@ -146,7 +158,10 @@ impl<P: Prober> Checks<P> {
             questions: HashMap::new(),
             next: 0,
             permits: Arc::new(Permits::new()),
-            timing: Arc::default(),
+            timing: Arc::new(Timing {
+                tally,
+                ..Timing::default()
+            }),
             serving: watch::Sender::new(None),
             sender,
             runtime: runtime.unwrap_or_else(Handle::current),
@@ -410,10 +425,20 @@ impl<P: Prober> Runner<P> {
             Some(false) | None => Standing::Doubtful,
         };
         let _permit = self.permits.get(self.check.server.ip(), standing).await;
-        self.timing.lag.count(due.elapsed());
+        let waited = due.elapsed();
+        self.timing.lag.count(waited);
+        self.timing.tally.waited(waited);
         let begun = Instant::now();
         let result = self.prober.probe(&self.check).await;
-        self.timing.duration.count(begun.elapsed());
+        let took = begun.elapsed();
+        self.timing.duration.count(took);
+        let outcome = match &result {
+            Ok(_) => Outcome::Good,
+            Err(ProbeError::Server(_)) => Outcome::Failed,
+            Err(ProbeError::Local(_)) => Outcome::NotMade,
+        };
+        let kind = self.check.probe.name();
+        self.timing.tally.check(kind, took, outcome);
         result
     }
 

@@ -19,7 +19,7 @@ use super::Options;
 
 /// As long as ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// What has moved is told when there is so much of it, or after [`TELL_AFTER`].
+/// What has moved is told when there is so much of it, or after `TELL_AFTER`.
 const TELL_BYTES: u64 = 1 << 20;
 const TELL_AFTER: u64 = 1_000;
 

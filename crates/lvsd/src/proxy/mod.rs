@@ -7,7 +7,7 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! [`desk`] is a director of `lvs-core` that is told of connections in place of packets, so that schedulers, persistence,
+//! `desk` is a director of `lvs-core` that is told of connections in place of packets, so that schedulers, persistence,
 //! thresholds, limits, filters, drains and counters are the engine's. [`control`] lets the daemon configure it as it configures an
 //! engine: the same reconciliation, the same plans. Each worker is a thread with an event loop and listeners of its own.
 

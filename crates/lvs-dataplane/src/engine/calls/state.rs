@@ -24,13 +24,19 @@ impl Shared {
 
     pub(super) fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
+        self.fold();
+        let (ftp_ports, total) = {
+            let control = self.control();
+            (control.ftp_ports().to_vec(), control.total_stats())
+        };
         let mut info = Info {
             pid: std::process::id(),
             uptime: self.uptime().as_secs(),
-            ftp_ports: self.control().ftp_ports().to_vec(),
+            ftp_ports,
             connections: report.connections,
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
+            total,
             in_kernel: self.in_kernel_info(),
             ..Info::default()
         };

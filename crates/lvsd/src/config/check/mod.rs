@@ -1,6 +1,7 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
 //! together.
 
+mod api;
 mod daemon;
 mod decisions;
 mod engine;
@@ -71,10 +72,12 @@ pub(in crate::config) fn check(
     let port_marks = port_marks(&services);
     checker.sense(raw, &services, &marks);
     let daemon = checker.daemon(&raw.lvsd);
+    let api = checker.api(&raw.api);
     Config {
         path: String::new(),
         files: Files::default(),
         daemon,
+        api,
         dataplane,
         sysctls,
         filter,

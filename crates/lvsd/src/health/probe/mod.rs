@@ -323,6 +323,13 @@ macro_rules! kinds {
                 }
             }
 
+            /// The name of its kind.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::NAME,)+
+                }
+            }
+
             /// The protocol of the services by whose way it can go.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {

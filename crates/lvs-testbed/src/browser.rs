@@ -1,0 +1,198 @@
+//! A browser without a window, driven over WebDriver as a person would use it: for the dashboard.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::netns::wait_until;
+use crate::{Host, Proc};
+
+const PORT: u16 = 9515;
+
+/// A browser on a host.
+#[derive(Debug)]
+pub struct Browser {
+    host: Host,
+    session: String,
+    _driver: Proc,
+}
+
+impl Browser {
+    /// Starts one on `host`, which keeps what it writes below `directory`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(host: &Host, directory: &Path) -> Result<Self> {
+        let home = directory.join("browser");
+        std::fs::create_dir_all(&home)?;
+        let mut command = host.command("chromedriver");
+        command.arg(format!("--port={PORT}"));
+        command.env("HOME", &home).env("XDG_CONFIG_HOME", &home);
+        let driver = host.spawn_command("chromedriver", command)?;
+        host.wait_for_port("tcp", PORT)?;
+        let arguments = [
+            "--headless=new".to_owned(),
+            "--no-sandbox".to_owned(),
+            "--disable-gpu".to_owned(),
+            "--disable-dev-shm-usage".to_owned(),
+            "--disable-background-networking".to_owned(),
+            "--hide-scrollbars".to_owned(),
+            "--window-size=1280,900".to_owned(),
+            format!("--user-data-dir={}", home.join("profile").display()),
+        ];
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"args": arguments},
+        }}});
+        let mut browser = Self {
+            host: host.clone(),
+            session: String::new(),
+            _driver: driver,
+        };
+        let session = browser.ask("POST", "/session", Some(&wanted))?;
+        let id = session["sessionId"].as_str().context("a session")?;
+        browser.session = format!("/session/{id}");
+        Ok(browser)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let url = format!("http://127.0.0.1:{PORT}{}{path}", self.session);
+        let mut words = ["-sS", "-m", "60", "-X", method, &url]
+            .map(str::to_owned)
+            .to_vec();
+        if let Some(body) = body {
+            words.extend(["--data-binary".to_owned(), body.to_string()]);
+        }
+        let text = self.host.run("curl", &words)?;
+        let mut answer: Value =
+            serde_json::from_str(&text).with_context(|| format!("{method} {path}: {text}"))?;
+        let value = answer["value"].take();
+        let failed = value.get("error").and_then(Value::as_str);
+        ensure!(failed.is_none(), "{method} {path}: {value}");
+        Ok(value)
+    }
+
+    /// Opens a page.
+    ///
+    /// # Errors
+    /// The browser says what.
+    pub fn open(&self, url: &str) -> Result<()> {
+        self.ask("POST", "/url", Some(&json!({ "url": url })))?;
+        Ok(())
+    }
+
+    /// What a piece of JavaScript returns.
+    ///
+    /// # Errors
+    /// The browser says what.
+    pub fn run(&self, script: &str) -> Result<Value> {
+        let body = json!({ "script": script, "args": [] });
+        self.ask("POST", "/execute/sync", Some(&body))
+    }
+
+    /// The text that somebody sees in the first element that a CSS selector finds; nothing if there
+    /// is none.
+    ///
+    /// # Errors
+    /// The browser says what.
+    pub fn text(&self, selector: &str) -> Result<String> {
+        let script = format!(
+            "const e = document.querySelector({}); return e ? e.innerText : '';",
+            Value::from(selector)
+        );
+        Ok(self.run(&script)?.as_str().unwrap_or_default().to_owned())
+    }
+
+    fn element(&self, selector: &str) -> Result<String> {
+        let body = json!({ "using": "css selector", "value": selector });
+        let found = self.ask("POST", "/element", Some(&body))?;
+        let id = found.as_object().and_then(|o| o.values().next());
+        let id = id.and_then(Value::as_str).context("an element")?;
+        Ok(id.to_owned())
+    }
+
+    /// Clicks on it.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be seen.
+    pub fn click(&self, selector: &str) -> Result<()> {
+        let id = self.element(selector)?;
+        self.ask("POST", &format!("/element/{id}/click"), Some(&json!({})))?;
+        Ok(())
+    }
+
+    /// Types into it.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be seen.
+    pub fn type_into(&self, selector: &str, text: &str) -> Result<()> {
+        let id = self.element(selector)?;
+        let body = json!({ "text": text });
+        self.ask("POST", &format!("/element/{id}/value"), Some(&body))?;
+        Ok(())
+    }
+
+    /// Presses a key wherever the focus is; WebDriver has characters for keys without one.
+    ///
+    /// # Errors
+    /// The browser says what.
+    pub fn press(&self, key: char) -> Result<()> {
+        let keys = [
+            json!({"type": "keyDown", "value": key}),
+            json!({"type": "keyUp", "value": key}),
+        ];
+        let body = json!({"actions": [{"type": "key", "id": "keyboard", "actions": keys}]});
+        self.ask("POST", "/actions", Some(&body))?;
+        Ok(())
+    }
+
+    /// Waits until an element's text has these words.
+    ///
+    /// # Errors
+    /// It does not within `limit`.
+    pub fn wait_for(&self, selector: &str, words: &str, limit: Duration) -> Result<()> {
+        wait_until(&format!("{words:?} in {selector}"), limit, || {
+            self.text(selector).is_ok_and(|text| text.contains(words))
+        })
+        .with_context(|| self.text("body").unwrap_or_default())
+    }
+
+    /// Looks as a screen of this size does, light or dark.
+    ///
+    /// # Errors
+    /// The browser says what.
+    pub fn screen(&self, width: u32, height: u32, dark: bool) -> Result<()> {
+        let scheme = if dark { "dark" } else { "light" };
+        for (command, parameters) in [
+            (
+                "Emulation.setDeviceMetricsOverride",
+                json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}),
+            ),
+            (
+                "Emulation.setEmulatedMedia",
+                json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]}),
+            ),
+        ] {
+            let body = json!({ "cmd": command, "params": parameters });
+            self.ask("POST", "/goog/cdp/execute", Some(&body))?;
+        }
+        Ok(())
+    }
+
+    /// A picture of what is seen, as a PNG file.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn picture(&self, file: &Path) -> Result<()> {
+        let picture = self.ask("GET", "/screenshot", None)?;
+        let text = picture.as_str().context("a picture")?;
+        let coded = file.with_extension("base64");
+        std::fs::write(&coded, text)?;
+        let script = format!("base64 -d {} >{}", coded.display(), file.display());
+        self.host.sh(&script)?;
+        std::fs::remove_file(&coded)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in order.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::programs;
+
+/// Hosts, a system of its own for what is written, and the cables: client eth0 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
+const HOSTS: &str = r"
+mount --make-rprivate /
+for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
+cd /root
+unshare --net sleep 600 & client=$!
+unshare --net sleep 600 & server=$!
+until [ $(readlink /proc/$client/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+until [ $(readlink /proc/$server/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+on() { nsenter --net=/proc/$1/ns/net ${@:2}; }
+ip link set lo up
+ip link add eth0 type veth peer name eth0 netns $client
+ip link add eth1 type veth peer name eth0 netns $server
+ip address add 192.0.2.1/24 dev eth0; ip address add 10.0.0.1/24 dev eth1
+ip link set eth0 up; ip link set eth1 up
+on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; on $client ip link set eth0 up
+on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
+";
+
+#[test]
+fn every_block_does_what_it_says() -> Result<()> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md");
+    let text = fs::read_to_string(docs)?;
+    let mut script = String::from(HOSTS);
+    let mut blocks = 0;
+    for block in text.split("\n```sh ").skip(1) {
+        let (host, rest) = block.split_once('\n').context("a host")?;
+        let (commands, _) = rest.split_once("\n```").context("the end of a block")?;
+        let enter = match host {
+            "director" => String::new(),
+            host => format!("nsenter --net=/proc/${host}/ns/net "),
+        };
+        writeln!(
+            script,
+            "echo '== {host}'\n{enter}bash -e <<'BLOCK' || {{ echo \"FAILED: $?\"; exit 1; }}\n{commands}\nBLOCK"
+        )?;
+        if commands.contains("lvsd &") {
+            // "Seconds later".
+            writeln!(script, "sleep 4")?;
+        }
+        blocks += 1;
+    }
+    ensure!(blocks == 5, "{blocks} blocks");
+    let lvsd = programs::find("lvsd")?;
+    let beside = lvsd.parent().context("a directory")?.display();
+    let path = format!("{beside}:{}", std::env::var("PATH")?);
+    let output = Command::new("unshare")
+        .args([
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "timeout",
+            "60",
+            "bash",
+            "-c",
+        ])
+        .arg(&script)
+        .env("PATH", path)
+        .output()?;
+    let out = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{out}\n{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{all}");
+    for words in [
+        "/etc/lvsd/lvsd.toml: valid, 1 service with 1 server",
+        "web (tcp 192.0.2.10:80): 1 of 1 server usable",
+        "TCP  192.0.2.10:80 wlc",
+        "\n200\n",
+        "drain: 10.0.0.2:80",
+    ] {
+        ensure!(out.contains(words), "{words:?} is missing:\n{all}");
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! An hour of health and traffic, in memory.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use lvs_core::Counts;
+use serde::Serialize;
+
+use crate::door::Look;
+
+/// Time between two points.
+pub const STEP: Duration = Duration::from_secs(15);
+/// Points that are kept: an hour.
+const POINTS_MAX: usize = 240;
+/// Services whose own history is kept, the first of the file: 24 bytes a point.
+const SERVICES_MAX: usize = 4096;
+
+/// What there was.
+#[derive(Debug, Default)]
+pub struct History {
+    /// When, in seconds since 1970.
+    times: VecDeque<u64>,
+    total: Series,
+    services: HashMap<String, Series>,
+}
+
+#[derive(Debug, Default)]
+struct Series {
+    /// The counters at the last point.
+    last: Option<Counts>,
+    /// The points; the last belongs to the last time.
+    points: VecDeque<Point>,
+}
+
+/// Rates a second over the step before, and health at its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Point {
+    usable: u32,
+    servers: u32,
+    connections: f32,
+    packets: f32,
+    in_bytes: f32,
+    out_bytes: f32,
+}
+
+/// A history as it is told: columns of one length.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub struct Told {
+    /// Seconds between two points.
+    pub step: u64,
+    /// Seconds since 1970.
+    pub time: Vec<u64>,
+    /// Servers that took new connections.
+    pub usable: Vec<u32>,
+    /// Servers in the file.
+    pub servers: Vec<u32>,
+    /// New connections a second.
+    pub connections: Vec<f32>,
+    /// Packets a second, both ways.
+    pub packets: Vec<f32>,
+    /// Bytes a second from clients.
+    pub in_bytes: Vec<f32>,
+    /// Bytes a second to clients; none with direct routing and tunnels, whose replies do not pass here.
+    pub out_bytes: Vec<f32>,
+}
+
+impl Series {
+    fn take(&mut self, counts: Counts, usable: usize, servers: usize) {
+        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a picture needs no more precision"
+        )]
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f32 / STEP.as_secs_f32();
+        // Before the first point nobody knows.
+        let last = self.last.unwrap_or(counts);
+        self.last = Some(counts);
+        self.points.push_back(Point {
+            usable: small(usable),
+            servers: small(servers),
+            connections: rate(counts.conns, last.conns),
+            packets: rate(counts.in_packets, last.in_packets)
+                + rate(counts.out_packets, last.out_packets),
+            in_bytes: rate(counts.in_bytes, last.in_bytes),
+            out_bytes: rate(counts.out_bytes, last.out_bytes),
+        });
+        if self.points.len() > POINTS_MAX {
+            self.points.pop_front();
+        }
+    }
+
+    fn told(&self, times: &VecDeque<u64>) -> Told {
+        let skip = times.len() - self.points.len().min(times.len());
+        let mut told = Told {
+            step: STEP.as_secs(),
+            time: times.iter().skip(skip).copied().collect(),
+            ..Told::default()
+        };
+        for point in &self.points {
+            told.usable.push(point.usable);
+            told.servers.push(point.servers);
+            told.connections.push(point.connections);
+            told.packets.push(point.packets);
+            told.in_bytes.push(point.in_bytes);
+            told.out_bytes.push(point.out_bytes);
+        }
+        told
+    }
+}
+
+impl History {
+    /// Takes a point, unless nothing is known of the engine yet.
+    pub fn take(&mut self, look: &Look, now: u64) -> bool {
+        if look.engine().is_none() && look.services().next().is_none() {
+            return false;
+        }
+        if self.times.len() >= POINTS_MAX {
+            self.times.pop_front();
+        }
+        self.times.push_back(now);
+        let counts: HashMap<_, Counts> = look
+            .services()
+            .map(|info| (info.service, info.stats.live))
+            .collect();
+        let (mut usable, mut servers) = (0, 0);
+        let mut there = HashSet::new();
+        // Several addresses of one service have one name, and one history.
+        let mut all: HashMap<&str, (Counts, usize, usize)> = HashMap::new();
+        for service in &look.status.services {
+            let in_file = service.servers.iter().filter(|s| s.configured.is_some());
+            let in_file = in_file.count();
+            usable += service.usable;
+            servers += in_file;
+            if all.len() < SERVICES_MAX || all.contains_key(service.name.as_str()) {
+                let own = counts.get(&service.service).copied().unwrap_or_default();
+                let entry = all.entry(&service.name).or_default();
+                entry.0 = entry.0 + own;
+                entry.1 += service.usable;
+                entry.2 += in_file;
+            }
+        }
+        for (name, (counts, usable, servers)) in all {
+            let series = match self.services.get_mut(name) {
+                Some(series) => series,
+                None => self.services.entry(name.to_owned()).or_default(),
+            };
+            series.take(counts, usable, servers);
+            there.insert(name);
+        }
+        self.services
+            .retain(|name, _| there.contains(name.as_str()));
+        self.total.take(look.total().live, usable, servers);
+        true
+    }
+
+    /// That of a service, or of everything; nothing for one without.
+    pub fn told(&self, service: Option<&str>) -> Option<Told> {
+        let series = match service {
+            Some(name) => self.services.get(name)?,
+            None => &self.total,
+        };
+        Some(series.told(&self.times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::overview::tests::look;
+
+    #[test]
+    fn an_hour_is_kept_and_gone_services_are_not() {
+        let mut history = History::default();
+        for n in 0..300 {
+            let mut look = look("web");
+            let found = Arc::make_mut(&mut look.found);
+            Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
+            assert!(history.take(&look, 1000 + n * 15));
+        }
+        let told = history.told(Some("web")).expect("it is there");
+        assert_eq!(told.time.len(), POINTS_MAX);
+        assert_eq!(told.time.last(), Some(&(1000 + 299 * 15)));
+        assert!(
+            told.connections
+                .iter()
+                .all(|rate| (*rate - 2.0).abs() < 1e-6)
+        );
+        assert_eq!((told.usable[0], told.servers[0]), (1, 2));
+
+        // Another takes its place; it has no past.
+        assert!(!history.take(&Look::default(), 8000));
+        assert!(history.take(&look("mail"), 9000));
+        assert_eq!(history.told(Some("web")), None);
+        let told = history.told(Some("mail")).expect("it is there");
+        assert_eq!((told.time, told.connections), (vec![9000], vec![0.0]));
+        assert_eq!(history.told(None).expect("always").time.len(), POINTS_MAX);
+    }
+}

@@ -1,0 +1,866 @@
+//! `/metrics`: what is known, as Prometheus reads it.
+//!
+//! Labels are bounded by the file: names and addresses of services, their servers, and words of
+//! lvsd's and the engine's own.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lvs_core::api::{ServerInfo, ServiceId, ServiceInfo};
+use lvs_core::{Counts, Family};
+use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
+    NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::admin::unix_time;
+use crate::config;
+use crate::door::Look;
+use crate::tally::{self, BOUNDS, CheckCounts, Times};
+
+/// Labels of something.
+type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
+
+/// All metrics in the text format of OpenMetrics 1.0.0.
+pub fn open_metrics(look: Arc<Look>, counts: tally::Counts, config: config::Api) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(View {
+        look,
+        counts,
+        config,
+    }));
+    let mut out = String::new();
+    // A string takes everything.
+    let _ = text::encode(&mut out, &registry);
+    out
+}
+
+/// The same in Prometheus' own text format 0.0.4, in which a counter's name has its suffix at its
+/// description, too, and nothing marks the end.
+pub fn plain(open_metrics: &str) -> String {
+    let mut out = String::with_capacity(open_metrics.len());
+    let mut help = None;
+    for line in open_metrics.split_inclusive('\n') {
+        if !line.starts_with('#') {
+            out.push_str(line);
+        } else if line.starts_with("# HELP ") {
+            help = Some(line);
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.trim_end().split_once(' ').unwrap_or((rest, "untyped"));
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            let about = help.take().and_then(|line| line.get(7 + name.len()..));
+            if let Some(about) = about {
+                let _ = write!(out, "# HELP {name}{suffix}{about}");
+            }
+            let _ = writeln!(out, "# TYPE {name}{suffix} {kind}");
+        }
+    }
+    out
+}
+
+/// What is shown.
+#[derive(Debug)]
+struct View {
+    look: Arc<Look>,
+    counts: tally::Counts,
+    config: config::Api,
+}
+
+/// A service, as the daemon and the engine know it.
+struct Service<'a> {
+    status: &'a ServiceStatus,
+    engine: Option<&'a ServiceInfo>,
+    protocol: &'static str,
+    address: String,
+}
+
+impl<'a> Service<'a> {
+    fn labels(&self) -> Labels<'_, 3> {
+        [
+            ("service", &self.status.name),
+            ("protocol", self.protocol),
+            ("address", &self.address),
+        ]
+    }
+
+    fn live(&self) -> Counts {
+        self.engine.map(|info| info.stats.live).unwrap_or_default()
+    }
+
+    fn servers(&self) -> Vec<Server<'a>> {
+        let engine = self.engine.iter().flat_map(|info| &info.servers);
+        let engine: HashMap<SocketAddr, &ServerInfo> =
+            engine.map(|server| (server.server, server)).collect();
+        let all = self.status.servers.iter();
+        all.map(|status| Server {
+            status,
+            engine: engine.get(&status.server).copied(),
+            address: status.server.to_string(),
+        })
+        .collect()
+    }
+}
+
+/// A server of a service.
+struct Server<'a> {
+    status: &'a ServerStatus,
+    engine: Option<&'a ServerInfo>,
+    address: String,
+}
+
+/// Descriptions and values, one metric after the other.
+struct Out<'e>(DescriptorEncoder<'e>);
+
+/// The values of one metric.
+struct Values<'m>(MetricEncoder<'m>);
+
+impl Out<'_> {
+    fn family(
+        &mut self,
+        (name, help): (&str, &str),
+        kind: MetricType,
+        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        let encoder = self.0.encode_descriptor(name, help, None, kind)?;
+        values(&mut Values(encoder))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.family((name, help), MetricType::Gauge, |out| {
+            out.0.encode_gauge(&value)
+        })
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.family((name, help), MetricType::Counter, |out| {
+            out.0.encode_counter::<NoLabelSet, _, f64>(&value, None)
+        })
+    }
+
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        self.family((name, help), MetricType::Gauge, values)
+    }
+
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        self.family((name, help), MetricType::Counter, values)
+    }
+}
+
+impl Values<'_> {
+    fn gauge(&mut self, labels: impl EncodeLabelSet, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.0.encode_family(&labels)?.encode_gauge(&value)
+    }
+
+    fn counter(
+        &mut self,
+        labels: impl EncodeLabelSet,
+        value: impl EncodeCounterValue,
+    ) -> fmt::Result {
+        self.0
+            .encode_family(&labels)?
+            .encode_counter::<NoLabelSet, _, f64>(&value, None)
+    }
+
+    fn times(&mut self, labels: impl EncodeLabelSet, times: &Times) -> fmt::Result {
+        let (sum, count, classes) = classes(times);
+        self.0
+            .encode_family(&labels)?
+            .encode_histogram::<NoLabelSet>(sum, count, &classes, None)
+    }
+}
+
+/// Sum in seconds, number and classes of times.
+fn classes(times: &Times) -> (f64, u64, Vec<(f64, u64)>) {
+    let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
+    let classes = bounds.zip(times.classes.iter().copied()).collect();
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are 285 years")]
+    let sum = times.sum_us as f64 / 1e6;
+    (sum, times.classes.iter().sum(), classes)
+}
+
+impl Collector for View {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
+        self.daemon(&mut out)?;
+        self.checks(&mut out)?;
+        self.engine(&mut out)?;
+        let engine = self.look.services();
+        let engine: HashMap<ServiceId, &ServiceInfo> =
+            engine.map(|info| (info.service, info)).collect();
+        let services: Vec<Service<'_>> = self
+            .look
+            .status
+            .services
+            .iter()
+            .map(|status| {
+                let (protocol, address) = place(&status.service);
+                Service {
+                    status,
+                    engine: engine.get(&status.service).copied(),
+                    protocol,
+                    address,
+                }
+            })
+            .collect();
+        services_out(&mut out, &services)?;
+        self.servers(&mut out, &services)?;
+        if self.config.node_ipvs {
+            self.node_ipvs(&mut out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Protocol and address of a service as labels.
+fn place(id: &ServiceId) -> (&'static str, String) {
+    match id {
+        ServiceId::Tcp { address } => ("tcp", address.to_string()),
+        ServiceId::Udp { address } => ("udp", address.to_string()),
+        ServiceId::Sctp { address } => ("sctp", address.to_string()),
+        ServiceId::Fwmark { mark, family } => match family {
+            Family::V4 => ("fwmark", mark.to_string()),
+            Family::V6 => ("fwmark6", mark.to_string()),
+        },
+    }
+}
+
+impl View {
+    fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
+        let status = &self.look.status;
+        let counts = &self.counts;
+        out.gauges("lvs_build_info", "Version of lvsd; always 1", |out| {
+            out.gauge([("version", status.version.as_str())], 1u32)
+        })?;
+        out.gauge(
+            "lvs_start_time_seconds",
+            "When lvsd was started, in seconds since 1970",
+            unix_time().saturating_sub(status.uptime),
+        )?;
+        // A daemon whose file could not be used would not run.
+        let loaded = &status.loaded;
+        out.gauge(
+            "lvs_config_last_reload_successful",
+            "Whether the last reading of the file was taken",
+            u32::from(loaded.ok || loaded.time == 0),
+        )?;
+        out.gauge(
+            "lvs_config_last_reload_timestamp_seconds",
+            "When the file was last read, in seconds since 1970",
+            match loaded.time {
+                0 => unix_time().saturating_sub(status.uptime),
+                time => time,
+            },
+        )?;
+        out.counters(
+            "lvs_config_reloads",
+            "Readings of the file while lvsd ran",
+            |out| {
+                out.counter([("result", "taken")], counts.reloads)?;
+                out.counter([("result", "refused")], counts.reloads_refused)
+            },
+        )?;
+        let some = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        out.gauge(
+            "lvs_drift",
+            "Changes by hand that are left as they are",
+            some(status.drift.len()),
+        )?;
+        out.counter(
+            "lvs_drift_changes",
+            "Changes by hand that were seen",
+            counts.drift,
+        )?;
+        out.gauge(
+            "lvs_refused_changes",
+            "Changes that the engine refuses",
+            some(status.refused.len()),
+        )?;
+        out.gauges(
+            "lvs_admin_entries",
+            "Wishes of people about servers that hold",
+            |out| {
+                for state in [AdminState::Drain, AdminState::Maintenance] {
+                    let of = status.admin.iter().filter(|e| e.spec.state == state);
+                    out.gauge([("state", state.name())], some(of.count()))?;
+                }
+                Ok(())
+            },
+        )?;
+        out.counters(
+            "lvs_http_requests",
+            "Answers of lvsd over HTTP by their code",
+            |out| {
+                for (code, number) in &counts.http {
+                    out.counter([("code", code.to_string().as_str())], *number)?;
+                }
+                Ok(())
+            },
+        )?;
+        out.counter(
+            "lvs_http_refused_connections",
+            "HTTP connections that there was no place for",
+            counts.http_no_place,
+        )
+    }
+
+    fn checks(&self, out: &mut Out<'_>) -> fmt::Result {
+        let counts = &self.counts;
+        out.family(
+            (
+                "lvs_check_duration_seconds",
+                "What health checks took, by their kind",
+            ),
+            MetricType::Histogram,
+            |out| {
+                for (kind, of) in &counts.checks {
+                    out.times([("kind", kind.as_str())], &of.times)?;
+                }
+                Ok(())
+            },
+        )?;
+        out.counters("lvs_checks", "Health checks by what came of them", |out| {
+            for (kind, of) in &counts.checks {
+                let CheckCounts {
+                    good,
+                    failed,
+                    not_made,
+                    ..
+                } = of;
+                for (result, n) in [("good", good), ("failed", failed), ("not_made", not_made)] {
+                    out.counter([("kind", kind.as_str()), ("result", result)], *n)?;
+                }
+            }
+            Ok(())
+        })?;
+        out.family(
+            (
+                "lvs_check_lag_seconds",
+                "What health checks waited for their turn",
+            ),
+            MetricType::Histogram,
+            |out| {
+                let (sum, count, classes) = classes(&counts.lag);
+                out.0
+                    .encode_histogram::<NoLabelSet>(sum, count, &classes, None)
+            },
+        )?;
+        out.counters(
+            "lvs_health_transitions",
+            "Servers that went up or down",
+            |out| {
+                out.counter([("to", "up")], counts.ups)?;
+                out.counter([("to", "down")], counts.downs)
+            },
+        )
+    }
+
+    fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
+        let engine = &self.look.status.engine;
+        let seen = &self.look.found.seen;
+        if !engine.idle || engine.connected {
+            out.gauge(
+                "lvs_engine_up",
+                "Whether the engine answers lvsd; absent if all services are proxied",
+                u32::from(engine.connected),
+            )?;
+        }
+        let (Some(info), Some(age)) = (self.look.engine(), engine.seen_ms) else {
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a rough time")]
+        out.gauge(
+            "lvs_engine_seen_age_seconds",
+            "How old what is shown of the engine is",
+            age as f64 / 1e3,
+        )?;
+        out.gauge(
+            "lvs_engine_start_time_seconds",
+            "When the engine was started, in seconds since 1970",
+            unix_time().saturating_sub(info.uptime),
+        )?;
+        out.gauge(
+            "lvs_table_connections",
+            "Connections in the engine's table",
+            info.connections,
+        )?;
+        out.gauge(
+            "lvs_table_capacity",
+            "Connections that the engine's table holds at most",
+            info.capacity,
+        )?;
+        out.gauge(
+            "lvs_own_vips",
+            "Virtual addresses that the engine owns",
+            info.own_vips.len(),
+        )?;
+        out.gauge(
+            "lvs_vip_conflicts",
+            "Virtual addresses for which another host answers, too",
+            info.conflicts.len(),
+        )?;
+        out.gauges(
+            "lvs_interface_up",
+            "Whether an interface that the engine uses is up",
+            |out| {
+                for interface in &info.interfaces {
+                    let labels = [("interface", interface.name.as_str())];
+                    out.gauge(labels, u32::from(interface.up))?;
+                }
+                Ok(())
+            },
+        )?;
+        out.counters(
+            "lvs_interface_lost_frames",
+            "Frames that came faster than the engine read them",
+            |out| {
+                for interface in &info.interfaces {
+                    let labels = [("interface", interface.name.as_str())];
+                    out.counter(labels, interface.lost)?;
+                }
+                Ok(())
+            },
+        )?;
+        for (action, name, help) in [
+            (
+                "drop",
+                "lvs_drops",
+                "Packets that were dropped, by the reason",
+            ),
+            (
+                "host",
+                "lvs_left_to_host",
+                "Packets left or given back to the host, by the reason",
+            ),
+            (
+                "kernel",
+                "lvs_in_kernel_packets",
+                "Packets forwarded in the kernel",
+            ),
+            (
+                "up",
+                "lvs_in_kernel_handed_up_packets",
+                "Packets that the path in the kernel handed to the engine, by the reason",
+            ),
+        ] {
+            if seen.reasons.iter().all(|reason| reason.action != action) {
+                continue;
+            }
+            out.counters(name, help, |out| {
+                for reason in seen.reasons.iter().filter(|r| r.action == action) {
+                    out.counter([("reason", reason.reason.as_str())], reason.count)?;
+                }
+                Ok(())
+            })?;
+        }
+        let total = &info.total.live;
+        out.counter(
+            "lvs_connections",
+            "Connections of all services, also of those that are gone",
+            total.conns,
+        )?;
+        out.counters("lvs_packets", "Packets of all services", |out| {
+            out.counter([("direction", "in")], total.in_packets)?;
+            out.counter([("direction", "out")], total.out_packets)
+        })?;
+        out.counters("lvs_bytes", "Bytes of all services", |out| {
+            out.counter([("direction", "in")], total.in_bytes)?;
+            out.counter([("direction", "out")], total.out_bytes)
+        })
+    }
+
+    fn servers(&self, out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
+        let count: usize = services.iter().map(|s| s.status.servers.len()).sum();
+        let most = self.config.server_series;
+        let shown = count <= most.unwrap_or(config::Api::SERVER_SERIES);
+        out.gauge(
+            "lvs_servers_without_series",
+            "Servers that have no metrics of their own, because there are more than server_series",
+            if shown { 0 } else { count },
+        )?;
+        if !shown {
+            return Ok(());
+        }
+        let all: Vec<(&Service<'_>, Server<'_>)> = services
+            .iter()
+            .flat_map(|service| service.servers().into_iter().map(move |s| (service, s)))
+            .collect();
+        out.gauges(
+            "lvs_server_up",
+            "Whether the checks of a server succeed; absent if nobody has checked it",
+            |out| {
+                for (service, server) in &all {
+                    let up = match server.status.health.as_str() {
+                        "up" => 1u32,
+                        "down" => 0,
+                        _ => continue,
+                    };
+                    out.gauge(labels_of(service, server), up)?;
+                }
+                Ok(())
+            },
+        )?;
+        out.gauges(
+            "lvs_server_weight",
+            "Weight of a server in the engine; absent if the engine does not have it",
+            |out| {
+                for (service, server) in &all {
+                    if let Some(weight) = server.status.weight {
+                        out.gauge(labels_of(service, server), weight)?;
+                    }
+                }
+                Ok(())
+            },
+        )?;
+        out.gauges(
+            "lvs_server_out_of_service",
+            "Whether people keep a server from new connections",
+            |out| {
+                for (service, server) in &all {
+                    let out_of = server.status.admin != AdminState::Ready;
+                    out.gauge(labels_of(service, server), u32::from(out_of))?;
+                }
+                Ok(())
+            },
+        )?;
+        out.gauges(
+            "lvs_server_active_connections",
+            "Connections of a server in active states",
+            |out| {
+                for (service, server) in &all {
+                    out.gauge(labels_of(service, server), server.status.active)?;
+                }
+                Ok(())
+            },
+        )?;
+        out.gauges(
+            "lvs_server_inactive_connections",
+            "Other connections of a server",
+            |out| {
+                for (service, server) in &all {
+                    out.gauge(labels_of(service, server), server.status.inactive)?;
+                }
+                Ok(())
+            },
+        )?;
+        let counts = all
+            .iter()
+            .filter_map(|(service, server)| Some((labels_of(service, server), server.engine?)));
+        traffic(
+            out,
+            [
+                "lvs_server_connections",
+                "lvs_server_packets",
+                "lvs_server_bytes",
+            ],
+            [
+                "Connections of a server",
+                "Packets of a server",
+                "Bytes of a server",
+            ],
+            counts.map(|(labels, server)| (labels, server.stats.live)),
+        )
+    }
+
+    /// What node_exporter makes of `/proc/net/ip_vs` and `/proc/net/ip_vs_stats`.
+    fn node_ipvs(&self, out: &mut Out<'_>) -> fmt::Result {
+        let seen = &self.look.found.seen;
+        let Some(total) = self.look.engine().map(|info| &info.total.shown) else {
+            return Ok(());
+        };
+        for (name, help, value) in [
+            (
+                "node_ipvs_connections",
+                "The total number of connections made",
+                total.conns,
+            ),
+            (
+                "node_ipvs_incoming_packets",
+                "The total number of incoming packets",
+                total.in_packets,
+            ),
+            (
+                "node_ipvs_outgoing_packets",
+                "The total number of outgoing packets",
+                total.out_packets,
+            ),
+            (
+                "node_ipvs_incoming_bytes",
+                "The total amount of incoming data",
+                total.in_bytes,
+            ),
+            (
+                "node_ipvs_outgoing_bytes",
+                "The total amount of outgoing data",
+                total.out_bytes,
+            ),
+        ] {
+            out.counter(name, help, value)?;
+        }
+        let mut rows = Vec::new();
+        for service in &seen.services {
+            let (local_address, local_port, proto, mark) = match service.service {
+                ServiceId::Tcp { address } => of(address, "TCP"),
+                ServiceId::Udp { address } => of(address, "UDP"),
+                ServiceId::Sctp { address } => of(address, "SCTP"),
+                ServiceId::Fwmark { mark, .. } => {
+                    (String::new(), "0".to_owned(), "FWM", format!("{mark:08X}"))
+                }
+            };
+            for server in &service.servers {
+                let labels = [
+                    ("local_address", local_address.clone()),
+                    ("local_mark", mark.clone()),
+                    ("local_port", local_port.clone()),
+                    ("proto", proto.to_owned()),
+                    ("remote_address", server.server.ip().to_string()),
+                    ("remote_port", server.server.port().to_string()),
+                ];
+                rows.push((labels, server));
+            }
+        }
+        let value = |pick: fn(&ServerInfo) -> i64| {
+            let rows = &rows;
+            move |out: &mut Values<'_>| {
+                for (labels, server) in rows {
+                    out.gauge(&labels[..], pick(server))?;
+                }
+                Ok(())
+            }
+        };
+        out.gauges(
+            "node_ipvs_backend_connections_active",
+            "The current active connections by local and remote address",
+            value(|server| server.active.into()),
+        )?;
+        out.gauges(
+            "node_ipvs_backend_connections_inactive",
+            "The current inactive connections by local and remote address",
+            value(|server| server.inactive.into()),
+        )?;
+        out.gauges(
+            "node_ipvs_backend_weight",
+            "The current backend weight by local and remote address",
+            value(|server| server.config.weight.into()),
+        )
+    }
+}
+
+fn of(address: SocketAddr, proto: &'static str) -> (String, String, &'static str, String) {
+    let (ip, port) = (address.ip().to_string(), address.port().to_string());
+    (ip, port, proto, String::new())
+}
+
+fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a, 4> {
+    let [name, protocol, address] = service.labels();
+    [name, protocol, address, ("server", &server.address)]
+}
+
+fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
+    out.gauges(
+        "lvs_service_servers",
+        "Servers of a service in the file, by what their checks say",
+        |out| {
+            for service in services {
+                for health in ["up", "down", "unknown", "unchecked"] {
+                    let of = service.status.servers.iter();
+                    let of = of.filter(|s| s.configured.is_some() && s.health == health);
+                    let [name, protocol, address] = service.labels();
+                    let labels = [name, protocol, address, ("health", health)];
+                    out.gauge(labels, of.count())?;
+                }
+            }
+            Ok(())
+        },
+    )?;
+    type Pick = fn(&ServiceStatus) -> u64;
+    let all: [(&str, &str, Pick); 8] = [
+        (
+            "lvs_service_usable_servers",
+            "Servers of a service that take new connections",
+            |s| s.usable as u64,
+        ),
+        (
+            "lvs_service_quorum",
+            "Whether a service has enough usable servers",
+            |s| s.quorum.into(),
+        ),
+        (
+            "lvs_service_panic",
+            "Whether all servers of a service are taken to be up, because too few are",
+            |s| s.panic.into(),
+        ),
+        (
+            "lvs_service_sorry",
+            "Whether the sorry server of a service serves",
+            |s| s.sorry.is_some().into(),
+        ),
+        (
+            "lvs_service_vip_withdrawn",
+            "Whether the VIP of a service is given up",
+            |s| s.withdrawn.into(),
+        ),
+        (
+            "lvs_service_conflict",
+            "Whether somebody else's service stands in the place of a service",
+            |s| s.conflict.into(),
+        ),
+        (
+            "lvs_service_active_connections",
+            "Connections of a service in active states",
+            |s| s.servers.iter().map(|s| u64::from(s.active)).sum(),
+        ),
+        (
+            "lvs_service_inactive_connections",
+            "Other connections of a service",
+            |s| s.servers.iter().map(|s| u64::from(s.inactive)).sum(),
+        ),
+    ];
+    for (name, help, pick) in all {
+        out.gauges(name, help, |out| {
+            for service in services {
+                out.gauge(service.labels(), pick(service.status))?;
+            }
+            Ok(())
+        })?;
+    }
+    traffic(
+        out,
+        [
+            "lvs_service_connections",
+            "lvs_service_packets",
+            "lvs_service_bytes",
+        ],
+        [
+            "Connections of a service",
+            "Packets of a service",
+            "Bytes of a service",
+        ],
+        services.iter().map(|s| (s.labels(), s.live())),
+    )
+}
+
+/// Connections, packets and bytes of many things.
+fn traffic<'a, const N: usize>(
+    out: &mut Out<'_>,
+    names: [&str; 3],
+    help: [&str; 3],
+    all: impl Iterator<Item = (Labels<'a, N>, Counts)> + Clone,
+) -> fmt::Result {
+    out.counters(names[0], help[0], |out| {
+        for (labels, counts) in all.clone() {
+            out.counter(labels, counts.conns)?;
+        }
+        Ok(())
+    })?;
+    out.counters(names[1], help[1], |out| {
+        for (labels, counts) in all.clone() {
+            out.counter((labels, [("direction", "in")]), counts.in_packets)?;
+            out.counter((labels, [("direction", "out")]), counts.out_packets)?;
+        }
+        Ok(())
+    })?;
+    out.counters(names[2], help[2], |out| {
+        for (labels, counts) in all.clone() {
+            out.counter((labels, [("direction", "in")]), counts.in_bytes)?;
+            out.counter((labels, [("direction", "out")]), counts.out_bytes)?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::overview::tests::look;
+
+    fn text(name: &str, config: config::Api) -> String {
+        let tally = tally::Tally::default();
+        tally.check(
+            "tcp",
+            std::time::Duration::from_millis(3),
+            tally::Outcome::Good,
+        );
+        tally.http(200);
+        open_metrics(Arc::new(look(name)), tally.get(), config)
+    }
+
+    #[test]
+    fn services_and_servers_have_their_series() {
+        let text = text("web", config::Api::default());
+        for line in [
+            r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,
+            r#"lvs_service_servers{service="web",protocol="tcp",address="192.0.2.10:80",health="down"} 1"#,
+            r#"lvs_service_bytes_total{service="web",protocol="tcp",address="192.0.2.10:80",direction="out"} 5000"#,
+            r#"lvs_server_up{service="web",protocol="tcp",address="192.0.2.10:80",server="10.0.0.2:80"} 0"#,
+            r#"lvs_check_duration_seconds_bucket{le="0.005",kind="tcp"} 1"#,
+            r#"lvs_drops_total{reason="no_server"} 7"#,
+            "lvs_table_connections 3",
+            "lvs_engine_up 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+        assert!(!text.contains("node_ipvs"));
+    }
+
+    #[test]
+    fn many_servers_have_no_series_of_their_own() {
+        let few = config::Api {
+            server_series: Some(1),
+            ..config::Api::default()
+        };
+        let text = text("web", few);
+        assert!(!text.contains("lvs_server_up"), "{text}");
+        assert!(text.contains("lvs_servers_without_series 2\n"));
+        assert!(text.contains("lvs_service_usable_servers{"));
+    }
+
+    #[test]
+    fn names_of_node_exporter_are_there_if_asked_for() {
+        let compat = config::Api {
+            node_ipvs: true,
+            ..config::Api::default()
+        };
+        let text = text("web", compat);
+        for line in [
+            r#"node_ipvs_backend_weight{local_address="192.0.2.10",local_mark="",local_port="80",proto="TCP",remote_address="10.0.0.1",remote_port="80"} 1"#,
+            "node_ipvs_connections_total 9",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_name_stays_in_its_quotes() {
+        let text = text("a\"} 1\\{b=\"", config::Api::default());
+        assert!(
+            text.contains(r#"lvs_service_quorum{service="a\"} 1\\{b=\"",protocol="tcp","#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_older_format_names_counters_in_full() {
+        let plain = plain(&text("web", config::Api::default()));
+        assert!(plain.contains("# HELP lvs_drops_total Packets that were dropped, by the reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
+        assert!(plain.contains("# TYPE lvs_engine_up gauge\nlvs_engine_up 1\n"));
+        assert!(plain.contains("# TYPE lvs_check_duration_seconds histogram\n"));
+        assert!(!plain.contains("# EOF"));
+    }
+}

@@ -1,0 +1,335 @@
+//! Metrics for Prometheus, JSON over HTTP, and the dashboard.
+//!
+//! ```text
+//!            TCP ([api] listen)            the daemon's own socket
+//!                    │                                │
+//!              http: limits, headers ◀────────────────┘
+//!                    │
+//!                 routes ──▶ metrics, overview, openapi, dashboard
+//!                    │
+//!               Api::look ── at most twice a second ──▶ the daemon's loop
+//! ```
+//!
+//! What is shown is what the daemon knows: it looks at the engine every two seconds, whether somebody
+//! asks or not, and nothing that is asked here makes it look more often. TCP has a thread of its own,
+//! so that neither checks nor the engine wait for strangers.
+
+pub mod history;
+pub mod http;
+pub mod metrics;
+pub mod overview;
+pub mod pages;
+pub mod procfs;
+mod routes;
+#[cfg(test)]
+mod tests;
+pub mod token;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lvs_dataplane::control::daemon::{Ask, Event};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::config;
+use crate::door::{Answer, Asked, Look, ask_loop};
+use crate::events::Events;
+use crate::tally::Tally;
+use history::History;
+use pages::Pages;
+use token::Token;
+
+/// For how long what was seen is good enough.
+const FRESH: Duration = Duration::from_millis(500);
+/// How long the daemon's loop may take to say how everything is.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Events that are kept for those who ask later.
+const EVENTS_MAX: usize = 1000;
+/// How often an address is tried that cannot be listened at.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What answers over HTTP.
+#[derive(Debug)]
+pub struct Api {
+    asks: mpsc::Sender<Asked>,
+    settings: watch::Sender<config::Api>,
+    seen: tokio::sync::Mutex<Option<(Instant, Arc<Look>)>>,
+    pages: Pages,
+    token: Mutex<Result<Option<Token>, String>>,
+    past: Mutex<VecDeque<Arc<Event>>>,
+    history: Mutex<History>,
+    tally: Arc<Tally>,
+}
+
+impl Api {
+    /// One that asks the daemon behind `asks`.
+    pub fn new(asks: mpsc::Sender<Asked>) -> Self {
+        Self::counted_in(asks, Arc::default())
+    }
+
+    /// The same, which shows what is counted in `tally`.
+    pub fn counted_in(asks: mpsc::Sender<Asked>, tally: Arc<Tally>) -> Self {
+        Self {
+            asks,
+            settings: watch::Sender::default(),
+            seen: tokio::sync::Mutex::default(),
+            pages: Pages::default(),
+            token: Mutex::new(Ok(None)),
+            past: Mutex::default(),
+            history: Mutex::default(),
+            tally,
+        }
+    }
+
+    /// Where the daemon says what its file says.
+    pub fn settings(&self) -> watch::Sender<config::Api> {
+        self.settings.clone()
+    }
+
+    pub(crate) const fn asks(&self) -> &mpsc::Sender<Asked> {
+        &self.asks
+    }
+
+    fn config(&self) -> config::Api {
+        self.settings.borrow().clone()
+    }
+
+    /// How everything is, or was less than [`FRESH`] ago.
+    ///
+    /// # Errors
+    /// In words: the daemon does not say it.
+    async fn look(&self) -> Result<Arc<Look>, String> {
+        let mut seen = self.seen.lock().await;
+        if let Some((at, look)) = seen.as_ref()
+            && at.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(look));
+        }
+        let (reply, look) = oneshot::channel();
+        let asked = async {
+            self.asks.send(Asked::Look(reply)).await.ok()?;
+            look.await.ok()
+        };
+        match tokio::time::timeout(PATIENCE, asked).await {
+            Ok(Some(look)) => {
+                let look = Arc::new(look);
+                *seen = Some((Instant::now(), Arc::clone(&look)));
+                Ok(look)
+            }
+            Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
+            Err(_) => Err(format!(
+                "lvsd has not answered within {PATIENCE:?}: its log says what it waits for"
+            )),
+        }
+    }
+
+    /// Has the daemon change something; what was seen before that is old.
+    async fn change(&self, ask: Ask, who: String) -> Answer {
+        let answer = ask_loop(&self.asks, ask, who).await;
+        *self.seen.lock().await = None;
+        answer
+    }
+
+    fn token(&self) -> MutexGuard<'_, Result<Option<Token>, String>> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn past(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the token anew.
+    fn read_token(&self) {
+        let path = self.config().token_file;
+        let token = path.as_deref().map(Token::read).transpose();
+        if let Err(why) = &token {
+            tracing::error!("{why}; until then nothing can be changed over TCP");
+        }
+        *self.token() = token;
+    }
+}
+
+/// What [`start`] has started.
+#[derive(Debug)]
+pub struct Served {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Served {
+    /// Ends it, and takes away what would grow old.
+    pub fn end(mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Does on a thread of its own what the settings say: listens, writes files, remembers.
+pub fn start(api: &Arc<Api>, events: &Events) -> Served {
+    let (stop, stopped) = oneshot::channel();
+    let events = events.listen();
+    let work = {
+        let api = Arc::clone(api);
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads(2)
+                .build();
+            match runtime {
+                Ok(runtime) => {
+                    runtime.block_on(run(api, events, stopped));
+                    runtime.shutdown_background();
+                }
+                Err(error) => tracing::error!("no metrics and no API: {error}"),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("lvsd-api".to_owned())
+        .spawn(work);
+    if let Err(error) = &thread {
+        tracing::error!("no metrics and no API: {error}");
+    }
+    Served {
+        stop: Some(stop),
+        thread: thread.ok(),
+    }
+}
+
+async fn run(
+    api: Arc<Api>,
+    events: broadcast::Receiver<Arc<Event>>,
+    mut stopped: oneshot::Receiver<()>,
+) {
+    let mut settings = api.settings.subscribe();
+    // The daemon may have said them before this thread ran.
+    settings.mark_changed();
+    let places = http::Places::default();
+    let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
+    let mut written: Option<PathBuf> = None;
+    let mut refused: Option<String> = None;
+    tokio::spawn(remember(Arc::clone(&api), events));
+    tokio::spawn(sample(Arc::clone(&api)));
+    let mut tick = tokio::time::interval(procfs::EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            // The sender is gone, whatever it says.
+            _ = &mut stopped => break,
+            changed = settings.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+                let config = settings.borrow_and_update().clone();
+                api.read_token();
+                listening.retain(|(address, task)| {
+                    let stays = config.listen.contains(address);
+                    if !stays {
+                        task.abort();
+                    }
+                    stays
+                });
+                for address in config.listen {
+                    if listening.iter().all(|(known, _)| *known != address) {
+                        let task = listen(address, Arc::clone(&api), places.clone());
+                        listening.push((address, tokio::spawn(task).abort_handle()));
+                    }
+                }
+            }
+            _ = tick.tick() => {
+                let wanted = api.config().procfs;
+                if let Some(old) = written.take_if(|old| Some(&*old) != wanted.as_ref()) {
+                    procfs::remove(&old);
+                }
+                if let Some(path) = wanted {
+                    let now = procfs::refresh(&api, &path).await.err();
+                    if let (Some(why), true) = (&now, now != refused) {
+                        tracing::error!("{why}");
+                    }
+                    refused = now;
+                    written = Some(path);
+                }
+            }
+        }
+    }
+    if let Some(path) = written {
+        procfs::remove(&path);
+    }
+}
+
+/// Listens, as soon as that can be done.
+async fn listen(address: SocketAddr, api: Arc<Api>, places: http::Places) {
+    let mut said = false;
+    loop {
+        match http::bind(address) {
+            Ok(listener) => {
+                tracing::info!("metrics, API and dashboard at http://{address}/");
+                http::accept(listener, &api, &places).await;
+            }
+            Err(error) if !said => {
+                said = true;
+                let cure = match error.kind() {
+                    std::io::ErrorKind::AddrInUse => {
+                        "something else listens there: `ss -Hltnp` says what; name another in [api]"
+                    }
+                    std::io::ErrorKind::AddrNotAvailable => {
+                        "this host does not have the address (a VIP that the engine owns is not the host's)"
+                    }
+                    std::io::ErrorKind::PermissionDenied => {
+                        "ports below 1024 need CAP_NET_BIND_SERVICE; name a higher one in [api]"
+                    }
+                    _ => "name another in [api]",
+                };
+                tracing::error!("no metrics and no API at {address}: {error}; {cure}");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Keeps the last events.
+async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
+    loop {
+        match events.recv().await {
+            Ok(event) => {
+                let mut past = api.past();
+                if past.len() >= EVENTS_MAX {
+                    past.pop_front();
+                }
+                past.push_back(event);
+            }
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Keeps an hour of health and traffic.
+async fn sample(api: Arc<Api>) {
+    let mut next = Instant::now();
+    loop {
+        tokio::time::sleep_until(next).await;
+        next = Instant::now() + Duration::from_secs(1);
+        if api.config().listen.is_empty() {
+            continue;
+        }
+        let taken = match api.look().await {
+            Ok(look) => api.history().take(&look, crate::admin::unix_time()),
+            Err(_) => false,
+        };
+        if taken {
+            next = next - Duration::from_secs(1) + history::STEP;
+        }
+    }
+}

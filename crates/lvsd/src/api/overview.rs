@@ -1,0 +1,417 @@
+//! What is wrong, and how everything is, in brief: what the dashboard shows.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use lvs_core::Counts;
+use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};
+use lvs_dataplane::control::daemon::{
+    AdminEntry, AdminState, EngineStatus, LoadStatus, ServiceStatus,
+};
+use serde::Serialize;
+
+use crate::admin::unix_time;
+use crate::config::label;
+use crate::door::Look;
+
+/// Servers that are listed as broken.
+const BROKEN_MAX: usize = 200;
+/// Lines of drift, refusals and wishes that are shown of each.
+const LINES_MAX: usize = 100;
+
+/// Everything in brief.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[cfg_attr(test, serde(deny_unknown_fields))]
+pub struct Overview {
+    /// Seconds since 1970.
+    pub now: u64,
+    /// Version of lvsd.
+    pub version: String,
+    /// Its file.
+    pub config: String,
+    /// For how many seconds it has run.
+    pub uptime: u64,
+    /// The last reading of the file.
+    pub loaded: LoadStatus,
+    /// What is known of the engine.
+    pub engine: EngineStatus,
+    /// Connections in its table.
+    pub connections: u64,
+    /// Connections that the table holds at most.
+    pub capacity: u64,
+    /// Interfaces in use.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// VIPs for which another host answers, too.
+    pub conflicts: Vec<Conflict>,
+    /// Rates a second of everything.
+    pub rates: Counts,
+    /// Milliseconds that checks have waited for their turn at most, lately.
+    pub check_lag_ms: u64,
+    /// What others have changed by hand, in words; the first of them.
+    pub drift: Vec<String>,
+    /// What the engine has refused, in words; the first of them.
+    pub refused: Vec<String>,
+    /// What people want of servers; the first of them.
+    pub admin: Vec<AdminEntry>,
+    /// How many lines of these three are not shown.
+    pub left_out: usize,
+    /// Servers in the file.
+    pub servers: usize,
+    /// Servers that take new connections.
+    pub usable: usize,
+    /// Servers that are down, all of them.
+    pub down: usize,
+    /// The first of them.
+    pub broken: Vec<Broken>,
+    /// The services, those in trouble first, else in the order of the file.
+    pub services: Vec<Summary>,
+    /// Reasons for which packets were dropped.
+    pub drops: Vec<ReasonCount>,
+}
+
+/// A server that is down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[cfg_attr(test, serde(deny_unknown_fields))]
+pub struct Broken {
+    /// The name of its service.
+    pub name: String,
+    /// Which service.
+    pub service: ServiceId,
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Why.
+    pub reason: String,
+    /// For how many seconds.
+    pub since: Option<u64>,
+    /// What people want of it.
+    pub admin: AdminState,
+    /// Active connections that it still has.
+    pub active: u32,
+}
+
+/// A service in brief.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[cfg_attr(test, serde(deny_unknown_fields))]
+pub struct Summary {
+    /// Its name in the file.
+    pub name: String,
+    /// Which one.
+    pub service: ServiceId,
+    /// That in words: `tcp 192.0.2.10:80`.
+    pub address: String,
+    /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it should).
+    pub state: String,
+    /// What is wrong, in words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(test, serde(default))]
+    pub trouble: String,
+    /// Servers in the file.
+    pub servers: usize,
+    /// Servers that take new connections.
+    pub usable: usize,
+    /// Servers whose checks fail.
+    pub down: usize,
+    /// Servers that people keep from new connections.
+    pub out_of_service: usize,
+    /// Active connections.
+    pub active: u64,
+    /// Inactive connections.
+    pub inactive: u64,
+    /// Rates a second.
+    pub rates: Counts,
+}
+
+/// A service in full: as `lvsd status` tells it, and as the engine does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[cfg_attr(test, serde(deny_unknown_fields))]
+pub struct Detail {
+    /// That in words: `tcp 192.0.2.10:80`.
+    pub address: String,
+    /// What `lvsd status` tells.
+    pub status: ServiceStatus,
+    /// What the engine tells; absent if it does not have the service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, serde(default))]
+    pub engine: Option<ServiceInfo>,
+}
+
+/// Everything in brief.
+pub fn overview(look: &Look) -> Overview {
+    let status = &look.status;
+    let seen = &look.found.seen;
+    let engine: HashMap<ServiceId, &ServiceInfo> =
+        look.services().map(|i| (i.service, i)).collect();
+    let mut services: Vec<Summary> = status
+        .services
+        .iter()
+        .map(|service| summary(service, engine.get(&service.service).copied()))
+        .collect();
+    let rank = |summary: &Summary| match summary.state.as_str() {
+        "broken" => 0,
+        "degraded" => 1,
+        _ => 2,
+    };
+    services.sort_by_key(rank);
+    let first = |lines: &[String]| lines.iter().take(LINES_MAX).cloned().collect();
+    let lines = [status.drift.len(), status.refused.len(), status.admin.len()];
+    let mut drops: Vec<ReasonCount> = seen
+        .reasons
+        .iter()
+        .filter(|reason| reason.action == "drop" && reason.count > 0)
+        .cloned()
+        .collect();
+    drops.sort_by_key(|reason| std::cmp::Reverse(reason.count));
+    Overview {
+        now: unix_time(),
+        version: status.version.clone(),
+        config: status.config.clone(),
+        uptime: status.uptime,
+        loaded: status.loaded.clone(),
+        engine: status.engine.clone(),
+        connections: seen.info.connections,
+        capacity: seen.info.capacity,
+        interfaces: seen.info.interfaces.clone(),
+        conflicts: seen.info.conflicts.clone(),
+        rates: look.total().rates,
+        check_lag_ms: status.check_lag_ms,
+        drift: first(&status.drift),
+        refused: first(&status.refused),
+        admin: status.admin.iter().take(LINES_MAX).cloned().collect(),
+        left_out: lines.iter().map(|n| n.saturating_sub(LINES_MAX)).sum(),
+        servers: services.iter().map(|service| service.servers).sum(),
+        usable: services.iter().map(|service| service.usable).sum(),
+        down: services.iter().map(|service| service.down).sum(),
+        broken: broken(&status.services),
+        services,
+        drops,
+    }
+}
+
+/// The servers that are down; those that went down last come first.
+fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
+    let mut all: Vec<Broken> = services
+        .iter()
+        .flat_map(|service| service.servers.iter().map(move |server| (service, server)))
+        .filter(|(_, server)| server.health == "down")
+        .map(|(service, server)| Broken {
+            name: service.name.clone(),
+            service: service.service,
+            server: server.server,
+            reason: server.reason.clone(),
+            since: server.since,
+            admin: server.admin,
+            active: server.active,
+        })
+        .collect();
+    all.sort_by_key(|broken| broken.since);
+    all.truncate(BROKEN_MAX);
+    all
+}
+
+fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
+    let in_file = || service.servers.iter().filter(|s| s.configured.is_some());
+    let down = in_file().filter(|s| s.health == "down").count();
+    let mut trouble = Vec::new();
+    for (is, words) in [
+        (
+            service.conflict,
+            "somebody else's service is in its place".to_owned(),
+        ),
+        (
+            service.usable == 0 && service.sorry.is_none(),
+            "no server takes new connections".to_owned(),
+        ),
+        (
+            !service.quorum && service.usable > 0,
+            "it is below its quorum".to_owned(),
+        ),
+        (service.withdrawn, "its VIP is given up".to_owned()),
+        (
+            service.panic,
+            "all servers are used, because too few are up".to_owned(),
+        ),
+    ] {
+        if is {
+            trouble.push(words);
+        }
+    }
+    if let Some(sorry) = service.sorry {
+        trouble.push(format!("the sorry server {sorry} serves"));
+    }
+    let state = match (trouble.is_empty(), down) {
+        (false, _) => "broken",
+        (true, 0) => "ok",
+        (true, _) => "degraded",
+    };
+    Summary {
+        name: service.name.clone(),
+        service: service.service,
+        address: label(&service.service),
+        state: state.to_owned(),
+        trouble: trouble.join("; "),
+        servers: in_file().count(),
+        usable: service.usable,
+        down,
+        out_of_service: in_file().filter(|s| s.admin != AdminState::Ready).count(),
+        active: service.servers.iter().map(|s| u64::from(s.active)).sum(),
+        inactive: service.servers.iter().map(|s| u64::from(s.inactive)).sum(),
+        rates: engine.map(|info| info.stats.rates).unwrap_or_default(),
+    }
+}
+
+/// The services called `name`, of which there is one for each of its addresses.
+pub fn details(look: &Look, name: &str) -> Vec<Detail> {
+    let named = look.status.services.iter().filter(|s| s.name == name);
+    named
+        .map(|status| Detail {
+            address: label(&status.service),
+            status: status.clone(),
+            engine: look
+                .services()
+                .find(|info| info.service == status.service)
+                .cloned(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use lvs_core::api::Info;
+    use lvs_core::{Forwarding, ServerConfig, ServiceConfig, Stats};
+    use lvs_dataplane::control::daemon::{ServerStatus, Status};
+
+    use super::*;
+    use crate::engine::{EngineView, Found};
+
+    /// A service with one server that is up and one that is down.
+    pub(crate) fn look(name: &str) -> Look {
+        let service = ServiceId::Tcp {
+            address: ([192, 0, 2, 10], 80).into(),
+        };
+        let address = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
+        let server = |n: u8, health: &str, reason: &str| ServerStatus {
+            server: address(n),
+            configured: Some(1),
+            admin: AdminState::Ready,
+            health: health.to_owned(),
+            since: Some(60),
+            reason: reason.to_owned(),
+            weight: Some(i32::from(n == 1)),
+            active: 2,
+            inactive: 1,
+        };
+        let counts = Counts {
+            conns: 9,
+            in_packets: 40,
+            out_packets: 50,
+            in_bytes: 4000,
+            out_bytes: 5000,
+        };
+        let stats = Stats {
+            shown: counts,
+            rates: Counts::default(),
+            live: counts,
+        };
+        let info = |n: u8| lvs_core::api::ServerInfo {
+            server: address(n),
+            config: ServerConfig::new(i32::from(n == 1), Forwarding::Nat),
+            active: 2,
+            inactive: 1,
+            persistent: 0,
+            overloaded: false,
+            slow_start: None,
+            latency_us: None,
+            unanswered: None,
+            stats,
+        };
+        Look {
+            status: Status {
+                pid: 7,
+                version: "0.1.0".to_owned(),
+                config: "/etc/lvsd/lvsd.toml".to_owned(),
+                uptime: 61,
+                engine: EngineStatus {
+                    connected: true,
+                    idle: false,
+                    pid: Some(8),
+                    seen_ms: Some(100),
+                    vips: vec![],
+                },
+                services: vec![ServiceStatus {
+                    name: name.to_owned(),
+                    service,
+                    proxied: false,
+                    usable: 1,
+                    quorum: true,
+                    panic: false,
+                    sorry: None,
+                    withdrawn: false,
+                    conflict: false,
+                    servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
+                }],
+                ..Status::default()
+            },
+            found: Arc::new(Found {
+                seen: Arc::new(EngineView {
+                    info: Info {
+                        pid: 8,
+                        connections: 3,
+                        capacity: 1000,
+                        total: stats,
+                        ..Info::default()
+                    },
+                    services: vec![ServiceInfo {
+                        service,
+                        config: ServiceConfig::new(lvs_core::Family::V4, "wlc"),
+                        owner: Some("lvsd".to_owned()),
+                        stats,
+                        servers: vec![info(2), info(1)],
+                    }],
+                    reasons: vec![ReasonCount {
+                        action: "drop".to_owned(),
+                        reason: "no_server".to_owned(),
+                        count: 7,
+                        help: "no server".to_owned(),
+                        remedy: "add one".to_owned(),
+                    }],
+                    table_size: 4096,
+                }),
+                ..Found::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn what_is_broken_comes_first() {
+        let mut look = look("web");
+        let mut second = look.status.services[0].clone();
+        second.name = "mail".to_owned();
+        second.usable = 0;
+        look.status.services.push(second);
+        let overview = overview(&look);
+        let services: Vec<_> = overview
+            .services
+            .iter()
+            .map(|s| (s.name.as_str(), s.state.as_str(), s.trouble.as_str()))
+            .collect();
+        assert_eq!(
+            services,
+            [
+                ("mail", "broken", "no server takes new connections"),
+                ("web", "degraded", ""),
+            ]
+        );
+        assert_eq!(
+            (overview.servers, overview.usable, overview.down),
+            (4, 1, 2)
+        );
+        assert_eq!(overview.broken[0].reason, "connection refused");
+        assert_eq!(overview.drops[0].remedy, "add one");
+    }
+}

@@ -1,0 +1,93 @@
+//! What is long and asked for often is written once for all who ask at the same time.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::Mutex;
+
+use crate::door::Look;
+
+/// Versions of one page that slow readers may still hold; whoever asks then gets the last one.
+const HELD_MAX: usize = 3;
+
+/// The pages that are kept.
+#[derive(Debug, Default)]
+pub struct Pages {
+    pub(super) metrics: Page,
+    pub(super) plain_metrics: Page,
+    pub(super) status: Page,
+    pub(super) overview: Page,
+}
+
+/// One of them.
+#[derive(Debug, Default)]
+pub struct Page(Mutex<Versions>);
+
+#[derive(Default)]
+struct Versions {
+    /// What the last one was written from.
+    of: Option<Arc<Look>>,
+    last: Bytes,
+    /// Older ones that somebody reads.
+    held: Vec<Bytes>,
+}
+
+impl fmt::Debug for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Versions")
+            .field("held", &self.held.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Page {
+    /// The page of `look`, which `write` writes away from the event loop if nobody has asked for it
+    /// yet.
+    pub async fn of(
+        &self,
+        look: &Arc<Look>,
+        write: impl FnOnce(Arc<Look>) -> Vec<u8> + Send + 'static,
+    ) -> Bytes {
+        let mut all = self.0.lock().await;
+        let is_last = all.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, look));
+        all.held.retain(|held| !held.is_unique());
+        if is_last || all.held.len() >= HELD_MAX {
+            return all.last.clone();
+        }
+        let of = Arc::clone(look);
+        let written = tokio::task::spawn_blocking(move || write(of)).await;
+        let bytes = Bytes::from(written.unwrap_or_default());
+        let old = std::mem::replace(&mut all.last, bytes.clone());
+        // Nothing has been written before the first.
+        if !old.is_empty() && !old.is_unique() {
+            all.held.push(old);
+        }
+        all.of = Some(Arc::clone(look));
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn slow_readers_hold_a_few_versions_and_no_more() {
+        let page = Page::default();
+        let text = |n: u8| move |_: Arc<Look>| vec![n];
+        let look = Arc::new(Look::default());
+        let first = page.of(&look, text(1)).await;
+        // The same is not written twice.
+        assert_eq!(page.of(&look, text(2)).await, first);
+        let mut readers = vec![first];
+        for n in 2..10 {
+            readers.push(page.of(&Arc::new(Look::default()), text(n)).await);
+        }
+        let last = readers.last().expect("there are some")[0];
+        assert_eq!(usize::from(last), HELD_MAX + 1);
+        drop(readers);
+        let now = page.of(&Arc::new(Look::default()), text(77)).await;
+        assert_eq!(now[0], 77);
+    }
+}

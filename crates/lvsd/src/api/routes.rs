@@ -1,0 +1,453 @@
+//! What is answered to which request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode};
+use lvs_dataplane::control::daemon::{AdminSpec, Ask, Event};
+use serde::{Deserialize, Serialize};
+
+use super::http::Peer;
+use super::{Api, metrics, overview};
+use crate::door::Look;
+
+/// The longest body of a request.
+const BODY_MAX: usize = 16 << 10;
+/// What a wrong token waits for its refusal.
+const WRONG_TOKEN: Duration = Duration::from_millis(500);
+
+/// What a browser may do with what comes from here: nothing but show it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const JSON: &str = "application/json";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The description of everything below `/v1`.
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
+
+/// The dashboard: path, type, content.
+const ASSETS: [(&str, &str, &[u8]); 6] = [
+    (
+        "/",
+        "text/html; charset=utf-8",
+        include_bytes!("dashboard/index.html"),
+    ),
+    (
+        "/dashboard.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("dashboard/dashboard.js"),
+    ),
+    (
+        "/dashboard.css",
+        "text/css; charset=utf-8",
+        include_bytes!("dashboard/dashboard.css"),
+    ),
+    (
+        "/uPlot.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("dashboard/uPlot.iife.min.js"),
+    ),
+    (
+        "/uPlot.css",
+        "text/css; charset=utf-8",
+        include_bytes!("dashboard/uPlot.min.css"),
+    ),
+    (
+        "/uPlot-LICENSE.txt",
+        "text/plain; charset=utf-8",
+        include_bytes!("dashboard/uPlot-LICENSE.txt"),
+    ),
+];
+
+type Reply = Response<Full<Bytes>>;
+
+/// Why something is not done: the code, and what to do.
+#[derive(Debug)]
+struct Refusal(StatusCode, String);
+
+impl Refusal {
+    fn new(code: StatusCode, why: impl Into<String>) -> Self {
+        Self(code, why.into())
+    }
+
+    fn unavailable(why: String) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(Deserialize))]
+struct Error {
+    error: Message,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(Deserialize))]
+struct Message {
+    message: String,
+}
+
+/// What somebody may do.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(Deserialize))]
+pub(super) struct Whoami {
+    /// How changes are signed that say nothing else.
+    who: String,
+    /// It may change things.
+    may_change: bool,
+    /// Why not, and what to do.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    why: String,
+}
+
+/// Events that are kept.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(Deserialize))]
+pub(super) struct Past {
+    /// In their order.
+    events: Vec<Event>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reload {
+    #[serde(default)]
+    force: bool,
+}
+
+/// Answers one request.
+pub(super) async fn answer(api: &Arc<Api>, request: Request<Incoming>, peer: &Peer) -> Reply {
+    let (head, body) = request.into_parts();
+    let mut reply = match route(api, &head, body, peer).await {
+        Ok(reply) => reply,
+        Err(Refusal(code, message)) => {
+            let error = Error {
+                error: Message { message },
+            };
+            let mut reply = bytes(JSON, json_bytes(&error));
+            *reply.status_mut() = code;
+            if code == StatusCode::UNAUTHORIZED {
+                set(&mut reply, header::WWW_AUTHENTICATE, "Bearer");
+            }
+            if code == StatusCode::METHOD_NOT_ALLOWED {
+                let allow = if is_change(head.uri.path()) {
+                    "POST"
+                } else {
+                    "GET, HEAD"
+                };
+                set(&mut reply, header::ALLOW, allow);
+            }
+            reply
+        }
+    };
+    set(&mut reply, header::CONTENT_SECURITY_POLICY, POLICY);
+    set(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(&mut reply, header::REFERRER_POLICY, "no-referrer");
+    set(&mut reply, header::CACHE_CONTROL, "no-store");
+    reply
+}
+
+fn set(reply: &mut Reply, name: HeaderName, value: &'static str) {
+    reply
+        .headers_mut()
+        .insert(name, HeaderValue::from_static(value));
+}
+
+fn bytes(kind: &'static str, content: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Full::new(content.into()));
+    set(&mut reply, header::CONTENT_TYPE, kind);
+    reply
+}
+
+fn json_bytes(value: &impl Serialize) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec(value).unwrap_or_default();
+    bytes.push(b'\n');
+    bytes
+}
+
+fn json(value: &impl Serialize) -> Reply {
+    bytes(JSON, json_bytes(value))
+}
+
+fn is_change(path: &str) -> bool {
+    matches!(path, "/v1/admin" | "/v1/reload")
+}
+
+async fn route(
+    api: &Arc<Api>,
+    head: &Parts,
+    body: Incoming,
+    peer: &Peer,
+) -> Result<Reply, Refusal> {
+    let path = head.uri.path();
+    let changes = is_change(path);
+    let fits = match head.method {
+        Method::GET | Method::HEAD => !changes,
+        Method::POST => changes,
+        _ => false,
+    };
+    if !fits && (changes || is_known(path)) {
+        let method = if changes { "POST" } else { "GET" };
+        return Err(Refusal::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            format!("{path} takes {method} only; /v1/openapi.json describes it"),
+        ));
+    }
+    if changes {
+        let who = authorize(api, head, peer).await?;
+        let body = read(body).await?;
+        return change(api, path, &body, who).await;
+    }
+    if api.config().dashboard
+        && let Some((_, kind, content)) = ASSETS.iter().find(|(known, ..)| *known == path)
+    {
+        return Ok(bytes(kind, *content));
+    }
+    show(api, head, peer).await
+}
+
+fn is_known(path: &str) -> bool {
+    path == "/metrics"
+        || path.starts_with("/v1/")
+        || ASSETS.iter().any(|(known, ..)| *known == path)
+}
+
+/// What changes nothing.
+async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
+    let path = head.uri.path();
+    let look = || async { api.look().await.map_err(Refusal::unavailable) };
+    Ok(match path {
+        "/metrics" => {
+            let look = look().await?;
+            let (counts, config) = (api.tally.get(), api.config());
+            let accept = head.headers.get(header::ACCEPT);
+            let accept = accept.and_then(|value| value.to_str().ok());
+            if accept.is_some_and(|kinds| kinds.contains("application/openmetrics-text")) {
+                let write = |look| metrics::open_metrics(look, counts, config).into_bytes();
+                bytes(OPEN_METRICS, api.pages.metrics.of(&look, write).await)
+            } else {
+                let write = |look| {
+                    metrics::plain(&metrics::open_metrics(look, counts, config)).into_bytes()
+                };
+                bytes(
+                    PLAIN_METRICS,
+                    api.pages.plain_metrics.of(&look, write).await,
+                )
+            }
+        }
+        "/v1/status" => {
+            let write = |look: Arc<Look>| json_bytes(&look.status);
+            bytes(JSON, api.pages.status.of(&look().await?, write).await)
+        }
+        "/v1/overview" => {
+            let write = |look: Arc<Look>| json_bytes(&overview::overview(&look));
+            bytes(JSON, api.pages.overview.of(&look().await?, write).await)
+        }
+        "/v1/drops" => json(&look().await?.found.seen.reasons),
+        "/v1/health" => {
+            let look = look().await?;
+            if !look.status.engine.connected && !look.status.engine.idle {
+                return Err(Refusal::unavailable(
+                    "no engine answers; the log of lvsd says why".to_owned(),
+                ));
+            }
+            json(&serde_json::json!({ "engine": look.status.engine.connected }))
+        }
+        "/v1/events" => {
+            let after = number(head, "after")?;
+            let past = api.past();
+            let events = past.iter().filter(|event| event.seq > after);
+            json(&Past {
+                events: events.map(|event| (**event).clone()).collect(),
+            })
+        }
+        "/v1/history" => {
+            let service = parameter(head, "service")?;
+            let told = api.history().told(service.as_deref());
+            let told = told.ok_or_else(|| match service {
+                Some(name) => no_service(&name),
+                None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),
+            })?;
+            json(&told)
+        }
+        "/v1/whoami" => json(&whoami(api, head, peer).await?),
+        "/v1/openapi.json" => bytes(JSON, OPENAPI),
+        _ => {
+            let name = path.strip_prefix("/v1/services/");
+            let name = name.filter(|name| !name.is_empty() && !name.contains('/'));
+            let name = name.ok_or_else(|| {
+                Refusal::new(
+                    StatusCode::NOT_FOUND,
+                    "there is nothing here; see /metrics, /v1/overview, and /v1/openapi.json for the rest",
+                )
+            })?;
+            let name = decode(name)?;
+            let look = look().await?;
+            let details = overview::details(&look, &name);
+            if details.is_empty() {
+                return Err(no_service(&name));
+            }
+            json(&details)
+        }
+    })
+}
+
+fn no_service(name: &str) -> Refusal {
+    let name: String = name.chars().take(100).collect();
+    Refusal::new(
+        StatusCode::NOT_FOUND,
+        format!("the file has no service called `{name}`; /v1/overview lists them"),
+    )
+}
+
+/// Who may change things, in a word.
+async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refusal> {
+    let address = match peer {
+        Peer::Local { denied: None, who } => return Ok(who.clone()),
+        Peer::Local {
+            denied: Some(why), ..
+        } => return Err(Refusal::new(StatusCode::FORBIDDEN, why.clone())),
+        Peer::Tcp(address) => address.ip().to_canonical(),
+    };
+    let given = head.headers.get(header::AUTHORIZATION);
+    let given = given.and_then(|value| {
+        let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
+    });
+    let verdict = {
+        let token = api.token();
+        match (&*token, given) {
+            (Ok(Some(token)), Some(given)) => Ok(token.is(given)),
+            (Ok(Some(_)), None) => Err(Refusal::new(
+                StatusCode::UNAUTHORIZED,
+                "changes over TCP need the token of token_file: send the header `Authorization: Bearer TOKEN`",
+            )),
+            (Ok(None), _) => Err(Refusal::new(
+                StatusCode::FORBIDDEN,
+                "this lvsd takes no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), \
+                 or set token_file in [api]",
+            )),
+            (Err(_), _) => Err(Refusal::new(
+                StatusCode::FORBIDDEN,
+                "the token of lvsd cannot be used; its log says why and what to do",
+            )),
+        }
+    };
+    if verdict? {
+        return Ok(format!("API {address}"));
+    }
+    tracing::warn!("{address} has sent a wrong token");
+    // Whoever guesses does it slowly, and holds one of a few places meanwhile.
+    tokio::time::sleep(WRONG_TOKEN).await;
+    Err(Refusal::new(
+        StatusCode::UNAUTHORIZED,
+        "this is not the token of token_file; lvsd reads that file at its start and with `lvsd reload`",
+    ))
+}
+
+/// What whoever asks may do. A wrong token is an error, none is not.
+async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
+    let wrong = head.headers.contains_key(header::AUTHORIZATION);
+    match authorize(api, head, peer).await {
+        Ok(who) => Ok(Whoami {
+            who,
+            may_change: true,
+            why: String::new(),
+        }),
+        Err(refusal) if wrong => Err(refusal),
+        Err(Refusal(_, why)) => Ok(Whoami {
+            who: match peer {
+                Peer::Local { who, .. } => who.clone(),
+                Peer::Tcp(address) => format!("API {}", address.ip().to_canonical()),
+            },
+            may_change: false,
+            why,
+        }),
+    }
+}
+
+async fn read(body: Incoming) -> Result<Bytes, Refusal> {
+    let body = Limited::new(body, BODY_MAX).collect().await;
+    let body = body.map_err(|_| {
+        Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body did not come whole, or has more than {BODY_MAX} bytes; send less"),
+        )
+    })?;
+    Ok(body.to_bytes())
+}
+
+async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<Reply, Refusal> {
+    let ask = match path {
+        "/v1/admin" => serde_json::from_slice::<AdminSpec>(body).map(Ask::Admin),
+        _ if body.is_empty() => Ok(Ask::Reload { force: false }),
+        _ => serde_json::from_slice::<Reload>(body).map(|Reload { force }| Ask::Reload { force }),
+    };
+    let ask = ask.map_err(|error| {
+        Refusal::new(
+            StatusCode::BAD_REQUEST,
+            format!("the body is not what {path} takes: {error}; /v1/openapi.json has examples"),
+        )
+    })?;
+    match api.change(ask, who).await {
+        Ok(result) => {
+            let mut text = result.get().to_owned();
+            text.push('\n');
+            Ok(bytes(JSON, text))
+        }
+        Err(why) => Err(Refusal::new(StatusCode::CONFLICT, why)),
+    }
+}
+
+/// The value of a parameter.
+fn parameter(head: &Parts, name: &str) -> Result<Option<String>, Refusal> {
+    let query = head.uri.query().unwrap_or_default();
+    let mut all = query.split('&').filter_map(|pair| pair.split_once('='));
+    let value = all.find(|(key, _)| *key == name);
+    value.map(|(_, value)| decode(value)).transpose()
+}
+
+fn number(head: &Parts, name: &str) -> Result<u64, Refusal> {
+    let Some(text) = parameter(head, name)? else {
+        return Ok(0);
+    };
+    text.parse().map_err(|_| {
+        Refusal::new(
+            StatusCode::BAD_REQUEST,
+            format!("`{name}` is not a number; write {name}=0, or leave it out"),
+        )
+    })
+}
+
+/// What %-escapes stand for.
+fn decode(text: &str) -> Result<String, Refusal> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(rest.next()?).to_digit(16);
+        let value = digit()
+            .zip(digit())
+            .and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        bytes.push(value.ok_or_else(|| bad_escape(text))?);
+    }
+    String::from_utf8(bytes).map_err(|_| bad_escape(text))
+}
+
+fn bad_escape(text: &str) -> Refusal {
+    let text: String = text.chars().take(100).collect();
+    Refusal::new(
+        StatusCode::BAD_REQUEST,
+        format!("`{text}` is not UTF-8 in %-escapes; escape the name as encodeURIComponent does"),
+    )
+}

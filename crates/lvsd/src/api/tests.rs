@@ -1,0 +1,390 @@
+//! What strangers may ask, over a connection in memory, and what the description says of it.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lvs_dataplane::control::daemon::{AdminDone, AdminSpec, Reloaded, Status};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::http::{Peer, serve};
+use super::overview::tests::look;
+use super::overview::{Detail, Overview};
+use super::*;
+use crate::door::{answer, channel};
+
+/// An API in front of a daemon with one service; what it was asked to do comes out.
+fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(Ask, String)>) {
+    let (sender, mut asks) = channel();
+    let (done, deeds) = mpsc::unbounded_channel();
+    let api = Arc::new(Api::new(sender));
+    api.settings.send_replace(config::Api {
+        dashboard: true,
+        ..config::Api::default()
+    });
+    let name = name.to_owned();
+    tokio::spawn(async move {
+        while let Some(asked) = asks.recv().await {
+            match asked {
+                Asked::Look(reply) => drop(reply.send(look(&name))),
+                Asked::Ask { ask, who, reply } => {
+                    let result = match ask {
+                        Ask::Admin(_) => answer(&AdminDone::default()),
+                        _ => Err("the file is not valid".to_owned()),
+                    };
+                    let _ = done.send((ask, who));
+                    let _ = reply.send(result);
+                }
+            }
+        }
+    });
+    (api, deeds)
+}
+
+fn stranger() -> Peer {
+    Peer::Tcp(SocketAddr::from(([198, 51, 100, 7], 40000)))
+}
+
+/// A connection of `peer`, in memory.
+fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle<()>) {
+    let (client, server) = tokio::io::duplex(4096);
+    let api = Arc::clone(api);
+    let task = tokio::spawn(async move {
+        let _ = serve(server, api, peer).await;
+    });
+    (client, task)
+}
+
+/// Sends a request as it is written; the code, the head and the body of the answer.
+async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
+    let (client, _task) = connect(api, peer);
+    let (mut read, mut write) = tokio::io::split(client);
+    // Whoever is refused may not be read to the end.
+    let writing = async {
+        let _ = write.write_all(request.as_bytes()).await;
+    };
+    let mut bytes = Vec::new();
+    let reading = async {
+        let _ = read.read_to_end(&mut bytes).await;
+    };
+    tokio::join!(writing, reading);
+    let text = String::from_utf8(bytes).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let code = head.get(9..12).and_then(|code| code.parse().ok());
+    (code.unwrap_or(0), head.to_owned(), body.to_owned())
+}
+
+async fn get(api: &Arc<Api>, path: &str) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let (code, _, body) = send(api, stranger(), &request).await;
+    (code, body)
+}
+
+async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u16, String) {
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n"));
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\n{}content-length: {}\r\n\r\n{body}",
+        token.unwrap_or_default(),
+        body.len()
+    );
+    let (code, _, body) = send(api, stranger(), &request).await;
+    (code, body)
+}
+
+fn description() -> Value {
+    serde_json::from_str(routes::OPENAPI).expect("JSON")
+}
+
+/// How a value differs from a schema, as far as the description uses schemas.
+fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = reference
+            .strip_prefix('#')
+            .and_then(|path| root.pointer(path));
+        return differs(root, target.expect("a reference to something"), value, at);
+    }
+    if let Some(all) = schema["allOf"].as_array() {
+        return all
+            .iter()
+            .flat_map(|one| differs(root, one, value, at))
+            .collect();
+    }
+    if let Some(any) = schema["oneOf"].as_array() {
+        let fits = any
+            .iter()
+            .filter(|one| differs(root, one, value, at).is_empty());
+        return match fits.count() {
+            1 => Vec::new(),
+            n => vec![format!(
+                "{at}: fits {n} of {} alternatives: {value}",
+                any.len()
+            )],
+        };
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return match words.contains(value) {
+            true => Vec::new(),
+            false => vec![format!("{at}: {value} is none of {words:?}")],
+        };
+    }
+    let kind = schema["type"].as_str().expect("every schema has a type");
+    let fits = match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "null" => value.is_null(),
+        other => panic!("{at}: what is {other}?"),
+    };
+    if !fits {
+        return vec![format!("{at}: {value} is not of type {kind}")];
+    }
+    let mut wrong = Vec::new();
+    if let (Some(items), Some(values)) = (schema["prefixItems"].as_array(), value.as_array()) {
+        for (n, (item, value)) in items.iter().zip(values).enumerate() {
+            wrong.extend(differs(root, item, value, &format!("{at}[{n}]")));
+        }
+    } else if let Some(values) = value.as_array() {
+        for (n, value) in values.iter().enumerate() {
+            wrong.extend(differs(
+                root,
+                &schema["items"],
+                value,
+                &format!("{at}[{n}]"),
+            ));
+        }
+    }
+    if let Some(values) = value.as_object() {
+        let known = schema["properties"].as_object();
+        for required in schema["required"].as_array().into_iter().flatten() {
+            if !values.contains_key(required.as_str().expect("a name")) {
+                wrong.push(format!("{at}: {required} is missing"));
+            }
+        }
+        for (name, value) in values {
+            match known.and_then(|known| known.get(name)) {
+                Some(schema) => {
+                    wrong.extend(differs(root, schema, value, &format!("{at}.{name}")));
+                }
+                None if schema["additionalProperties"] == false => {
+                    wrong.push(format!("{at}: {name} is not described"));
+                }
+                None => {}
+            }
+        }
+    }
+    wrong
+}
+
+/// Reads an example as the type that it is an example of, and writes it again.
+fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Value {
+    let read: T = serde_json::from_value(value.clone()).unwrap_or_else(|e| panic!("{e}: {value}"));
+    serde_json::to_value(read).expect("JSON")
+}
+
+#[test]
+fn every_example_is_what_it_is_an_example_of() {
+    let root = description();
+    let json = "/content/application~1json";
+    for (path, operations) in root["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("operations") {
+            for (part, place) in [("answer", "/responses/200"), ("request", "/requestBody")] {
+                let Some(content) = operation.pointer(&format!("{place}{json}")) else {
+                    assert_eq!((part, method.as_str()), ("request", "get"), "{path}");
+                    continue;
+                };
+                let example = &content["example"];
+                let wrong = differs(&root, &content["schema"], example, path);
+                assert!(wrong.is_empty(), "{method} {path}: {wrong:#?}");
+                let same = match (path.as_str(), part) {
+                    ("/v1/status", _) => again::<Status>(example),
+                    ("/v1/overview", _) => again::<Overview>(example),
+                    ("/v1/services/{name}", _) => again::<Vec<Detail>>(example),
+                    ("/v1/drops", _) => again::<Vec<lvs_core::api::ReasonCount>>(example),
+                    ("/v1/events", _) => again::<routes::Past>(example),
+                    ("/v1/history", _) => again::<history::Told>(example),
+                    ("/v1/whoami", _) => again::<routes::Whoami>(example),
+                    ("/v1/admin", "request") => again::<AdminSpec>(example),
+                    ("/v1/admin", _) => again::<AdminDone>(example),
+                    ("/v1/reload", "answer") => again::<Reloaded>(example),
+                    ("/v1/reload" | "/v1/health", _) => example.clone(),
+                    _ => panic!("which type is {method} {path} of?"),
+                };
+                assert_eq!(&same, example, "{method} {path}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_answer_is_as_described() {
+    let (api, mut deeds) = api("web");
+    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    api.past().push_back(Arc::new(Event {
+        seq: 3,
+        time_ms: 5,
+        event: "server_down".to_owned(),
+        service: Some("web".to_owned()),
+        id: None,
+        server: None,
+        message: "refused".to_owned(),
+    }));
+    assert!(api.history().take(&look("web"), 1000));
+    let root = description();
+    for (path, operations) in root["paths"].as_object().expect("paths") {
+        let path = path.replace("{name}", "web");
+        for (method, operation) in operations.as_object().expect("operations") {
+            let content = |place: &str| {
+                let place = format!("{place}/content/application~1json");
+                operation.pointer(&place).cloned().unwrap_or_default()
+            };
+            let (code, body) = match method.as_str() {
+                "get" => get(&api, &path).await,
+                _ => {
+                    let example = content("/requestBody")["example"].to_string();
+                    post(&api, &path, Some("0123456789abcdef"), &example).await
+                }
+            };
+            let value: Value = serde_json::from_str(&body).expect("JSON");
+            let schema = match code {
+                200 => content("/responses/200")["schema"].clone(),
+                409 => serde_json::json!({ "$ref": "#/components/schemas/Error" }),
+                code => panic!("{method} {path}: {code} {body}"),
+            };
+            let wrong = differs(&root, &schema, &value, &path);
+            assert!(wrong.is_empty(), "{method} {path}: {wrong:#?}");
+        }
+    }
+    let (ask, who) = deeds.recv().await.expect("the wish");
+    assert!(matches!(ask, Ask::Admin(_)) && who == "API 198.51.100.7");
+    // One source for all: what the API tells is what the command prints.
+    let (_, body) = get(&api, "/v1/status").await;
+    let status: Status = serde_json::from_str(&body).expect("a status");
+    assert_eq!(status, look("web").status);
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_change_nothing_and_are_told_what_to_do() {
+    let (api, mut deeds) = api("web");
+    let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain"}"#;
+    let none = post(&api, "/v1/admin", Some("0123456789abcdef"), drain).await;
+    assert!(none.0 == 403 && none.1.contains("token_file"), "{none:?}");
+    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    for (token, words) in [
+        (None, "Authorization: Bearer"),
+        (Some("0123456789abcdeF"), "not the token"),
+        (Some(""), "Authorization: Bearer"),
+    ] {
+        let (code, body) = post(&api, "/v1/admin", token, drain).await;
+        assert!(code == 401 && body.contains(words), "{code} {body}");
+    }
+    let (_, body) = get(&api, "/v1/whoami").await;
+    assert!(body.contains("\"may_change\":false"), "{body}");
+    assert!(deeds.try_recv().is_err());
+
+    // Over the Unix socket the user decides.
+    let local = |denied: Option<&str>| Peer::Local {
+        who: "uid 0".to_owned(),
+        denied: denied.map(str::to_owned),
+    };
+    let request = format!(
+        "POST /v1/admin HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{drain}",
+        drain.len()
+    );
+    let (code, _, body) = send(&api, local(Some("only root may")), &request).await;
+    assert!(code == 403 && body.contains("only root may"), "{body}");
+    let (code, ..) = send(&api, local(None), &request).await;
+    assert_eq!(code, 200);
+    assert_eq!(deeds.recv().await.expect("the wish").1, "uid 0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_understood_is_refused_with_a_remedy() {
+    let (api, _deeds) = api("web");
+    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    let token = Some("0123456789abcdef");
+    for (path, code, words) in [
+        ("/v1/services/wbe", 404, "/v1/overview lists them"),
+        ("/v1/services/%ff", 400, "encodeURIComponent"),
+        ("/v1/services/%4", 400, "encodeURIComponent"),
+        ("/v1/services/", 404, "openapi"),
+        ("/v1/history?service=wbe", 404, "/v1/overview"),
+        ("/v1/events?after=x", 400, "after=0"),
+        ("/../etc/passwd", 404, "openapi"),
+        ("/v1/admin", 405, "POST only"),
+        ("/nothing", 404, "openapi"),
+    ] {
+        let (got, body) = get(&api, path).await;
+        assert!(got == code && body.contains(words), "{path}: {got} {body}");
+    }
+    for (path, body, code, words) in [
+        ("/v1/admin", "{}", 400, "missing field"),
+        ("/v1/admin", "not JSON", 400, "openapi"),
+        ("/v1/reload", "{\"froce\":true}", 400, "froce"),
+        ("/v1/overview", "", 405, "GET only"),
+    ] {
+        let (got, body) = post(&api, path, token, body).await;
+        assert!(got == code && body.contains(words), "{path}: {got} {body}");
+    }
+    let long = "x".repeat(17 << 10);
+    let (code, body) = post(&api, "/v1/admin", token, &long).await;
+    assert!(code == 413 && body.contains("send less"), "{code} {body}");
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: x\r\na: {long}\r\n\r\n");
+    assert_eq!(send(&api, stranger(), &request).await.0, 431);
+    let many = "a: b\r\n".repeat(100);
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: x\r\n{many}\r\n");
+    assert_eq!(send(&api, stranger(), &request).await.0, 431);
+    let counts = api.tally.get();
+    assert!(
+        counts.http[&404] >= 4 && counts.http[&405] == 2,
+        "{counts:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_or_reads_nothing_is_given_up() {
+    let (api, _deeds) = api(&"long name ".repeat(2000));
+    for said in [
+        "",
+        "GET /metrics HTTP/1.1\r\nhost:",
+        "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n",
+    ] {
+        let (mut client, task) = connect(&api, stranger());
+        client.write_all(said.as_bytes()).await.expect("it fits");
+        let over = tokio::time::timeout(Duration::from_secs(31), task).await;
+        assert!(over.is_ok(), "{said:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_says_what_a_browser_may_do_with_it() {
+    let (api, _deeds) = api("web");
+    let request = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    let (code, head, body) = send(&api, stranger(), request).await;
+    assert_eq!(code, 200);
+    assert!(
+        head.contains("content-security-policy: default-src 'none'; script-src 'self'; "),
+        "{head}"
+    );
+    assert!(head.contains("x-content-type-options: nosniff"));
+    // Nothing in the page that this policy would refuse, and nothing from elsewhere.
+    let lower = body.to_lowercase();
+    for bad in [
+        "<script>", " style=", " onclick", "<style", "http://", "https://",
+    ] {
+        assert!(!lower.contains(bad), "{bad}");
+    }
+    let names: BTreeSet<&str> = body
+        .split('"')
+        .filter(|word| word.ends_with(".js") || word.ends_with(".css"))
+        .collect();
+    for name in names {
+        assert_eq!(get(&api, &format!("/{name}")).await.0, 200, "{name}");
+    }
+    api.settings.send_replace(config::Api::default());
+    assert_eq!(get(&api, "/").await.0, 404);
+    assert_eq!(get(&api, "/metrics").await.0, 200);
+}

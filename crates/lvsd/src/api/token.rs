@@ -1,0 +1,128 @@
+//! The token that allows changes over TCP.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use subtle::ConstantTimeEq;
+
+/// Characters that a token has at least, and at most.
+const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// A token; nothing shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+impl Token {
+    #[cfg(test)]
+    pub(super) fn for_tests(words: &str) -> Self {
+        Self(words.to_owned())
+    }
+
+    /// The token in a file.
+    ///
+    /// # Errors
+    /// In words, with what to do: it cannot be read, others could read or write it, or it is easily
+    /// guessed.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let name = path.display();
+        let make = format!("make one: `(umask 077; head -c 24 /dev/urandom | base64 >{name})`");
+        let mut options = std::fs::OpenOptions::new();
+        // A FIFO would keep us waiting.
+        options
+            .read(true)
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+        let file = options
+            .open(path)
+            .map_err(|error| format!("cannot read the token in {name}: {error}; {make}"))?;
+        let meta = file
+            .metadata()
+            .map_err(|error| format!("cannot read the token in {name}: {error}; {make}"))?;
+        if !meta.is_file() {
+            return Err(format!("{name} is not a file with a token; {make}"));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(format!(
+                "others may read or write the token in {name}; take that away: `chmod 600 {name}`"
+            ));
+        }
+        let mut text = String::new();
+        file.take(4096)
+            .read_to_string(&mut text)
+            .map_err(|error| format!("cannot read the token in {name}: {error}; {make}"))?;
+        let token = text.trim_end_matches(['\n', '\r']);
+        if !LENGTH.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(format!(
+                "the token in {name} is not one line of {} to {} printable characters without blanks; {make}",
+                LENGTH.start(),
+                LENGTH.end()
+            ));
+        }
+        Ok(Self(token.to_owned()))
+    }
+
+    /// Whether `words` are the token, in a time that does not tell how much of them is.
+    pub fn is(&self, words: &[u8]) -> bool {
+        let mut padded = [0; *LENGTH.end() + 1];
+        let mut own = padded;
+        own[..self.0.len()].copy_from_slice(self.0.as_bytes());
+        let len = words.len().min(padded.len());
+        padded[..len].copy_from_slice(&words[..len]);
+        // What is longer than any token fills the last byte, which no token does.
+        bool::from(own.ct_eq(&padded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_the_whole_token_is_the_token() {
+        let token = Token("0123456789abcdef".to_owned());
+        assert!(token.is(b"0123456789abcdef"));
+        for other in [
+            &b""[..],
+            b"0123456789abcde",
+            b"0123456789abcdeF",
+            b"0123456789abcdef0",
+            &[b'0'; 5000],
+        ] {
+            assert!(!token.is(other));
+        }
+        let long = Token("x".repeat(*LENGTH.end()));
+        assert!(long.is("x".repeat(256).as_bytes()));
+        assert!(!long.is("x".repeat(257).as_bytes()));
+        assert!(!long.is("x".repeat(300).as_bytes()));
+        assert_eq!(format!("{token:?}"), "Token");
+    }
+
+    #[test]
+    fn a_token_that_is_no_secret_is_refused() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
+        assert!(read(&file).unwrap_err().contains("16 to 256"));
+        writeln!(file, "0123456789abcdef").expect("written");
+        assert!(read(&file).is_ok());
+        let public = std::fs::Permissions::from_mode(0o640);
+        std::fs::set_permissions(file.path(), public).expect("permissions");
+        assert!(read(&file).unwrap_err().contains("chmod 600"));
+        let none = Path::new("/nonexistent/token");
+        assert!(Token::read(none).unwrap_err().contains("umask 077"));
+        assert!(
+            Token::read(Path::new("/"))
+                .unwrap_err()
+                .contains("not a file")
+        );
+    }
+}

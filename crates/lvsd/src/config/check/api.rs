@@ -1,0 +1,113 @@
+//! Metrics, the API and the dashboard.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use toml::Spanned;
+
+use super::Checker;
+use crate::api::token::Token;
+use crate::config::Api;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{OneOrMore, RawApi};
+
+impl Checker<'_> {
+    pub(super) fn api(&mut self, raw: &RawApi) -> Api {
+        let listen = raw.listen.as_ref().map(|words| self.listen(words));
+        let listen = listen.unwrap_or_default();
+        let token_file = self.absolute(raw.token_file.as_ref(), "`token_file`");
+        if let (Some(path), Some(place), true) =
+            (&token_file, &raw.token_file, self.facts.is_some())
+            && let Err(why) = Token::read(path)
+        {
+            self.report(Diagnostic::error(place.span(), "the token cannot be used").help(why));
+        }
+        if let (Some(place), true) = (&raw.token_file, listen.is_empty()) {
+            self.report(
+                Diagnostic::warning(place.span(), "`token_file` has no effect without `listen`")
+                    .help("write listen = \"127.0.0.1:9560\""),
+            );
+        }
+        Api {
+            listen,
+            token_file,
+            node_ipvs: self.compat(raw.compat.as_ref()),
+            procfs: self.procfs(raw.procfs.as_ref()),
+            server_series: self
+                .number(raw.server_series.as_ref(), "`server_series`", 0..=1_000_000)
+                .and_then(|most| usize::try_from(most).ok()),
+            dashboard: raw.dashboard.unwrap_or(true),
+        }
+    }
+
+    fn listen(&mut self, words: &Spanned<OneOrMore>) -> Vec<SocketAddr> {
+        let mut all = Vec::new();
+        for word in &words.get_ref().0 {
+            match word.parse::<SocketAddr>() {
+                Ok(address) if address.port() == 0 => self.report(
+                    Diagnostic::error(words.span(), "port 0 is no port to listen on")
+                        .help("name one, as in \"127.0.0.1:9560\""),
+                ),
+                Ok(address) if address.ip().is_multicast() => self.report(
+                    Diagnostic::error(words.span(), format!("{} is a multicast address", address.ip()))
+                        .help("name an address of this host, as in \"127.0.0.1:9560\""),
+                ),
+                Ok(address) if all.contains(&address) => self.report(
+                    Diagnostic::error(words.span(), format!("{address} is named twice"))
+                        .help("name it once"),
+                ),
+                Ok(address) => all.push(address),
+                Err(_) => self.report(
+                    Diagnostic::error(words.span(), format!("`{word}` is not an address with a port"))
+                        .help(
+                            "write \"127.0.0.1:9560\" for this host only, \"[::]:9560\" for everybody who can reach it",
+                        ),
+                ),
+            }
+        }
+        all
+    }
+
+    fn compat(&mut self, words: Option<&Spanned<OneOrMore>>) -> bool {
+        let Some(words) = words else { return false };
+        for word in &words.get_ref().0 {
+            if word != "node_ipvs" {
+                self.report(
+                    Diagnostic::error(words.span(), format!("`{word}` is not a set of metrics"))
+                        .help("there is \"node_ipvs\", the names of node_exporter"),
+                );
+            }
+        }
+        words.get_ref().0.iter().any(|word| word == "node_ipvs")
+    }
+
+    fn procfs(&mut self, place: Option<&Spanned<String>>) -> Option<PathBuf> {
+        let path = self.absolute(place, "`procfs`")?;
+        let place = place?;
+        let kernels = ["/proc", "/sys", "/dev"]
+            .iter()
+            .any(|own| path.starts_with(own));
+        if kernels || path.parent().is_none() {
+            self.report(
+                Diagnostic::error(place.span(), format!("{} is the kernel's", path.display()))
+                    .help("name a directory of lvsd's own: \"/run/lvs/proc\""),
+            );
+            return None;
+        }
+        Some(path)
+    }
+
+    fn absolute(&mut self, place: Option<&Spanned<String>>, what: &str) -> Option<PathBuf> {
+        let place = place?;
+        self.printable(place, what);
+        let path = PathBuf::from(place.get_ref());
+        if !path.is_absolute() || path.components().any(|part| part.as_os_str() == "..") {
+            self.report(
+                Diagnostic::error(place.span(), format!("{what} is not an absolute path"))
+                    .help("write the whole path from /, without .."),
+            );
+            return None;
+        }
+        Some(path)
+    }
+}

@@ -1,0 +1,238 @@
+//! The keys of the file, for editors (JSON Schema) and for reading (`lvsd.toml(5)`): both from the text of `config/raw.rs`, where
+//! each key is a field of its table with its description above it.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+/// What the file is read into.
+const SOURCE: &str = include_str!("config/raw.rs");
+
+/// A table: its type, what is said of it, its keys.
+struct Table {
+    name: String,
+    about: String,
+    keys: Vec<Key>,
+}
+
+struct Key {
+    name: String,
+    about: String,
+    kind: String,
+}
+
+fn tables() -> Vec<Table> {
+    let mut all: Vec<Table> = Vec::new();
+    let (mut about, mut renamed) = (String::new(), None);
+    let mut inside = false;
+    let mut skipped = false;
+    for line in SOURCE.lines().map(str::trim) {
+        if let Some(words) = line.strip_prefix("///") {
+            let _ = write!(about, "{} ", words.trim());
+        } else if line == "#[serde(skip)]" {
+            skipped = true;
+        } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
+            renamed = rest.split('"').next().map(ToOwned::to_owned);
+        } else if line.starts_with("#[") {
+            // Of no concern.
+        } else if let Some(name) = line
+            .strip_prefix("pub(super) struct ")
+            .and_then(|l| l.strip_suffix(" {"))
+        {
+            let about = std::mem::take(&mut about);
+            all.push(Table {
+                name: name.to_owned(),
+                about: about.trim().to_owned(),
+                keys: Vec::new(),
+            });
+            inside = true;
+        } else if line == "}" {
+            inside = false;
+            about.clear();
+        } else if let (true, Some((name, kind)), Some(table)) = (
+            inside,
+            line.strip_prefix("pub(super) ")
+                .and_then(|field| field.trim_end_matches(',').split_once(": ")),
+            all.last_mut(),
+        ) {
+            let about = std::mem::take(&mut about);
+            let name = renamed.take().unwrap_or_else(|| name.to_owned());
+            // What is in a tuple is another's to describe.
+            if !std::mem::take(&mut skipped) && !kind.contains('(') {
+                let mut kind = kind.to_owned();
+                for wrapper in ["Option<", "Spanned<"] {
+                    if let Some(inner) =
+                        kind.strip_prefix(wrapper).and_then(|k| k.strip_suffix('>'))
+                    {
+                        kind = inner.to_owned();
+                    }
+                }
+                table.keys.push(Key {
+                    name,
+                    about: about.trim().to_owned(),
+                    kind,
+                });
+            }
+        } else {
+            about.clear();
+        }
+    }
+    all.retain(|table| table.name.starts_with("Raw"));
+    all
+}
+
+fn kind(kind: &str) -> Value {
+    let either =
+        |one: Value, table: &str| json!({ "anyOf": [one, { "$ref": format!("#/$defs/{table}") }] });
+    match kind {
+        "bool" => json!({ "type": "boolean" }),
+        "String" => json!({ "type": "string" }),
+        "Whole" => json!({ "type": "integer" }),
+        "Scalar" => json!({ "type": ["string", "integer"] }),
+        "RawDuration" => json!({ "type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$" }),
+        "OneOrMore" | "Addresses" => {
+            json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
+        }
+        "RawQuorum" => either(json!({ "type": "integer" }), "RawQuorumTable"),
+        "RawSorry" => either(json!({ "type": "string" }), "RawServer"),
+        "RawTunnel" => either(json!({ "type": "string" }), "RawTunnelTable"),
+        // A kind of check has keys of its own.
+        "RawCheck" => json!({ "anyOf": [{ "const": "none" }, { "type": "object" }] }),
+        other if other.starts_with("BTreeMap<") => json!({ "type": "object" }),
+        other => match other
+            .strip_prefix("Vec<Spanned<")
+            .or_else(|| other.strip_prefix("Vec<"))
+        {
+            Some(inner) => {
+                json!({ "type": "array", "items": self::kind(inner.trim_end_matches('>')) })
+            }
+            None => json!({ "$ref": format!("#/$defs/{other}") }),
+        },
+    }
+}
+
+/// The JSON Schema of the file.
+pub fn json() -> Value {
+    let mut definitions = Map::new();
+    for table in tables() {
+        let keys = table.keys.iter().map(|key| {
+            let mut value = kind(&key.kind);
+            value["description"] = key.about.clone().into();
+            (key.name.clone(), value)
+        });
+        let keys: Map<String, Value> = keys.collect();
+        let open = table.name == "RawCheckTable";
+        let value = json!({
+            "type": "object", "description": table.about, "additionalProperties": open, "properties": keys,
+        });
+        definitions.insert(table.name, value);
+    }
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "lvsd.toml",
+        "$ref": "#/$defs/RawConfig",
+        "$defs": definitions,
+    })
+}
+
+/// The page `lvsd.toml(5)`.
+pub fn page() -> String {
+    let plain = |text: &str| {
+        text.replace('\\', "\\e")
+            .replace('-', "\\-")
+            .replace('`', "")
+    };
+    let mut page = String::from(
+        ".TH lvsd.toml 5 \"\" \"lvsd\" \"Linux Virtual Server\"\n.SH NAME\nlvsd.toml \\- configuration of the daemon of a Linux Virtual Server\n\
+         .SH DESCRIPTION\nTOML. \\fBlvsd \\-\\-check\\-config\\fR says what is wrong with a file, \\fBlvsd plan\\fR what it would change.\n",
+    );
+    for table in tables() {
+        if table.name == "RawConfig" {
+            continue;
+        }
+        let about = match table.about.is_empty() {
+            true => table.name.trim_start_matches("Raw").to_owned(),
+            false => table
+                .about
+                .split(". ")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+        };
+        let _ = writeln!(
+            page,
+            ".SH \"{}\"",
+            plain(about.trim_end_matches('.')).replace('"', "\\(dq")
+        );
+        for key in table.keys {
+            let about = plain(&key.about);
+            // A line must not begin as a request.
+            let guard = if about.starts_with(['.', '\'']) {
+                "\\&"
+            } else {
+                ""
+            };
+            let _ = writeln!(page, ".TP\n.B {}\n{guard}{about}", plain(&key.name));
+        }
+    }
+    page.push_str(".SH SEE ALSO\nlvsd(8), lvsadm(8), lvs\\-dataplane(8)\n");
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_in_the_schema_and_in_the_page() {
+        let schema = json();
+        let keys = |table: &str| -> Vec<String> {
+            let keys = schema["$defs"][table]["properties"].as_object();
+            keys.map(|keys| keys.keys().cloned().collect())
+                .unwrap_or_default()
+        };
+        let page = page();
+        for (table, path) in [
+            ("RawService", "[[service]]"),
+            ("RawServer", "[[service]]\n[[service.server]]"),
+            ("RawDaemon", "[lvsd]"),
+            ("RawDataplane", "[dataplane]"),
+            ("RawMark", "[[mark]]"),
+        ] {
+            // The reader itself says which keys it has.
+            let Err(report) = crate::config::Config::from_toml(
+                "x",
+                &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),
+            ) else {
+                panic!("taken");
+            };
+            let report = report.to_string();
+            let known = report
+                .split("this table has the keys: ")
+                .nth(1)
+                .expect("it lists them");
+            let known = known.lines().next().unwrap_or_default();
+            for key in known
+                .split(", ")
+                .map(str::trim)
+                .filter(|key| *key != "helpers")
+            {
+                assert!(
+                    keys(table).iter().any(|k| k == key),
+                    "{key} of {table}: {:?}",
+                    keys(table)
+                );
+                assert!(
+                    page.contains(&format!(".B {}\n", key.replace('-', "\\-"))),
+                    "{key}"
+                );
+            }
+        }
+        // What is referred to is there.
+        let text = schema.to_string();
+        for reference in text.split("#/$defs/").skip(1) {
+            let name = reference.split('"').next().unwrap_or_default();
+            assert!(schema["$defs"][name].is_object(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What the daemon has counted itself. It is kept when the daemon ends, and the next one goes on
+//! counting from there; after a crash everything begins at 0, as scrapers expect it of a counter.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lvs_dataplane::control::Address;
+use serde::{Deserialize, Serialize};
+
+/// Upper ends of the classes that times are counted in, in seconds; one more has no end.
+pub const BOUNDS: [f64; 13] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// How often something took how long.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    /// Of each class of [`BOUNDS`], and beyond.
+    pub classes: [u64; BOUNDS.len() + 1],
+    /// All of it, in microseconds.
+    pub sum_us: u64,
+}
+
+impl Times {
+    fn count(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let class = BOUNDS.iter().position(|bound| seconds <= *bound);
+        self.classes[class.unwrap_or(BOUNDS.len())] += 1;
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.sum_us = self.sum_us.saturating_add(us);
+    }
+}
+
+/// The checks of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CheckCounts {
+    /// What they took.
+    pub times: Times,
+    /// Those that succeeded.
+    pub good: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Those that this host could not make.
+    pub not_made: u64,
+}
+
+/// All counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    /// Files that were taken.
+    pub reloads: u64,
+    /// Files that were refused.
+    pub reloads_refused: u64,
+    /// Servers that came up.
+    pub ups: u64,
+    /// Servers that went down.
+    pub downs: u64,
+    /// Changes by hand.
+    pub drift: u64,
+    /// Checks by kind.
+    pub checks: BTreeMap<String, CheckCounts>,
+    /// How long they waited for their turn.
+    pub lag: Times,
+    /// Answers over HTTP by their code.
+    pub http: BTreeMap<u16, u64>,
+    /// HTTP connections that there was no place for.
+    pub http_no_place: u64,
+}
+
+/// What came of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The server serves.
+    Good,
+    /// It does not.
+    Failed,
+    /// This host could not ask.
+    NotMade,
+}
+
+/// Counts that many write.
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<Counts>);
+
+/// Where the counts of the daemon of this engine are kept: beside its socket, which lives as long as
+/// the engine's own counters do.
+pub fn path(address: &Address) -> Option<PathBuf> {
+    let mut name = address.path()?.as_os_str().to_owned();
+    name.push(".lvsd.counts.json");
+    Some(PathBuf::from(name))
+}
+
+impl Tally {
+    /// What the last daemon has kept; it counts once.
+    pub fn recall(path: Option<&Path>) -> Self {
+        let text = path.and_then(|path| std::fs::read(path).ok());
+        if let Some(path) = path {
+            let _ = std::fs::remove_file(path);
+        }
+        let counts = text.and_then(|text| serde_json::from_slice(&text).ok());
+        Self(Mutex::new(counts.unwrap_or_default()))
+    }
+
+    /// Keeps them for the next one.
+    pub fn keep(&self, path: Option<&Path>) {
+        let Some(path) = path else { return };
+        let text = serde_json::to_vec(&*self.counts()).unwrap_or_default();
+        if let Err(error) = std::fs::write(path, text) {
+            tracing::debug!("cannot keep the counters in {}: {error}", path.display());
+        }
+    }
+
+    /// All of them now.
+    pub fn get(&self) -> Counts {
+        self.counts().clone()
+    }
+
+    /// A check of this kind has taken this long.
+    pub fn check(&self, kind: &str, time: Duration, outcome: Outcome) {
+        let mut counts = self.counts();
+        let check = match counts.checks.get_mut(kind) {
+            Some(check) => check,
+            None => counts.checks.entry(kind.to_owned()).or_default(),
+        };
+        check.times.count(time);
+        match outcome {
+            Outcome::Good => check.good += 1,
+            Outcome::Failed => check.failed += 1,
+            Outcome::NotMade => check.not_made += 1,
+        }
+    }
+
+    /// A check has waited this long for its turn.
+    pub fn waited(&self, time: Duration) {
+        self.counts().lag.count(time);
+    }
+
+    /// A file was taken, or refused.
+    pub fn reload(&self, taken: bool) {
+        let mut counts = self.counts();
+        match taken {
+            true => counts.reloads += 1,
+            false => counts.reloads_refused += 1,
+        }
+    }
+
+    /// A server has changed.
+    pub fn change(&self, up: bool) {
+        let mut counts = self.counts();
+        match up {
+            true => counts.ups += 1,
+            false => counts.downs += 1,
+        }
+    }
+
+    /// Somebody has changed something by hand.
+    pub fn drift(&self) {
+        self.counts().drift += 1;
+    }
+
+    /// An answer over HTTP.
+    pub fn http(&self, code: u16) {
+        *self.counts().http.entry(code).or_default() += 1;
+    }
+
+    /// There was no place for a connection.
+    pub fn no_place(&self) {
+        self.counts().http_no_place += 1;
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_daemon_goes_on_and_one_after_a_crash_begins_anew() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("counts.json");
+        let first = Tally::recall(Some(&path));
+        first.check("tcp", Duration::from_millis(3), Outcome::Good);
+        first.check("tcp", Duration::from_secs(60), Outcome::Failed);
+        first.reload(true);
+        first.http(200);
+        first.keep(Some(&path));
+        let second = Tally::recall(Some(&path));
+        assert_eq!(second.get(), first.get());
+        let tcp = &second.get().checks["tcp"];
+        assert_eq!((tcp.good, tcp.failed, tcp.not_made), (1, 1, 0));
+        assert_eq!(tcp.times.classes[2], 1);
+        assert_eq!(tcp.times.classes[BOUNDS.len()], 1);
+        assert_eq!(tcp.times.sum_us, 60_003_000);
+        // The second has ended without a word.
+        assert_eq!(Tally::recall(Some(&path)).get(), Counts::default());
+    }
+}
