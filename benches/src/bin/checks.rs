@@ -29,12 +29,12 @@ struct Options {
 fn main() -> Result<()> {
     let options = Options::parse();
     raise_limits();
-    // In a namespace of its own, where nobody else is: loopback answers, and a dummy device swallows.
+    // In a namespace of its own, where nobody else is: loopback answers, and a link swallows, at whose other end nobody is.
     if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
         let program = std::env::current_exe()?;
         let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];
         words.push(
-            "ip link set lo up && ip link add hole type dummy && ip addr add 10.99.0.1/16 dev hole && ip link set hole up && \
+            "ip link set lo up && ip link add hole type veth peer name gone && ip link set gone up && ip addr add 10.99.0.1/16 dev hole && ip link set hole up && \
              ip route add 10.98.0.0/16 dev hole && ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:01 dev hole && \
              ip route replace 10.98.0.0/16 via 10.99.0.2 && exec \"$0\" \"$@\""
                 .into(),

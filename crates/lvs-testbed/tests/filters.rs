@@ -385,6 +385,24 @@ fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
         director("nft delete table netdev late")?;
         ensure!(served(&site)?);
     }
+    // Filters of tc, which drop all of IPv4: as those of the family netdev, at either side.
+    let tc = |side: &str| {
+        let device = if side == "ingress" { "eth0" } else { "eth1" };
+        director(&format!(
+            "tc qdisc add dev {device} clsact; \
+             tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 2'"
+        ))?;
+        let served = served(&site)?;
+        // The host itself gets nothing there.
+        let reached = site
+            .client
+            .sh("ping -n -c 1 -W 1 192.0.2.1 >/dev/null && echo yes || true")?;
+        ensure!(reached.contains("yes") == (side == "egress"), "{side}");
+        director(&format!("tc qdisc del dev {device} clsact"))?;
+        Ok(served)
+    };
+    ensure!(tc("ingress")?, "the engine has its copy already");
+    ensure!(!tc("egress")?, "filters of tc at egress are passed by");
     // XDP: yes, before the engine.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
     wait_until("the program", Duration::from_secs(10), || {

@@ -32,7 +32,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request};
 use crate::packet::ways::{Way, Ways};
-use crate::sys::Poller;
+use crate::sys::{Poller, run_in_slices};
 
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
@@ -52,8 +52,12 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// How much more of a processor packet workers get than other programs, where those want it too (setpriority(2)).
+/// How much more of a processor packet workers get than other programs, where those want it too (sched_setattr(2)).
 const NICE: i32 = -10;
+
+/// How long a packet worker runs before others that want to have their turn. Others have longer ones: it need not wait for their
+/// end when it wakes up.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// What a packet worker owns.
 pub(crate) struct Worker {
@@ -128,8 +132,13 @@ impl Worker {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
         // Packets are not to wait for what users of this host compute. Without the right to that, they do.
-        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-            debug!("packet workers run like any other process (setpriority: {error})");
+        if let Err(error) = run_in_slices(NICE, SLICE) {
+            debug!("packet workers have no priority over other processes (sched_setattr: {error})");
+            // Sooner than others, though not more.
+            let nice = rustix::process::getpriority_process(None).unwrap_or(0);
+            if let Err(error) = run_in_slices(nice, SLICE) {
+                debug!("packet workers run like any other process (sched_setattr: {error})");
+            }
         }
         let mut poller = Poller::new();
         let mut ports = Vec::new();
@@ -271,7 +280,7 @@ impl Worker {
             }
             self.batch.clear();
             let took = started.elapsed();
-            self.pipeline.gate.spent(count, took, self.shared.now());
+            self.pipeline.gate.spent(count, took, now + took);
             self.door().note_batch(took);
             if count < BATCH {
                 return false;
