@@ -116,7 +116,14 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
 pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        match rustix::process::kill_process_group(group, rustix::process::Signal::KILL) {
+            // It has ended.
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => tracing::warn!(
+                "cannot end process group {} ({error}): does lvsd have CAP_KILL?",
+                group.as_raw_nonzero()
+            ),
+        }
     }
 }
 

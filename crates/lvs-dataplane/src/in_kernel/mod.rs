@@ -443,7 +443,7 @@ impl InKernel {
                 ));
             }
             Err(error) => {
-                info!("connections do not outlive this engine: {error}");
+                warn!("connections do not outlive this engine: {error}");
                 return Self::open(layout, Instant::ZERO);
             }
         };

@@ -48,9 +48,10 @@ fn write(path: &Path, look: &Look) -> Result<(), String> {
         )
     };
     // Others are to read it, whatever the service manager's mask is.
-    if !net.exists() {
-        fs::create_dir_all(&net).map_err(fail)?;
-        for made in [path, &net] {
+    for made in [path, &net] {
+        // What is there keeps its mode.
+        if !made.exists() {
+            fs::create_dir_all(made).map_err(fail)?;
             fs::set_permissions(made, fs::Permissions::from_mode(0o755)).map_err(fail)?;
         }
     }
@@ -62,7 +63,9 @@ fn write(path: &Path, look: &Look) -> Result<(), String> {
     for (name, text) in FILES.iter().zip([services, totals]) {
         let new = net.join(format!(".{name}.new"));
         let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o644);
+        // What another has put there is not opened: it may be a pipe.
+        let _ = fs::remove_file(&new);
+        options.write(true).create_new(true).mode(0o644);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         options
             .open(&new)

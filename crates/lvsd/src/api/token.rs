@@ -48,6 +48,11 @@ impl Token {
         if !meta.is_file() {
             return Err(format!("{name} is not a file with a token; {make}"));
         }
+        if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(format!(
+                "the token in {name} is another user's, who may change it: `chown root {name}`"
+            ));
+        }
         if meta.mode() & 0o077 != 0 {
             return Err(format!(
                 "others may read or write the token in {name}; take that away: `chmod 600 {name}`"

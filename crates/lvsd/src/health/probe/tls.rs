@@ -76,7 +76,7 @@ pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
             return Ok(Arc::new(rustls_graviola::default_provider()));
         }
         Err(format!(
-            "this lvsd's TLS (graviola) needs a processor with {}; use a package, or `cargo install lvsd --features ring`, \
+            "this lvsd's TLS (graviola) needs a processor with {}; install it with `cargo install lvsd --features ring`, \
              which needs a C compiler",
             missing.join(", ")
         ))
