@@ -23,7 +23,7 @@ use serde_json::json;
 
 use self::progress::Progress;
 use self::report::Line;
-use self::rows::Group;
+use self::rows::{Group, Row};
 use self::run::{Manner, Runner};
 use crate::machine::{self, Calibration};
 use crate::yardsticks::Yardsticks;
@@ -31,7 +31,7 @@ use crate::yardsticks::Yardsticks;
 /// What to compare, and how.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Rows to measure, or beginnings of their names; all if none is given
+    /// Rows to measure, or beginnings of their names; without any, all but `in-kernel` and `proxy`, which are off by default
     names: Vec<String>,
     /// Fewer rounds and shorter ones, of fewer rows; below two minutes
     #[arg(long)]
@@ -70,6 +70,13 @@ const QUICK: [&str; 10] = [
     "new",
     "maglev",
 ];
+
+/// What is off by default is measured when it is named.
+fn is_only_by_name(row: &Row) -> bool {
+    ["in-kernel", "proxy"]
+        .iter()
+        .any(|name| row.name.starts_with(name))
+}
 
 impl Options {
     /// Measures and prints.
@@ -156,7 +163,11 @@ impl Options {
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, true) => QUICK.to_vec(),
-            (true, false) => return Ok(groups),
+            (true, false) => {
+                let all = self.list;
+                let asked = |group: &Group| all || !group.rows.iter().any(is_only_by_name);
+                return Ok(groups.into_iter().filter(asked).collect());
+            }
             (false, _) => self.names.iter().map(String::as_str).collect(),
         };
         let known: Vec<&str> = groups
