@@ -430,19 +430,13 @@ impl SharedArray {
     /// As [`Program::load`]; `OutOfMemory`.
     pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
         let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut request = CreateMap {
-            kind: BPF_MAP_TYPE_ARRAY,
-            key: 4,
-            value,
-            entries: entries.max(1),
-            flags: BPF_F_MMAPABLE,
-            inner: 0,
-            node: 0,
-            name: short_name(name),
-            ifindex: 0,
-        };
-        // SAFETY: there are no addresses in it.
-        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_ARRAY,
+            [4, value],
+            entries.max(1),
+            BPF_F_MMAPABLE,
+        )?;
         Self::map(fd, words * entries.max(1) as usize)
     }
 
@@ -513,19 +507,7 @@ impl PerCpuArray {
     /// # Errors
     /// As [`SharedArray::new`].
     pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
-        let mut request = CreateMap {
-            kind: BPF_MAP_TYPE_PERCPU_ARRAY,
-            key: 4,
-            value: bytes,
-            entries,
-            flags: 0,
-            inner: 0,
-            node: 0,
-            name: short_name(name),
-            ifindex: 0,
-        };
-        // SAFETY: there are no addresses in it.
-        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        let fd = create_map(name, BPF_MAP_TYPE_PERCPU_ARRAY, [4, bytes], entries, 0)?;
         Ok(Self { fd })
     }
 
@@ -564,19 +546,14 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     /// # Errors
     /// As [`SharedArray::new`].
     pub fn new(name: &str, entries: u32) -> io::Result<Self> {
-        let mut request = CreateMap {
-            kind: BPF_MAP_TYPE_HASH,
-            key: u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?,
-            value: 8,
+        let key = u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_HASH,
+            [key, 8],
             entries,
-            flags: BPF_F_NO_PREALLOC,
-            inner: 0,
-            node: 0,
-            name: short_name(name),
-            ifindex: 0,
-        };
-        // SAFETY: there are no addresses in it.
-        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+            BPF_F_NO_PREALLOC,
+        )?;
         Ok(Self { fd })
     }
 
@@ -696,6 +673,29 @@ pub fn monotonic() -> u64 {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// A new map of so many entries, with keys and values of so many bytes.
+fn create_map(
+    name: &str,
+    kind: u32,
+    [key, value]: [u32; 2],
+    entries: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut request = CreateMap {
+        kind,
+        key,
+        value,
+        entries,
+        flags,
+        inner: 0,
+        node: 0,
+        name: short_name(name),
+        ifindex: 0,
+    };
+    // SAFETY: there are no addresses in it.
+    unsafe { descriptor(BPF_MAP_CREATE, &mut request) }
 }
 
 /// A name as tools show it.
