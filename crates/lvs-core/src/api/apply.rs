@@ -507,21 +507,7 @@ fn check_call<'a>(
             Step::SetFilter(key, &spec.filter)
         }
         Call::LocalSet(pool) => set_local(view, pool, host)?,
-        Call::Apply { .. } | Call::Stop {} | Call::Capture(_) | Call::ServerPin { .. } => {
-            return Err(misplaced());
-        }
-        Call::Hello { .. }
-        | Call::Info {}
-        | Call::ServiceList { .. }
-        | Call::ConnList {}
-        | Call::TimeoutsGet {}
-        | Call::SysctlGet { .. }
-        | Call::DaemonList {}
-        | Call::Drops {}
-        | Call::Explain { .. }
-        | Call::MarkList {}
-        | Call::FilterList {}
-        | Call::LocalGet {} => return Err(misplaced()),
+        no_change!() => return Err(misplaced()),
     })
 }
 
