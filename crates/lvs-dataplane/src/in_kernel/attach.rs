@@ -32,7 +32,7 @@ impl InKernel {
     /// Puts the program at the ingress of an interface, whose packet socket has the filter.
     ///
     /// # Errors
-    /// As [`Program::attach`].
+    /// As [`Program::attach`](crate::sys::Program::attach).
     pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
         let link = match &self.pins {
             Some(pins) => self.attach_pinned(ifindex, pins)?,
