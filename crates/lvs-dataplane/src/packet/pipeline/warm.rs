@@ -33,7 +33,7 @@ pub(super) fn read_ahead<D: Decide>(frames: &[Frame], ethernet: bool, decide: &D
 fn ports_and_addresses(bytes: &[u8], has_ethernet: bool) -> Option<Tuple> {
     let packet = bytes.get(if has_ethernet { ETHERNET_LEN } else { 0 }..)?;
     let (header, ports) = packet.split_first_chunk::<{ ipv4::HEADER_LEN }>()?;
-    let ports: &[u8; { udp::field::DESTINATION.end }] = ports.first_chunk()?;
+    let ports: &[u8; udp::field::DESTINATION.end] = ports.first_chunk()?;
     let of_ipv4 = !has_ethernet || be16(bytes, ethernet::ETHERTYPE) == ETHERTYPE_IPV4;
     if header[ipv4::field::VERSION] != PLAIN || !of_ipv4 {
         return None;
