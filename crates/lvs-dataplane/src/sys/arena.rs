@@ -117,6 +117,16 @@ impl Arena {
         unsafe { self.memory.add(slot * self.slot_len) }
     }
 
+    /// Asks the processor for the line of the cache at `offset` of a slot, to be changed. It may do so or not.
+    #[inline]
+    pub(super) fn prefetch(&self, slot: usize, offset: usize) {
+        if slot < self.slots && offset < self.slot_len {
+            // SAFETY: the offset lies within a slot of the mapping.
+            let line = unsafe { self.memory.add(slot * self.slot_len + offset) };
+            prefetch(line);
+        }
+    }
+
     /// The number of slots.
     pub fn slots(&self) -> usize {
         self.slots
@@ -146,6 +156,24 @@ impl Arena {
         // are longer than the word; whoever has a slot has no reference to it, and the kernel's accesses are atomic too.
         unsafe { AtomicU32::from_ptr(self.start(slot).as_ptr().cast()) }
     }
+}
+
+/// Asks the processor for a line of the cache, to be changed.
+#[inline]
+fn prefetch(line: NonNull<u8>) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: every x86-64 processor has the instruction, which faults at no address and changes nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction faults at no address and changes nothing.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{0}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));
+    };
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
 }
 
 /// Maps memory for slots.
