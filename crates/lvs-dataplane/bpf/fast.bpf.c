@@ -204,6 +204,13 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 		}
 	}
 	u64 buckets = conf[v6 ? CONF_WIDE_BUCKETS : CONF_NARROW_BUCKETS], overflowed = 0;
+	if (READ(conf[CONF_HOMES]) & (v6 ? 2 : 1)) {
+		u32 home = (h & 0xffffffff) * buckets >> 32, at = h >> HOME & (WAYS - 1);
+		u64 *slots = v6 ? map_lookup(&lvs_wide, &home) : map_lookup(&lvs_narrow, &home);
+		if (!slots) return HANDLE_UP;
+		CHECKED(slots);
+		if (matches(slots + at * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply, shadow)) return home * WAYS + at;
+	}
 	u8 tag = h & 0x7f;
 	if (!tag) tag = 1;
 #pragma clang loop unroll(disable)

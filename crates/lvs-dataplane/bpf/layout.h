@@ -50,6 +50,8 @@
 
 // A word of tags.
 #define TAG_OVERFLOWED 0x80ULL
+// Above the tag in the hash: the slot of the first bucket where an entry lies if it could.
+#define HOME 7
 
 // ---- settings of the engine: words of the only entry of lvs_conf ----
 
@@ -74,6 +76,8 @@
 #define CONF_NUMBER 10
 // Not 0 while an engine takes over: it has the packets, but the host is not yet kept from them.
 #define CONF_TAKING_OVER 11
+// Whether entries are looked for at home first: 1 for those of IPv4, 2 for the others.
+#define CONF_HOMES 12
 #define CONF_WORDS 16
 
 // ---- ways out: lvs_hops ----

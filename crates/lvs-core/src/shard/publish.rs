@@ -57,6 +57,12 @@ pub struct Offer {
 }
 
 impl Shard {
+    /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4 slots, and in the
+    /// others. It changes as the table fills, and whoever follows later is only slower.
+    pub const fn tries_homes(&self) -> [bool; 2] {
+        self.table.at_home()
+    }
+
     /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many packets from its client, or
     /// a multiple of that, or was published in another epoch; it is not published in this one, and nothing about itself
     /// speaks against it. 0 is no epoch.

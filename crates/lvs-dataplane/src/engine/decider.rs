@@ -18,9 +18,6 @@ use crate::packet::pipeline::Decide;
 /// Connections that may wait to be published; others do so with their next packet.
 const RIPE_MAX: usize = 4096;
 
-/// Connections that the caches do not hold.
-const COLD: usize = 8192;
-
 /// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
 pub(super) struct Decider {
     shared: Arc<Shared>,
@@ -218,10 +215,6 @@ impl Decide for Decider {
 
     fn packets_of(&self, conn: ConnId) -> u32 {
         self.shard.packets_of(conn)
-    }
-
-    fn is_cold(&self) -> bool {
-        self.shard.len() >= COLD
     }
 
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {

@@ -457,6 +457,7 @@ impl Worker {
             return;
         };
         kernel.is_alive(now);
+        kernel.try_homes(self.decider.shard.tries_homes());
         if kernel.is_used_up() || self.withdrawn.is_some() {
             let from = self.withdrawn.unwrap_or(0);
             self.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);

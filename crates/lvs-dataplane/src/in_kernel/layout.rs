@@ -13,6 +13,7 @@ pub(super) mod conf {
     pub(crate) const MISSED: usize = 9;
     pub(crate) const NUMBER: usize = 10;
     pub(crate) const TAKING_OVER: usize = 11;
+    pub(crate) const HOMES: usize = 12;
     pub(crate) const WORDS: usize = 16;
 }
 
@@ -107,6 +108,7 @@ mod tests {
             ("CONF_MISSED", conf::MISSED),
             ("CONF_NUMBER", conf::NUMBER),
             ("CONF_TAKING_OVER", conf::TAKING_OVER),
+            ("CONF_HOMES", conf::HOMES),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
             ("HOP_WORDS", HOP_WORDS),

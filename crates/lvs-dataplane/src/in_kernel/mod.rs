@@ -201,6 +201,11 @@ impl InKernel {
         self.set(conf::MARK, mark.into());
     }
 
+    /// Says where connections are looked for first ([`lvs_core::Shard::tries_homes`]).
+    pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
+        self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
+    }
+
     /// Deadlines are by a clock that says `now`.
     pub fn set_clock(&self, now: Instant) {
         self.set(conf::BASE, sys::monotonic().wrapping_sub(now.as_nanos()));

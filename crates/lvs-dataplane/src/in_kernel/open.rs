@@ -222,6 +222,7 @@ impl InKernel {
         this.set(conf::SERVERS, SERVERS.into());
         this.set(conf::NUMBER, 1);
         this.set(conf::EPOCH, 1);
+        this.try_homes([true; 2]);
         Ok(this)
     }
 }

@@ -188,6 +188,14 @@ impl ConnTable {
     #[inline]
     fn find_narrow(&self, hash: u64, is: impl Fn(u64, &Line) -> Option<u64>) -> Found {
         let buckets = Buckets::of(hash, self.slots.memory.layout.narrow_buckets);
+        if self.at_home[0] {
+            // What lies in a free slot is nobody's.
+            let line = self.slots.narrow_line(buckets.home());
+            let word = line[0].load(Relaxed);
+            if let Some(shadow) = is(word, line) {
+                return Found::entry(buckets.home(), word & shadow != 0);
+            }
+        }
         let tags = self.slots.tags(true);
         let first = tags.word(buckets.first);
         let words = [
@@ -220,6 +228,14 @@ impl ConnTable {
         }
         let hash = wide_hash(layout.keys, client, identity);
         let buckets = Buckets::of(hash, layout.wide_buckets);
+        if self.at_home[1] {
+            let line = self.slots.memory.wide.line(2 * buckets.home());
+            let word = line[0].load(Relaxed);
+            if let Some(shadow) = is(word, line) {
+                let handle = self.slots.wide as usize + buckets.home();
+                return Found::entry(handle, word & shadow != 0);
+            }
+        }
         let tags = self.slots.tags(false);
         for bucket in [buckets.first, buckets.second] {
             for lane in lanes(tags.word(bucket), buckets.tag) {
@@ -246,36 +262,62 @@ impl ConnTable {
         (hash, false)
     }
 
-    /// Where a look-up of a packet between these two will look, whichever of them is the client. Reads the tags there, so
-    /// that [`warm`](Self::warm) does not wait for them.
+    /// Where a look-up of a packet between these two will look, whichever of them is the client. Reads what lies at home
+    /// there, or the tags, so that [`warm`](Self::warm) does not wait for them.
     #[inline]
     pub(crate) fn ahead(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else {
-            let side = |client| self.slots.buckets_of(false, client, protocol);
-            return self.tags_of(false, [side(src), side(dst)]);
+            return self.ahead_wide(protocol, src, dst);
         };
         let layout = &self.slots.memory.layout;
+        let aim = |identity, hash| {
+            let buckets = Buckets::of(hash, layout.narrow_buckets);
+            let read = match self.at_home[0] {
+                true => self.slots.narrow_line(buckets.home())[0].load(Relaxed),
+                false => self.slots.tags(true).both(&buckets),
+            };
+            Aim {
+                buckets,
+                identity,
+                read,
+            }
+        };
         let identity = |addr: Ipv4Addr, port| narrow(addr.octets(), port) | protocol_part(protocol);
-        let buckets = |hash| Some(Buckets::of(hash, layout.narrow_buckets));
-        let hash = narrow_hash(layout.keys, identity(from, src.port()));
-        let other = match self.addressee_hash(identity(to, dst.port())) {
+        let client = identity(from, src.port());
+        let other = identity(to, dst.port());
+        let other = match self.addressee_hash(other) {
             // What it leads to was read for the packet before.
             (_, true) => None,
-            (hash, false) => buckets(hash),
+            (hash, false) => Some(aim(other, hash)),
         };
-        self.tags_of(true, [buckets(hash), other])
+        Ahead {
+            narrow: true,
+            sides: [Some(aim(client, narrow_hash(layout.keys, client))), other],
+        }
     }
 
-    #[inline]
-    fn tags_of(&self, narrow: bool, sides: [Option<Buckets>; 2]) -> Ahead {
-        let tags = self.slots.tags(narrow);
-        let read = sides.iter().flatten().fold(0, |read, buckets| {
-            read ^ tags.word(buckets.first) ^ tags.word(buckets.second)
-        });
+    fn ahead_wide(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
+        let layout = &self.slots.memory.layout;
+        let aim = |addr: SocketAddr| {
+            let client = wide(addr.ip());
+            let identity = wide_identity(client, addr.port(), protocol);
+            let hash = wide_hash(layout.keys, client, identity);
+            let buckets = Buckets::of(hash, layout.wide_buckets);
+            let home = 2 * buckets.home();
+            let read = match self.at_home[1] {
+                true => self.slots.memory.wide.line(home)[0].load(Relaxed),
+                false => self.slots.tags(false).both(&buckets),
+            };
+            Aim {
+                buckets,
+                identity,
+                read,
+            }
+        };
+        let used = layout.wide_buckets != 0;
         Ahead {
-            read,
-            narrow,
-            sides,
+            narrow: false,
+            sides: [src, dst].map(|addr| used.then(|| aim(addr))),
         }
     }
 
@@ -283,11 +325,20 @@ impl ConnTable {
     /// memory once. The result says nothing; it is there to be used.
     #[inline]
     pub(crate) fn warm(&self, ahead: &Ahead) -> u64 {
-        let tags = self.slots.tags(ahead.narrow);
-        let mut read = ahead.read;
-        for buckets in ahead.sides.iter().flatten() {
-            for bucket in [buckets.first, buckets.second] {
-                let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() else {
+        let at_home = self.at_home[usize::from(!ahead.narrow)];
+        let mut read = 0;
+        for aim in ahead.sides.iter().flatten() {
+            read ^= aim.read;
+            if at_home && aim.read & IDENTITY == aim.identity {
+                if !ahead.narrow {
+                    let line = 2 * aim.buckets.home() + 1;
+                    read ^= self.slots.memory.wide.line(line)[0].load(Relaxed);
+                }
+                continue;
+            }
+            let tags = self.slots.tags(ahead.narrow);
+            for bucket in [aim.buckets.first, aim.buckets.second] {
+                let Some(lane) = lanes(tags.word(bucket), aim.buckets.tag).next() else {
                     continue;
                 };
                 let slot = bucket * Layout::WAYS + lane;
@@ -306,11 +357,18 @@ impl ConnTable {
 /// Where a look-up will look.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
-    /// So that what was read is used.
-    read: u64,
     narrow: bool,
     /// Of both ends, if it is worth the while.
-    sides: [Option<Buckets>; 2],
+    sides: [Option<Aim>; 2],
+}
+
+/// Where one end's entry lies, if there is one.
+#[derive(Clone, Copy, Debug)]
+struct Aim {
+    buckets: Buckets,
+    identity: u64,
+    /// The first word of what lies at home, or what the tags are together.
+    read: u64,
 }
 
 /// One hash, and what it is of.

@@ -62,6 +62,9 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
+/// A region of which less than one in so many slots is used has at least 70 in 100 entries at home.
+const HOMELY: usize = 4;
+
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
@@ -186,6 +189,8 @@ pub(crate) struct ConnTable {
     parts: Vec<u32>,
     /// Used slots in place: narrow ones, wide ones.
     used: [usize; 2],
+    /// Of each, whether look-ups try an entry's [home](buckets) before the tags.
+    at_home: [bool; 2],
     due: Vec<u32>,
     /// Entries whose client's port is not known.
     portless: usize,
@@ -234,6 +239,7 @@ impl ConnTable {
             len: 0,
             parts: vec![0; (slots.overflow as usize).div_ceil(PART)],
             used: [0; 2],
+            at_home: [true; 2],
             due: Vec::new(),
             portless: 0,
             mixed: 0,
@@ -357,7 +363,7 @@ impl ConnTable {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, tag);
         self.parts[handle as usize / PART] += 1;
-        self.used[usize::from(!self.slots.is_narrow(handle))] += 1;
+        self.used(self.slots.is_narrow(handle), 1);
     }
 
     /// Marks it as free.
@@ -365,7 +371,21 @@ impl ConnTable {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, 0);
         self.parts[handle as usize / PART] -= 1;
-        self.used[usize::from(!self.slots.is_narrow(handle))] -= 1;
+        self.used(self.slots.is_narrow(handle), usize::MAX);
+    }
+
+    /// Counts a used slot, or with `usize::MAX` one that is free again.
+    #[inline]
+    fn used(&mut self, narrow: bool, by: usize) {
+        let region = usize::from(!narrow);
+        self.used[region] = self.used[region].wrapping_add(by);
+        let slots = self.slots.buckets(narrow) as usize * Layout::WAYS;
+        self.at_home[region] = self.used[region] < slots / HOMELY;
+    }
+
+    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries: a matter of speed alone.
+    pub(crate) const fn at_home(&self) -> [bool; 2] {
+        self.at_home
     }
 
     /// Follows the clock: slots whose quarantine is over are free.

@@ -122,6 +122,7 @@ impl Layout {
         ("STATE_TCP_ESTABLISHED", State::TCP_ESTABLISHED.0 as u64),
         ("STATE_NONE", State::NONE.0 as u64),
         ("TAG_OVERFLOWED", super::buckets::OVERFLOWED),
+        ("HOME", super::buckets::HOME as u64),
     ];
 }
 

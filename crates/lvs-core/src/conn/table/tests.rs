@@ -99,30 +99,56 @@ fn an_entry_that_has_equals_is_not_for_programs_in_the_kernel() {
 fn a_published_slot_rests_before_it_is_used_again() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
-    let first = table.insert(&draft(1, 9), Instant::ZERO).unwrap();
+    // All of them would like to lie in the same slot.
+    let connection = draft(1, 9);
+    let first = table.insert(&connection, Instant::ZERO).unwrap();
     table.get(first).publish(1);
     table.remove(first);
     assert!(!table.is_used(first) && table.find_in(&key(1)).is_none());
-    let second = table.insert(&draft(1, 9), Instant::ZERO).unwrap();
+    let second = table.insert(&connection, Instant::ZERO).unwrap();
     assert_ne!(first, second);
+    table.remove(second);
     let later = Instant::ZERO + Duration::from_millis(5);
     assert_eq!(table.due_tick(later, &mut 1), None);
-    assert_eq!(table.insert(&draft(2, 9), later), Some(first));
+    assert_eq!(table.insert(&connection, later), Some(first));
     // One that nobody else has seen is used again at once.
-    table.remove(second);
-    assert_eq!(table.insert(&draft(3, 9), later), Some(second));
+    table.remove(first);
+    assert_eq!(table.insert(&connection, later), Some(first));
     // One that is withdrawn may still be looked at.
-    table.get(second).publish(1);
-    table.get(second).withdraw();
-    table.remove(second);
-    let third = table.insert(&draft(4, 9), later).unwrap();
-    assert_ne!(third, second);
+    table.get(first).publish(1);
+    table.get(first).withdraw();
+    table.remove(first);
+    let third = table.insert(&connection, later).unwrap();
+    assert_ne!(third, first);
     // So may one that was written anew meanwhile.
     table.get(third).publish(1);
-    table.get(third).write(&draft(4, 9));
+    table.get(third).write(&connection);
     assert!(!table.get(third).is_live());
     table.remove(third);
-    assert!(![second, third].contains(&table.insert(&draft(5, 9), later).unwrap()));
+    assert!(![first, third].contains(&table.insert(&connection, later).unwrap()));
+}
+
+#[test]
+fn entries_lie_at_home_where_they_can_and_are_found_wherever_they_lie() {
+    let mut table = ConnTable::new(4000, 1);
+    let mut handles = Vec::new();
+    let (mut at_home, mut counts) = (0, Vec::new());
+    for n in 1..=4000 {
+        let handle = table.insert(&draft(n, 9), Instant::ZERO).unwrap();
+        let buckets = table.slots.buckets_of(true, key(n).client, Protocol::TCP);
+        at_home += usize::from(handle as usize == buckets.unwrap().home());
+        handles.push(handle);
+        if n == 400 || n == 4000 {
+            counts.push(at_home);
+        }
+    }
+    assert!(counts[0] > 360 && counts[1] > 1600, "{counts:?}");
+    for (n, &handle) in (1..).zip(&handles) {
+        assert_eq!(table.find_in(&key(n)), Some(handle));
+        table.remove(handle);
+        assert_eq!(table.find_in(&key(n)), None, "nobody is at home there");
+    }
+    assert!(is_clear(&table));
 }
 
 /// However fast published connections come and go, what rests is no more than there are slots.

@@ -61,12 +61,7 @@ pub trait Decide {
         0
     }
 
-    /// Whether it is worthwhile to read ahead what packets will need.
-    fn is_cold(&self) -> bool {
-        false
-    }
-
-    /// Where deciding on a datagram will look; `None` if that is not known.
+    /// Where deciding on a datagram will look; `None` if that is not known, or not worth the while.
     fn ahead(&self, _tuple: &Tuple) -> Option<Ahead> {
         None
     }
@@ -177,9 +172,7 @@ impl Pipeline {
         out: &mut Output,
     ) -> usize {
         let info = env.net.port(port);
-        if decide.is_cold() {
-            warm::read_ahead(frames, info.is_some_and(|info| info.ethernet), decide);
-        }
+        warm::read_ahead(frames, info.is_some_and(|info| info.ethernet), decide);
         let mut cx = Cx { env, now, out };
         let mut done = 0;
         for frame in frames {
