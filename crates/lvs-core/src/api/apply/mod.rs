@@ -191,25 +191,48 @@ impl<'a> Changes<'a> {
         Ok(self.checked < self.calls.len())
     }
 
-    /// Makes up to `count` more of those that were checked. When all are made: what the packet side has to follow.
+    /// Makes up to `count` more of those that were checked, where a flush counts as one for each service, and a service
+    /// that is deleted as one for itself and one for each server. When all are made: what the packet side has to follow.
+    ///
+    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets can tell: only the
+    /// servers of services that are deleted last take further turns to be put away.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());
         }
         let marks = self.marks.get_or_insert_default();
-        for _ in 0..count {
+        let flushes = self
+            .steps
+            .iter()
+            .take(count)
+            .any(|step| matches!(step, Step::Flush));
+        let at_once = self.calls.len() <= count && !flushes;
+        let mut left = count;
+        while left > 0 {
+            let deletes_on = matches!(
+                self.steps.front(),
+                Some(Step::DeleteService(_) | Step::Flush)
+            );
+            if control.has_leaving() && !deletes_on {
+                if at_once && !self.steps.is_empty() {
+                    control.retire_some(usize::MAX, now);
+                } else {
+                    left -= control.retire_some(left, now);
+                }
+                continue;
+            }
             let Some(step) = self.steps.pop_front() else {
                 break;
             };
-            // A flush counts as one change for each service.
-            if matches!(step, Step::Flush) && control.flush_one(now) {
+            left -= 1;
+            if matches!(step, Step::Flush) && control.take_one() {
                 self.steps.push_front(step);
                 continue;
             }
             let made = control.make(step, marks, &mut self.applied, now);
             debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
         }
-        if !self.steps.is_empty() {
+        if !self.steps.is_empty() || control.has_leaving() {
             return None;
         }
         let applied = core::mem::take(&mut self.applied);

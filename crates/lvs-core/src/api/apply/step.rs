@@ -56,8 +56,9 @@ impl Control {
                 let key = spec.service.into();
                 self.edit_service(&key, spec.config.clone(), spec.owner.clone())?;
             }
-            Step::DeleteService(key) => self.delete_service(&key, now)?,
-            Step::Flush => self.flush(now),
+            Step::DeleteService(key) => self.take_service(&key)?,
+            // Services go one by one, their servers after them.
+            Step::Flush => while self.take_one() {},
             Step::Zero(key) => self.zero(key.as_ref())?,
             Step::AddServer(spec) => {
                 self.add_server(&spec.service.into(), spec.server, &spec.config, now)?;
