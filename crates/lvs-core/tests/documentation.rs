@@ -199,6 +199,7 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
             let mut marked = false;
             for line in source.lines().map(str::trim_start) {
                 let name = line
+                    .trim_start_matches("async ")
                     .strip_prefix("fn ")
                     .and_then(|rest| rest.split('(').next());
                 match name {
@@ -207,6 +208,7 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
                 }
                 // Other attributes and comments may stand in between.
                 marked = line == "#[test]"
+                    || line.starts_with("#[tokio::test")
                     || (marked && (line.starts_with("#[") || line.starts_with("//")));
             }
         }
@@ -254,6 +256,50 @@ fn every_deviation_has_its_test() {
                 "ARCHITECTURE.md: the deviation that {test} pins is missing"
             );
         }
+    }
+}
+
+/// Every line of the table of limits names a test that drives it there, in the file that it says, or the page that has the
+/// limits in its place.
+#[test]
+fn every_limit_has_its_test() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = Vec::new();
+    tests_below(&crates, &mut tests);
+    let table = section("ARCHITECTURE.md", "## Limits");
+    let rows: Vec<&str> = table
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| what | limit"))
+        .collect();
+    assert!(rows.len() > 30, "{rows:?}");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 5, "ARCHITECTURE.md: {row}");
+        let (what, cell) = (cells[0], cells[4]);
+        // Tests that come without a file are in the file that is named next, or in any.
+        let mut named = Vec::new();
+        for quoted in cell.split('`').skip(1).step_by(2) {
+            if quoted.ends_with(".rs") {
+                for test in named.drain(..) {
+                    let there = |path: &PathBuf| path.to_string_lossy().ends_with(quoted);
+                    assert!(
+                        tests.iter().any(|(name, path)| name == test && there(path)),
+                        "ARCHITECTURE.md: {quoted} has no test {test} (`{what}`)"
+                    );
+                }
+            } else {
+                assert!(
+                    tests.iter().any(|(name, _)| name == quoted),
+                    "ARCHITECTURE.md: {quoted} of `{what}` is no test"
+                );
+                named.push(quoted);
+            }
+        }
+        let is_test = |quoted: &str| tests.iter().any(|(name, _)| name == quoted);
+        assert!(
+            cell.split('`').any(is_test),
+            "ARCHITECTURE.md: no test of `{what}`"
+        );
     }
 }
 

@@ -59,6 +59,11 @@ struct Args {
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
 
+    /// Whether packet threads run in real time (SCHED_FIFO, priority 1) while they take less than half of a processor: then
+    /// packets do not wait for other programs.
+    #[arg(long, value_enum, default_value_t = RealTime::Auto)]
+    real_time: RealTime,
+
     /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network namespace, or
     /// @lvs-dataplane where that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
@@ -182,6 +187,14 @@ enum InKernel {
     Auto,
     /// Yes, or do not start
     On,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RealTime {
+    /// No
+    Off,
+    /// Where it is permitted (CAP_SYS_NICE or RLIMIT_RTPRIO)
+    Auto,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -314,6 +327,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             InKernel::On => engine::UseKernel::On,
         },
         in_kernel_after: Some(args.in_kernel_after),
+        real_time: matches!(args.real_time, RealTime::Auto),
         interfaces: args.interface,
         address: args
             .socket

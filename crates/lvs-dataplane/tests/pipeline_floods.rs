@@ -86,6 +86,60 @@ fn packets_from_own_addresses_do_not_go_round() {
     }
 }
 
+/// With the director's own address of IPv6 as its source, whatever a packet carries: neither a server has it, nor does the host
+/// get it back by a way that its rules for interfaces do not know.
+#[test]
+fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
+    let own = CL_ADDR6;
+    let vip = addr(VIP6).ip();
+    let IpAddr::V6(to) = vip else {
+        unreachable!("of IPv6")
+    };
+    let mut packets: Vec<Vec<u8>> = [Protocol::UDP, Protocol::TCP]
+        .iter()
+        .flat_map(|&protocol| {
+            // To a service, and to a port without one.
+            [7, 9999].map(|port| {
+                packet(
+                    SocketAddr::new(own.into(), 7),
+                    SocketAddr::new(vip, port),
+                    protocol,
+                    b"again",
+                )
+            })
+        })
+        .collect();
+    let mut echo_request = Vec::new();
+    PacketBuilder::ipv6(own.octets(), to.octets(), 64)
+        .icmpv6_echo_request(1, 1)
+        .write(&mut echo_request, b"again")
+        .expect("a vector takes all");
+    packets.push(echo_request);
+    // The first fragment of a datagram: its header in front of the UDP header.
+    let mut fragment = packets[0].clone();
+    let len = u16::try_from(fragment.len() - 40 + 8).expect("short");
+    fragment[4..6].copy_from_slice(&len.to_be_bytes());
+    fragment[6] = 44;
+    fragment.splice(40..40, [17, 0, 0, 1, 0, 0, 0, 9]);
+    packets.push(fragment);
+    for own_vips in [false, true] {
+        let mut lab = echo(Forwarding::Nat);
+        if own_vips {
+            lab.own_vips();
+        }
+        for packet in &packets {
+            assert!(lab.send(CLIENTS, &ethernet(packet)).is_empty());
+        }
+        assert_eq!(lab.decide.seen, 0);
+        let counters = &lab.pipeline.counters;
+        assert_eq!(
+            counters.dropped_for(FrameDrop::Martian),
+            packets.len() as u64
+        );
+        assert_eq!((counters.given_back, counters.answered), (0, 0));
+    }
+}
+
 /// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is its own.
 #[test]
 fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {

@@ -90,6 +90,50 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     Ok(())
 }
 
+/// Filters beside the host's stack: those in front of which the engine has its copy, and those that its packets meet.
+#[test]
+fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
+    let site = site("doctfilt", Forward::Nat)?;
+    for (side, device, what, advice) in [
+        (
+            "ingress",
+            "eth0",
+            "keeps none of services from the engine",
+            "lvsadm filter add",
+        ),
+        (
+            "egress",
+            "eth1",
+            "may drop what the engine sends",
+            "tc filter show dev eth1 egress",
+        ),
+    ] {
+        site.director.sh(&format!(
+            "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
+        ))?;
+        let told = cure(&site, what)?;
+        ensure!(told.contains(advice), "{told}");
+        site.director
+            .sh(&format!("tc qdisc del dev {device} clsact"))?;
+    }
+    let chain = |hook: &str, device: &str, rule: &str| {
+        site.director.sh(&format!(
+            "nft 'add table netdev t; flush table netdev t; delete table netdev t; add table netdev t; \
+             add chain netdev t c {{ type filter hook {hook} device {device} priority -500; }}; add rule netdev t c {rule}'"
+        ))
+    };
+    chain("ingress", "eth0", "tcp dport 80 drop")?;
+    let told = cure(&site, "does not keep packets of TCP")?;
+    ensure!(told.contains("lvsadm filter add"), "{told}");
+    chain("egress", "eth0", "tcp sport 80 counter drop")?;
+    let told = cure(&site, "also drops what the engine sends for TCP")?;
+    ensure!(told.contains("nft -a list chain netdev t c"), "{told}");
+    site.director.sh("nft delete table netdev t")?;
+    let all = findings(&site)?;
+    ensure!(all.is_empty(), "{all:?}");
+    Ok(())
+}
+
 #[test]
 fn frames_that_came_too_fast() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;

@@ -6,6 +6,7 @@ mod decider;
 mod door;
 mod local_clients;
 mod network;
+mod priority;
 mod remedies;
 mod report;
 #[cfg(feature = "testing")]
@@ -83,6 +84,8 @@ pub struct Config {
     pub in_kernel: UseKernel,
     /// Packets from the client after which a connection is; `None` for [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
+    /// Packet workers run in real time while they take less than half of a processor, where that is permitted.
+    pub real_time: bool,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
     /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
@@ -259,7 +262,8 @@ impl Engine {
                 in_kernel: None,
             };
             let wanted = (config.in_kernel, config.in_kernel_after.unwrap_or(RIPE));
-            Self::start_on_host(control, setup, config.settings, config.hook, wanted)?
+            let threads = (config.hook, config.real_time);
+            Self::start_on_host(control, setup, config.settings, threads, wanted)?
         };
         if !config.local_addresses.is_empty() || config.hairpin {
             engine
@@ -295,7 +299,7 @@ impl Engine {
         control: Control,
         mut setup: Setup,
         settings: Settings,
-        mut hook: Option<Box<dyn PacketHook>>,
+        (mut hook, real_time): (Option<Box<dyn PacketHook>>, bool),
         (wanted, ripe): (UseKernel, NonZeroU32),
     ) -> Result<Self, StartError> {
         let hooked = hook.is_some();
@@ -387,6 +391,9 @@ impl Engine {
             );
             if let Some(in_kernel) = &in_kernel {
                 worker.use_in_kernel(in_kernel.clone(), ripe.get());
+            }
+            if real_time {
+                worker.run_in_real_time();
             }
             workers.push(worker);
         }

@@ -11,13 +11,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::{ConnId, Instant, Shard};
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
 use super::capture::{self, Capture, Shown};
 use super::decider::Decider;
 use super::door::{Door, Requests};
 use super::local_clients::LocalClients;
 use super::network::Network;
+use super::priority::Priority;
 use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
@@ -32,7 +33,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request};
 use crate::packet::ways::{Way, Ways};
-use crate::sys::{Poller, run_in_slices};
+use crate::sys::Poller;
 
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
@@ -51,13 +52,6 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-
-/// How much more of a processor packet workers get than other programs, where those want it too (sched_setattr(2)).
-const NICE: i32 = -10;
-
-/// How long a packet worker runs before others that want to have their turn. Others have longer ones: it need not wait for their
-/// end when it wakes up.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// What a packet worker owns.
 pub(crate) struct Worker {
@@ -86,6 +80,8 @@ pub(crate) struct Worker {
     shown: Option<Held>,
     /// Where withdrawing all connections goes on.
     withdrawn: Option<usize>,
+    /// Whether it runs in real time, where that is permitted.
+    real_time: bool,
 }
 
 impl Worker {
@@ -117,7 +113,13 @@ impl Worker {
             quiet: Instant::ZERO,
             shown: None,
             withdrawn: None,
+            real_time: false,
         }
+    }
+
+    /// Runs in real time from the start, where that is permitted.
+    pub(super) const fn run_in_real_time(&mut self) {
+        self.real_time = true;
     }
 
     /// Publishes connections from now on, each after so many packets.
@@ -131,15 +133,7 @@ impl Worker {
     pub(super) fn run(mut self) {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
-        // Packets are not to wait for what users of this host compute. Without the right to that, they do.
-        if let Err(error) = run_in_slices(NICE, SLICE) {
-            debug!("packet workers have no priority over other processes (sched_setattr: {error})");
-            // Sooner than others, though not more.
-            let nice = rustix::process::getpriority_process(None).unwrap_or(0);
-            if let Err(error) = run_in_slices(nice, SLICE) {
-                debug!("packet workers run like any other process (sched_setattr: {error})");
-            }
-        }
+        let mut priority = Priority::new(self.real_time);
         let mut poller = Poller::new();
         let mut ports = Vec::new();
         let mut more = false;
@@ -186,6 +180,7 @@ impl Worker {
             }
             self.timers();
             self.door().note_gap(started.elapsed());
+            priority.look(started);
         }
         self.say_farewell();
         shared.keep_ports(self.ports);
@@ -631,14 +626,6 @@ mod tests {
         let mut lent = arena.lend(slot).expect("it is free");
         lent[64..64 + bytes.len()].copy_from_slice(&bytes);
         Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
-    }
-
-    #[test]
-    fn the_unit_permits_the_priority_of_packet_workers() {
-        // Its bounding set has no CAP_SYS_NICE.
-        let unit = include_str!("../../../../contrib/lvs-dataplane.service");
-        let line = format!("LimitNICE={NICE}");
-        assert!(unit.lines().any(|other| other == line), "{line}");
     }
 
     #[test]

@@ -22,6 +22,10 @@ struct Attributes {
 const LEN: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 
+/// Policies of linux/sched.h.
+const SCHED_NORMAL: u32 = 0;
+const SCHED_FIFO: u32 = 1;
+
 /// Has the calling thread run with this nice value, in slices of this length (100 µs to 100 ms; Linux since 6.12, others take no
 /// notice). One that runs in shorter slices than others gets no more of the processor than they do, but sooner: when it wakes
 /// up, it need not wait until the slice of another is over.
@@ -29,28 +33,60 @@ const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 /// # Errors
 /// Without the right to the nice value, or where a sandbox forbids the call.
 pub fn run_in_slices(nice: i32, slice: Duration) -> io::Result<()> {
-    let attributes = Attributes {
+    set_attributes(&Attributes {
         size: LEN,
-        // SCHED_OTHER.
-        policy: 0,
+        policy: SCHED_NORMAL,
         flags: 0,
         nice,
         priority: 0,
         runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX),
         deadline: 0,
         period: 0,
-    };
+    })
+}
+
+/// Has the calling thread run in real time, at the lowest priority of that: before all threads that have none, and until it
+/// waits.
+///
+/// # Errors
+/// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real time, or where a sandbox forbids the call.
+pub fn run_in_real_time() -> io::Result<()> {
+    set_attributes(&Attributes {
+        size: LEN,
+        policy: SCHED_FIFO,
+        flags: 0,
+        nice: 0,
+        priority: 1,
+        runtime: 0,
+        deadline: 0,
+        period: 0,
+    })
+}
+
+fn set_attributes(attributes: &Attributes) -> io::Result<()> {
     // SAFETY: the thread is the calling one; the pointer is to attributes whose length they tell, which the kernel only reads.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_sched_setattr,
             0,
-            std::ptr::from_ref(&attributes),
+            std::ptr::from_ref(attributes),
             0,
         )
     };
     check_len(isize::try_from(answer).unwrap_or(-1))?;
     Ok(())
+}
+
+/// How long the calling thread has had a processor.
+pub fn thread_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a timespec that lives during the call. The clock is there on every Linux; if not, the time is 0.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanoseconds)
 }
 
 #[cfg(test)]
@@ -61,5 +97,16 @@ mod tests {
     fn a_thread_runs_in_short_slices() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
         ran.join().expect("no panic").expect("nothing forbids it");
+    }
+
+    #[test]
+    fn the_time_of_a_thread_is_what_it_has_computed() {
+        let began = thread_time();
+        std::thread::sleep(Duration::from_millis(1));
+        let mut sum = 0_u64;
+        while thread_time() == began {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(thread_time() > began);
     }
 }

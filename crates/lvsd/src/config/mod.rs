@@ -171,6 +171,8 @@ pub struct Dataplane {
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
+    /// `off` or `auto`.
+    pub real_time: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
@@ -232,6 +234,7 @@ impl Dataplane {
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
             ("--in-kernel", self.in_kernel.clone()),
+            ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
             ("--icmp-ratelimit", ratelimit),

@@ -110,6 +110,8 @@ pub(super) struct RawDataplane {
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`. Default: `off`.
     pub(super) in_kernel: Option<Spanned<String>>,
+    /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
+    pub(super) real_time: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
     pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:

@@ -36,6 +36,7 @@ helper = "ftp"
 echo = "drop"
 reverse_path = "strict"
 in_kernel = "auto"
+real_time = "off"
 echo_limit = 10
 clamp_mss = "auto"
 icmp_ratelimit = "500ms"
@@ -256,7 +257,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --in-kernel auto --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
+         --reverse-path strict --in-kernel auto --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");

@@ -1,4 +1,4 @@
-//! What on this host disturbs a director: kernel settings, network cards, firewall rules.
+//! What on this host disturbs a director: kernel settings, network cards, a firewall that does not let packets through to it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -6,8 +6,7 @@ use std::process::{Command, Stdio};
 use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, is_routed};
-use crate::operator::service_text;
+use super::{Findings, filters, is_routed};
 
 pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     kernel(findings);
@@ -19,7 +18,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
         let chains = output("nft", &["list", "chains"]);
         forwarding(services, &read, &chains, findings);
     } else {
-        rules(services, &ruleset(), findings);
+        filters::look(services, info, findings);
     }
 }
 
@@ -98,7 +97,7 @@ fn read(path: &str) -> String {
 }
 
 /// What a program prints; empty if it is missing or fails to start.
-fn output(program: &str, arguments: &[&str]) -> String {
+pub(super) fn output(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -107,99 +106,6 @@ fn output(program: &str, arguments: &[&str]) -> String {
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default()
 }
-
-/// The host's firewall rules, those of nftables and those of the legacy iptables.
-fn ruleset() -> String {
-    let old = |program| output(program, &[]);
-    [
-        output("nft", &["list", "ruleset"]),
-        old("iptables-legacy-save"),
-        old("ip6tables-legacy-save"),
-    ]
-    .concat()
-}
-
-/// Firewall rules that name a service, or drop by source alone: they do not see packets of services.
-fn rules(services: &[ServiceInfo], ruleset: &str, findings: &mut Findings) {
-    let mut table = "";
-    let mut chain = "";
-    let mut by_source = Vec::new();
-    for line in ruleset.lines() {
-        let line = line.trim();
-        if let Some(name) = line.strip_prefix("table ") {
-            table = name.trim_end_matches([' ', '{']);
-        } else if let Some(name) = line.strip_prefix("chain ") {
-            chain = name.trim_end_matches([' ', '{']);
-        } else if let Some(name) = line.strip_prefix('*') {
-            // As iptables-save writes it.
-            table = name;
-        } else if let Some(rule) = line.strip_prefix("-A ") {
-            chain = rule.split(' ').next().unwrap_or_default();
-        }
-        // The engine's own.
-        if table.split(' ').any(|word| word.starts_with(OWN_TABLE)) {
-            continue;
-        }
-        let acts = [
-            "drop", "reject", "accept", "dnat", "redirect", "counter", "mark", " -j ",
-        ]
-        .iter()
-        .any(|verb| line.contains(verb));
-        if acts && let Some(service) = services.iter().find(|service| names(line, service)) {
-            findings.add(
-                format!(
-                    "a rule of table {table}, chain {chain}, no longer sees packets of {}: {line}",
-                    service_text(service.service)
-                ),
-                format!("the engine takes them before the host's firewall; {FILTER}"),
-            );
-        } else if drops_by_source(line) {
-            by_source.push((table, chain, line));
-        }
-    }
-    if let (Some((table, chain, line)), false) = (by_source.first(), services.is_empty()) {
-        let others = match by_source.len() - 1 {
-            0 => String::new(),
-            others => format!(" (and {others} more)"),
-        };
-        findings.add(
-            format!(
-                "a rule of table {table}, chain {chain}, drops by source, and packets of services pass it all the same: \
-                 {line}{others}"
-            ),
-            format!("the engine takes them before the host's firewall; {FILTER}"),
-        );
-    }
-}
-
-/// Where packets of services can be filtered.
-const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
-                      `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
-                      program (see docs/security.md)";
-
-/// Whether a rule names the address or the port of a service.
-fn names(line: &str, service: &ServiceInfo) -> bool {
-    virt(service).is_some_and(|addr| {
-        let word = |text: &str| {
-            line.split([' ', ',', '{', '}', '/'])
-                .any(|part| part == text)
-        };
-        word(&addr.ip().to_string()) || (line.contains("dport") && word(&addr.port().to_string()))
-    })
-}
-
-/// Whether a rule drops by source, whatever the destination.
-fn drops_by_source(line: &str) -> bool {
-    let has = |words: &[&str]| line.split(' ').any(|word| words.contains(&word));
-    has(&["saddr", "-s", "--match-set"])
-        && has(&["drop", "reject", "DROP", "REJECT"])
-        && !has(&[
-            "daddr", "dport", "-d", "--dport", "--dports", "-o", "oifname",
-        ])
-}
-
-/// How the names of the engine's own tables begin.
-const OWN_TABLE: &str = "lvs-";
 
 /// What keeps the host from routing packets to the engine.
 fn forwarding(
@@ -246,46 +152,6 @@ fn forwarding(
 mod tests {
     use super::super::tests::services;
     use super::*;
-
-    #[test]
-    fn rules_that_see_nothing() {
-        let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
-            \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
-            table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
-        let mut findings = Findings::default();
-        rules(&services("nat", 1), ruleset, &mut findings);
-        assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert!(findings.0[0].what.contains("chain INPUT"));
-        assert!(
-            findings.0[0].cure.contains("lvsadm mark add")
-                && findings.0[0].cure.contains("lvsadm filter add"),
-            "{findings:?}"
-        );
-    }
-
-    #[test]
-    fn rules_that_go_by_source_alone() {
-        let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
-            bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
-            *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";
-        let mut findings = Findings::default();
-        rules(&services("nat", 1), ruleset, &mut findings);
-        assert_eq!(findings.0.len(), 1, "{findings:?}");
-        let what = &findings.0[0].what;
-        assert!(what.contains("203.0.113.0/24 drop (and 2 more)"), "{what}");
-        let mut findings = Findings::default();
-        rules(&[], ruleset, &mut findings);
-        assert!(findings.0.is_empty(), "{findings:?}");
-    }
-
-    #[test]
-    fn rules_of_the_old_kind() {
-        let saved = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n";
-        let mut findings = Findings::default();
-        rules(&services("nat", 1), saved, &mut findings);
-        assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert!(findings.0[0].what.contains("table filter, chain INPUT"));
-    }
 
     #[test]
     fn a_card_without_room() {

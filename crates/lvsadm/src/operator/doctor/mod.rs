@@ -1,6 +1,7 @@
 //! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
 
 mod engine;
+mod filters;
 mod host;
 mod services;
 

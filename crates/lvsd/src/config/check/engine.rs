@@ -30,6 +30,7 @@ impl Checker<'_> {
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
         let in_kernel = self.one_of(raw.in_kernel.as_ref(), &["off", "auto", "on"]);
+        let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
         self.helpers(raw);
         self.interfaces(raw);
         let echo_limit = self.count(raw.echo_limit.as_ref(), "number of echo requests", 0);
@@ -80,6 +81,7 @@ impl Checker<'_> {
             echo,
             reverse_path,
             in_kernel,
+            real_time,
             echo_limit,
             clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
             icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),

@@ -1,0 +1,420 @@
+//! Filters of the host: those that look as if they filtered packets of services and do not see them, and those that do.
+
+use lvs_core::api::{Info, ServiceInfo};
+
+use super::Findings;
+use super::host::output;
+use super::services::virt;
+use crate::operator::service_text;
+
+pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+    if services.is_empty() {
+        return;
+    }
+    let ports = info.interfaces.iter();
+    let ports: Vec<&str> = ports.map(|interface| &*interface.name).collect();
+    rules(services, &ports, &ruleset(), findings);
+    for name in ports {
+        for side in [Side::Ingress, Side::Egress] {
+            let word = side.word();
+            let filters = output("tc", &["filter", "show", "dev", name, word]);
+            traffic_control(name, side, &filters, findings);
+        }
+    }
+}
+
+/// The host's firewall rules, those of nftables and those of the legacy iptables.
+fn ruleset() -> String {
+    let old = |program| output(program, &[]);
+    [
+        output("nft", &["list", "ruleset"]),
+        old("iptables-legacy-save"),
+        old("ip6tables-legacy-save"),
+    ]
+    .concat()
+}
+
+/// Where packets of services can be filtered.
+const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
+                      `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
+                      program (see docs/security.md)";
+
+/// How the names of the engine's own tables begin.
+const OWN_TABLE: &str = "lvs-";
+
+/// A side of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// What comes in. The engine has its copy of that before any filter but XDP.
+    Ingress,
+    /// What goes out, from the engine too.
+    Egress,
+}
+
+impl Side {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// A chain of the host's firewall.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chain<'a> {
+    table: &'a str,
+    name: &'a str,
+    /// The side of interfaces at which it stands, and which; all others are in the host's stack.
+    at: Option<(Side, &'a str)>,
+}
+
+impl<'a> Chain<'a> {
+    /// Reads the line that says where a chain stands, if this is one.
+    fn stands(&mut self, line: &'a str) {
+        for side in [Side::Ingress, Side::Egress] {
+            let hook = line.split_once(" hook ");
+            if let Some((_, hook)) = hook
+                && let Some(devices) = hook.strip_prefix(side.word())
+            {
+                let devices = devices.split(" priority ").next().unwrap_or_default();
+                self.at = Some((side, devices.trim()));
+            }
+        }
+    }
+
+    /// Whether it sees nothing of these interfaces.
+    fn is_elsewhere(&self, ports: &[&str]) -> bool {
+        self.at.is_some_and(|(_, devices)| {
+            let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
+            !devices.any(|device| ports.contains(&device))
+        })
+    }
+}
+
+/// Firewall rules that name a service, or drop by source alone: those that do not see packets of services, and those that
+/// stand where the engine's packets leave.
+fn rules(services: &[ServiceInfo], ports: &[&str], ruleset: &str, findings: &mut Findings) {
+    let mut chain = Chain::default();
+    let mut by_source = Vec::new();
+    for line in ruleset.lines() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("table ") {
+            chain.table = name.trim_end_matches([' ', '{']);
+        } else if let Some(name) = line.strip_prefix("chain ") {
+            chain.name = name.trim_end_matches([' ', '{']);
+            chain.at = None;
+        } else if let Some(name) = line.strip_prefix('*') {
+            // As iptables-save writes it.
+            (chain.table, chain.at) = (name, None);
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            chain.name = rule.split(' ').next().unwrap_or_default();
+        }
+        chain.stands(line);
+        // The engine's own, and those of other interfaces.
+        let own = |word: &str| word.starts_with(OWN_TABLE);
+        if chain.table.split(' ').any(own) || chain.is_elsewhere(ports) {
+            continue;
+        }
+        let service = services.iter().find(|service| names(line, service));
+        match chain.at {
+            Some((Side::Egress, devices)) => at_egress(&chain, devices, line, services, findings),
+            Some((Side::Ingress, devices)) if drops(line) => {
+                if let Some(service) = service {
+                    findings.add(
+                        format!(
+                            "a rule of table {}, chain {} at the ingress of {devices}, does not keep packets of {} from the \
+                             engine: {line}",
+                            chain.table,
+                            chain.name,
+                            service_text(service.service)
+                        ),
+                        format!("the engine has its copy before that chain; {FILTER}"),
+                    );
+                } else if drops_by_source(line) {
+                    by_source.push((chain, line));
+                }
+            }
+            Some(_) => {}
+            None => {
+                if let Some(service) = service.filter(|_| acts(line)) {
+                    findings.add(
+                        format!(
+                            "a rule of table {}, chain {}, no longer sees packets of {}: {line}",
+                            chain.table,
+                            chain.name,
+                            service_text(service.service)
+                        ),
+                        format!("the engine takes them before the host's firewall; {FILTER}"),
+                    );
+                } else if drops_by_source(line) {
+                    by_source.push((chain, line));
+                }
+            }
+        }
+    }
+    if let (Some((chain, line)), false) = (by_source.first(), services.is_empty()) {
+        let others = match by_source.len() - 1 {
+            0 => String::new(),
+            others => format!(" (and {others} more)"),
+        };
+        findings.add(
+            format!(
+                "a rule of table {}, chain {}, drops by source, and packets of services pass it all the same: \
+                 {line}{others}",
+                chain.table, chain.name
+            ),
+            format!("the engine takes them before the host's firewall; {FILTER}"),
+        );
+    }
+}
+
+/// What may stop requests and answers that the engine sends.
+fn at_egress(
+    chain: &Chain<'_>,
+    devices: &str,
+    line: &str,
+    services: &[ServiceInfo],
+    findings: &mut Findings,
+) {
+    let Chain { table, name, .. } = chain;
+    let place = format!("table {table}, chain {name} at the egress of {devices}");
+    let cure = format!(
+        "that is right where it is meant to filter services; if not, exempt them in it (ip saddr VIP for answers, ip daddr SERVER \
+         for requests): nft -a list chain {table} {name}"
+    );
+    if line.contains(" hook ") {
+        if line.contains("policy drop") {
+            findings.add(
+                format!("{place}, also drops what the engine sends, unless a rule accepts it"),
+                cure,
+            );
+        }
+        return;
+    }
+    let sent = |service: &&ServiceInfo| {
+        let port = virt(service)
+            .is_some_and(|virt| line.contains("sport") && has_word(line, &virt.port().to_string()));
+        let mut servers = service.servers.iter();
+        port || names(line, service)
+            || servers.any(|server| has_word(line, &server.server.ip().to_string()))
+    };
+    if !drops(line) {
+        return;
+    }
+    if let Some(service) = services.iter().find(sent) {
+        findings.add(
+            format!(
+                "a rule of {place}, also drops what the engine sends for {}: {line}",
+                service_text(service.service)
+            ),
+            cure,
+        );
+    } else if drops_by_source(line) {
+        findings.add(
+            format!(
+                "a rule of {place}, drops by source, requests that the engine sends too: {line}"
+            ),
+            cure,
+        );
+    }
+}
+
+/// Filters of tc that may drop, from what `tc filter show` says of one side of an interface.
+fn traffic_control(name: &str, side: Side, filters: &str, findings: &mut Findings) {
+    // A filter has a line of its own, and its actions others; a program decides by itself.
+    let has = |words: &[&str]| words.iter().any(|word| filters.contains(word));
+    if !has(&["direct-action", "action drop", "action shot", "police "]) {
+        return;
+    }
+    let count = filters.lines().filter(|line| {
+        line.starts_with("filter ") && (line.contains(" handle ") || line.contains(" fh "))
+    });
+    let filters = match count.count() {
+        0 | 1 => "a filter".to_owned(),
+        count => format!("{count} filters"),
+    };
+    match side {
+        Side::Ingress => findings.add(
+            format!("{filters} of tc at the ingress of {name} may drop packets, but keeps none of services from the engine"),
+            format!("the engine has its copy before tc; {FILTER}"),
+        ),
+        Side::Egress => findings.add(
+            format!("{filters} of tc at the egress of {name} may drop what the engine sends, requests and answers of services"),
+            format!(
+                "that is right where services are to be filtered; if not, have it let them pass: tc filter show dev {name} egress"
+            ),
+        ),
+    }
+}
+
+/// Whether a rule does anything.
+fn acts(line: &str) -> bool {
+    let verbs = [
+        "drop", "reject", "accept", "dnat", "redirect", "counter", "mark", " -j ",
+    ];
+    verbs.iter().any(|verb| line.contains(verb))
+}
+
+/// Whether a rule drops.
+fn drops(line: &str) -> bool {
+    let verbs = ["drop", "reject", "DROP", "REJECT"];
+    line.split(' ').any(|word| verbs.contains(&word))
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split([' ', ',', '{', '}', '/'])
+        .any(|part| part == word)
+}
+
+/// Whether a rule names the address or the port of a service.
+fn names(line: &str, service: &ServiceInfo) -> bool {
+    virt(service).is_some_and(|addr| {
+        has_word(line, &addr.ip().to_string())
+            || (line.contains("dport") && has_word(line, &addr.port().to_string()))
+    })
+}
+
+/// Whether a rule drops by source, whatever the destination.
+fn drops_by_source(line: &str) -> bool {
+    let has = |words: &[&str]| line.split(' ').any(|word| words.contains(&word));
+    has(&["saddr", "-s", "--match-set"])
+        && drops(line)
+        && !has(&[
+            "daddr", "dport", "-d", "--dport", "--dports", "-o", "oifname",
+        ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::services;
+    use super::*;
+
+    /// What is found in these rules, on a director with two interfaces and one service.
+    fn found(ruleset: &str) -> Vec<String> {
+        let mut findings = Findings::default();
+        rules(
+            &services("nat", 1),
+            &["eth0", "eth1"],
+            ruleset,
+            &mut findings,
+        );
+        findings.0.into_iter().map(|finding| finding.what).collect()
+    }
+
+    /// A chain of the family netdev with one rule.
+    fn chain(at: &str, rule: &str) -> String {
+        format!(
+            "table netdev t {{\n\tchain c {{\n\t\ttype filter hook {at}; policy accept;\n\t\t{rule}\n\t}}\n}}\n"
+        )
+    }
+
+    #[test]
+    fn chains_at_ingress_keep_nothing_from_the_engine() {
+        for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
+            let at = format!("ingress {device} priority -500");
+            let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(told[0].contains("at the ingress of device"), "{told:?}");
+            let told = found(&chain(&at, "ip saddr 203.0.113.0/24 drop"));
+            assert!(told[0].contains("drops by source"), "{told:?}");
+            // It sees them; that is all it wants.
+            assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
+        }
+        let elsewhere = "ingress device \"eth9\" priority -500";
+        assert!(found(&chain(elsewhere, "tcp dport 80 drop")).is_empty());
+    }
+
+    #[test]
+    fn chains_at_egress_see_what_the_engine_sends() {
+        let at = "egress device \"eth1\" priority filter";
+        for rule in [
+            "tcp sport 80 drop",
+            "ip daddr 10.0.0.1 drop",
+            "ip saddr 192.0.2.1 reject",
+            "ip saddr 203.0.113.0/24 drop",
+        ] {
+            let told = found(&chain(at, rule));
+            assert_eq!(told.len(), 1, "{rule}: {told:?}");
+            assert!(told[0].contains("the engine sends"), "{told:?}");
+        }
+        for rule in ["tcp dport 22 drop", "tcp sport 80 accept", "counter"] {
+            assert!(found(&chain(at, rule)).is_empty(), "{rule}");
+        }
+        let closed = chain(at, "accept").replace("policy accept", "policy drop");
+        let told = found(&closed);
+        assert!(told[0].contains("unless a rule accepts it"), "{told:?}");
+        // What comes behind such a chain is in the stack again.
+        let both =
+            format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
+        assert!(found(&both)[1].contains("no longer sees"));
+    }
+
+    #[test]
+    fn filters_of_tc() {
+        let told = |side, text: &str| {
+            let mut findings = Findings::default();
+            traffic_control("eth0", side, text, &mut findings);
+            let all = findings.0.into_iter();
+            all.map(|f| f.what).collect::<Vec<_>>().join("; ")
+        };
+        let program = "filter protocol ip pref 1 bpf chain 0 \n\
+            filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
+        let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
+            eth_type ipv4\n  src_ip 203.0.113.0/24\n  not_in_hw\n\taction order 1: gact action drop\n\t random type none pass val 0\n";
+        let said = told(Side::Ingress, program);
+        assert!(
+            said.starts_with("a filter of tc at the ingress of eth0"),
+            "{said}"
+        );
+        let said = told(Side::Egress, &format!("{program}{flower}"));
+        assert!(
+            said.starts_with("2 filters of tc at the egress of eth0"),
+            "{said}"
+        );
+        let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
+        for nothing in ["", mirror] {
+            assert_eq!(told(Side::Ingress, nothing), "");
+        }
+    }
+
+    #[test]
+    fn rules_that_see_nothing() {
+        let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
+            \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
+            table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
+        let mut findings = Findings::default();
+        rules(&services("nat", 1), &[], ruleset, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].what.contains("chain INPUT"));
+        assert!(
+            findings.0[0].cure.contains("lvsadm mark add")
+                && findings.0[0].cure.contains("lvsadm filter add"),
+            "{findings:?}"
+        );
+    }
+
+    #[test]
+    fn rules_that_go_by_source_alone() {
+        let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
+            bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
+            *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";
+        let mut findings = Findings::default();
+        rules(&services("nat", 1), &[], ruleset, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        let what = &findings.0[0].what;
+        assert!(what.contains("203.0.113.0/24 drop (and 2 more)"), "{what}");
+        let mut findings = Findings::default();
+        rules(&[], &[], ruleset, &mut findings);
+        assert!(findings.0.is_empty(), "{findings:?}");
+    }
+
+    #[test]
+    fn rules_of_the_old_kind() {
+        let saved = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n";
+        let mut findings = Findings::default();
+        rules(&services("nat", 1), &[], saved, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].what.contains("table filter, chain INPUT"));
+    }
+}
