@@ -291,6 +291,33 @@ impl View {
             "Changes that the engine refuses",
             some(status.refused.len()),
         )?;
+        if let Some(proxy) = &status.proxy {
+            out.gauge(
+                "lvs_proxy_connections",
+                "Connections, and clients of datagrams, that lvsd relays",
+                proxy.connections,
+            )?;
+            out.gauge(
+                "lvs_proxy_connections_max",
+                "As many are relayed at a time",
+                proxy.most,
+            )?;
+            out.counter(
+                "lvs_proxy_full",
+                "Connections and clients that were refused because there were that many",
+                proxy.full,
+            )?;
+            out.counter(
+                "lvs_proxy_evicted",
+                "Clients of datagrams that had to give way to others",
+                proxy.evicted,
+            )?;
+            out.counter(
+                "lvs_proxy_refused",
+                "Connections and clients for which there was no server",
+                proxy.refused,
+            )?;
+        }
         out.gauges(
             "lvs_admin_entries",
             "Wishes of people about servers that hold",
@@ -348,6 +375,11 @@ impl View {
             }
             Ok(())
         })?;
+        out.counter(
+            "lvs_checks_prompted",
+            "Health checks made at once because clients got no answer (`passive`)",
+            counts.prompted,
+        )?;
         out.family(
             (
                 "lvs_check_lag_seconds",

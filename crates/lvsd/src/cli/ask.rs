@@ -131,6 +131,13 @@ fn tell(status: &Status, now: u64) -> String {
         let lag = Duration::from_millis(status.check_lag_ms);
         let _ = writeln!(text, "checks start up to {lag:.1?} late");
     }
+    if let Some(proxy) = &status.proxy {
+        let _ = writeln!(
+            text,
+            "proxied: {} of {} at a time; {} refused for want of room, {} evicted, {} without a server",
+            proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
+        );
+    }
     for service in &status.services {
         tell_service(&mut text, service);
     }

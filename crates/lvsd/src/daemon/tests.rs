@@ -320,7 +320,7 @@ async fn a_start_without_services_takes_them_later() {
 
 /// What is logged on this thread.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -333,24 +333,33 @@ impl std::io::Write for Log {
 }
 
 impl Log {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        // With one subscriber in the whole process, `tracing` asks the thread that first comes by a
+        // line whether anybody wants it, and goes by that for ever: a test that listens to nothing
+        // would answer for those that do.
+        static SECOND: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
+        SECOND.get_or_init(|| {
+            let nobody = tracing_subscriber::fmt().with_writer(std::io::sink);
+            tracing::Dispatch::new(nobody.finish())
+        });
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false);
         tracing::subscriber::set_default(subscriber.with_writer(move || log.clone()).finish())
     }
 
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
     /// Waits until it says `words`, in real time.
     async fn says(&self, words: &str) {
         for _ in 0..10_000 {
-            if String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words) {
+            if self.text().contains(words) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        panic!(
-            "no {words:?} in: {}",
-            String::from_utf8_lossy(&self.0.lock().unwrap())
-        );
+        panic!("no {words:?} in: {}", self.text());
     }
 }
 
@@ -1155,6 +1164,103 @@ async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
         );
     }
     daemon.stop().await;
+}
+
+/// With `alpha` nobody is trusted who was there before: what serves has to pass a check first.
+#[tokio::test(start_paused = true)]
+async fn alpha_takes_over_nothing_that_was_not_checked() {
+    for alpha in [false, true] {
+        let line = if alpha { "alpha = true\n" } else { "" };
+        let text = FILE.replace(
+            "forward = \"nat\"",
+            &format!(
+                "forward = \"nat\"\n{line}below_quorum = \"give-up\"\nsorry = \"10.0.0.99:80\"\ndrain = \"0s\""
+            ),
+        );
+        let first = Running::start(World::default(), Dead::default(), &text);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        first.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let world = first.end(Signal::Stop).await;
+        let slow = Slow::default();
+        slow.hold("10.0.0.1:80");
+        slow.hold("10.0.0.2:80");
+        let again = Running::start_with(world, Dead::default(), slow.clone(), &text);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let vip = "192.0.2.10".parse().unwrap();
+        let owned = again.world.engine().vips().contains(&vip);
+        assert_eq!(owned, !alpha);
+        if alpha {
+            let sorry = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)];
+            again.weights(&sorry).await;
+        } else {
+            again.weights(&both).await;
+        }
+        slow.release("10.0.0.1:80");
+        slow.release("10.0.0.2:80");
+        again.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(again.world.engine().vips().contains(&vip));
+        // A reload with new servers waits for them as without it.
+        slow.hold("10.0.0.3:80");
+        again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        again.weights(&both).await;
+        slow.release("10.0.0.3:80");
+        again
+            .weights(&[("10.0.0.2:80", 3), ("10.0.0.3:80", 1)])
+            .await;
+        again.stop().await;
+    }
+}
+
+/// With `omega` a service goes with the daemon, and others stay.
+#[tokio::test]
+async fn omega_ends_a_service_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = directory.path().join("told");
+    for signal in [Signal::Stop, Signal::StopAll] {
+        let _ = std::fs::remove_file(&told);
+        let log = Log::default();
+        let _listening = log.listen();
+        let user = rustix::process::getuid().as_raw();
+        let text = format!(
+            "[lvsd]\nnotify = [\"/bin/sh\", \"-c\", \"cat >> {}\"]\nnotify_user = \"{user}\"\n{}",
+            told.display(),
+            TWO.replace(
+                "name = \"slow\"",
+                "name = \"slow\"\nomega = true\nbelow_quorum = \"give-up\""
+            )
+        );
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        log.says("ready: 2 services, 2 of 2 servers up").await;
+        let vips = |world: &World| -> Vec<String> {
+            let engine = world.engine();
+            engine.vips().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
+        daemon.events();
+        let world = daemon.end(signal).await;
+        let events = std::fs::read_to_string(&told).unwrap();
+        for event in ["quorum_lost", "vip_withdrawn"] {
+            let line = events.lines().find(|line| line.contains(event));
+            let line = line.unwrap_or_else(|| panic!("{event}: {events}"));
+            assert!(
+                line.contains("\"slow\"") && line.contains("omega"),
+                "{line}"
+            );
+        }
+        assert!(
+            !events.contains("quorum_lost\",\"service\":\"web"),
+            "{events}"
+        );
+        if signal == Signal::Stop {
+            assert!(world.running());
+            assert_eq!(vips(&world), ["192.0.2.10"]);
+            assert_eq!(world.weights(web()).len(), 1);
+            assert_eq!(world.engine().0.services.len(), 1);
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -270,6 +270,8 @@ pub(crate) trait Kind: Sized {
     const FALL: u32 = 3;
     /// The protocol of the services by whose way it can go.
     const VIA: Option<Protocol> = None;
+    /// Descriptors that a probe has open at a time.
+    const DESCRIPTORS: u32 = 1;
 
     /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
@@ -334,6 +336,13 @@ macro_rules! kinds {
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::VIA,)+
+                }
+            }
+
+            /// Descriptors that one of it has open at a time.
+            pub(crate) const fn descriptors(&self) -> u32 {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::DESCRIPTORS,)+
                 }
             }
 
