@@ -3,7 +3,11 @@
 
 use super::*;
 
-const EXAMPLES: [(&str, &str); 6] = [
+const EXAMPLES: [(&str, &str); 7] = [
+    (
+        "checks.toml",
+        include_str!("../../../../examples/checks.toml"),
+    ),
     ("nat.toml", include_str!("../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../examples/tun.toml")),
@@ -183,6 +187,16 @@ fn errors(text: &str) -> String {
     Config::from_toml("test.toml", text)
         .expect_err("the text is wrong")
         .to_string()
+}
+
+/// There is an example of each type of check.
+#[test]
+fn every_type_of_check_has_an_example() {
+    let text = EXAMPLES[0].1;
+    for kind in crate::health::Probe::KINDS {
+        let word = format!("type = \"{}\"", kind.name);
+        assert!(text.contains(&word) || kind.name == "banner", "{word}");
+    }
 }
 
 #[test]

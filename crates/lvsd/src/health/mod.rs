@@ -36,7 +36,7 @@ use permits::{Permits, Standing};
 pub use pins::Pins;
 pub use probe::{Network, Probe, ProbeError, Prober};
 pub use state::State;
-pub use timing::Times;
+pub use timing::Quantiles;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
@@ -82,9 +82,9 @@ pub struct Change {
 #[derive(Debug, Default)]
 pub struct Timing {
     /// From when a check was due until it began.
-    pub lag: Times,
+    pub lag: Quantiles,
     /// From its begin to its result.
-    pub duration: Times,
+    pub duration: Quantiles,
     /// The same by kind and result, for whoever scrapes it.
     tally: Arc<Tally>,
 }
