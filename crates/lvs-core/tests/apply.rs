@@ -286,6 +286,69 @@ fn a_flush_goes_service_by_service() {
     assert_eq!(control.services().count(), 1);
 }
 
+/// The control half is held for no more servers than changes were asked for, however many a service has.
+#[test]
+fn what_a_service_leaves_is_put_away_in_pieces() {
+    let mut control = control();
+    let mut calls = vec![web()];
+    calls.extend((1..=100).map(|n| add(([10, 0, 1, n], 80).into(), Forwarding::Nat)));
+    control.apply(&calls, &Permissive, Instant::ZERO).unwrap();
+    let servers = control.endpoints().map(|(_, server)| server.clone());
+    let servers: Vec<_> = servers.collect();
+    let there = || {
+        servers
+            .iter()
+            .filter(|server| server.is_available())
+            .count()
+    };
+    for delete in [
+        Call::ServiceFlush {},
+        Call::ServiceDelete {
+            service: service(0),
+        },
+    ] {
+        assert_eq!(there(), 100);
+        let list = [delete];
+        let mut changes = Changes::new(&list).unwrap();
+        changes.check(&control, &Permissive, 1).unwrap();
+        let (mut before, mut pieces) = (100, 0);
+        while changes.make(&mut control, Instant::ZERO, 16).is_none() {
+            assert_eq!(control.services().count(), 0, "packets find it no more");
+            assert!(before - there() <= 16);
+            (before, pieces) = (there(), pieces + 1);
+        }
+        assert!(there() == 0 && pieces >= 6);
+        // The same servers, out of the trash.
+        control.apply(&calls, &Permissive, Instant::ZERO).unwrap();
+    }
+}
+
+/// Packets meet a short list all made or not at all; what it deletes first can be added again by it.
+#[test]
+fn a_short_list_is_made_at_once() {
+    let mut control = control();
+    let mut calls = vec![web()];
+    calls.extend((1..=40).map(|n| add(([10, 0, 1, n], 80).into(), Forwarding::Nat)));
+    control.apply(&calls, &Permissive, Instant::ZERO).unwrap();
+    let id = |control: &Control| {
+        let service = control.services().next().unwrap();
+        service.servers().first().unwrap().id()
+    };
+    let last = id(&control);
+    let list = [
+        Call::ServiceDelete {
+            service: service(0),
+        },
+        web(),
+        add(([10, 0, 1, 40], 80).into(), Forwarding::Nat),
+    ];
+    let mut changes = Changes::new(&list).unwrap();
+    changes.check(&control, &Permissive, 16).unwrap();
+    assert!(changes.make(&mut control, Instant::ZERO, 16).is_some());
+    assert_eq!(id(&control), last, "out of the trash");
+    assert_eq!(control.endpoints().count(), 1);
+}
+
 fn web() -> Call {
     Call::ServiceAdd(ServiceSpec {
         service: service(0),

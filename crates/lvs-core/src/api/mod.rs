@@ -10,8 +10,11 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-mod apply;
+// First, for the patterns that it makes.
+#[macro_use]
 mod call;
+
+mod apply;
 mod plan;
 
 pub use self::apply::{Applied, CHANGES_MAX, Changes, Done, Host, Need, Permissive, Refused};

@@ -11,7 +11,7 @@ use super::Control;
 use super::admit::template_key;
 use super::service::ServiceKeyOrd;
 use crate::HashSlot;
-use crate::sched::Request;
+use crate::sched::{About, Request};
 use crate::shard::Shard;
 use crate::{Instant, Protocol, Server, Service, ServiceFlags, ServiceKey, Tuple};
 
@@ -212,7 +212,7 @@ fn explain_choice(told: &mut Explanation, service: &Service, tuple: Tuple, now: 
         Some(None) => "refused (port unreachable): no server can take it".to_string(),
         Some(Some(server)) => {
             told.server = Some(server.addr());
-            let lots = if scheduler == "twos" {
+            let lots = if About::of(scheduler).is_some_and(|about| about.draws_lots) {
                 ", drawing lots"
             } else {
                 ""

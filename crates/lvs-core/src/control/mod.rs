@@ -45,9 +45,9 @@ use crate::shard::LocalPorts;
 use crate::shard::{Settings, Shard, Shared};
 use crate::stats::ObjectStats;
 use crate::sync::{Backup, Queue, SyncDaemon};
-use crate::{Instant, Prefix, Profile, WhenFull};
+use crate::{Instant, Prefix, Profile, Server, WhenFull};
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -182,6 +182,8 @@ pub struct Control {
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
+    /// Servers of services that are gone, on their way to the trash.
+    leaving: VecDeque<Arc<Server>>,
     /// When the defences look at the memory next.
     next_defense: Option<Instant>,
     /// What each shard is to do when it is swept next.
@@ -246,6 +248,7 @@ impl Control {
             next_event: None,
             estimator: Estimator::default(),
             next_trash: None,
+            leaving: VecDeque::new(),
             next_defense: None,
             sweep_work: vec![SweepWork::default(); shards],
             templates,

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
-use core::ops::Range;
+use core::ops::{Bound, Range};
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
@@ -13,7 +13,7 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// How long a removed server without connections is kept.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Changes that are remembered at least; beyond these as many as there are records.
+/// Changes that are remembered at least; of more records, as many as there are.
 const LOG_MIN: usize = 1024;
 
 /// Everything that is known of a server besides its record: it outlives its place in a service.
@@ -33,6 +33,17 @@ struct Trashed {
     idle_since: Option<Instant>,
 }
 
+/// What a look into the trash has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trash {
+    /// Records that were not looked at yet.
+    Unseen,
+    /// Records that have to wait.
+    Waiting,
+    /// Nothing.
+    Empty,
+}
+
 impl Registered {
     /// Whether it has left its service.
     pub(crate) const fn is_trashed(&self) -> bool {
@@ -49,6 +60,8 @@ pub(crate) struct Records {
     free: BTreeSet<u32>,
     /// Records in the trash; of one service and address there is at most one.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
+    /// The record in the trash that was looked at last, until all have been.
+    looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
     /// Records by their servers' addresses, while somebody looks for these.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
@@ -182,48 +195,64 @@ impl Records {
         }
     }
 
-    /// Frees records in the trash that nothing has referred to for long enough (`ip_vs_dest_trash_expire`). `true` if
-    /// some are left.
-    pub(crate) fn empty_trash(&mut self, now: Instant) -> bool {
-        let mut freed = Vec::new();
-        let places = &mut self.places;
-        self.trash.retain(|_, &mut place| {
-            let Some(entry) = &mut places[place as usize] else {
-                return false;
-            };
-            let Some(trashed) = &mut entry.trashed else {
-                return false;
-            };
-            if entry.server.is_referenced() {
-                return true;
+    /// Looks at up to `count` records in the trash, from where it left off, and frees those that nothing has referred to
+    /// for long enough (`ip_vs_dest_trash_expire`).
+    pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
+        let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
+        let portion = self.trash.range((from, Bound::Unbounded)).take(count);
+        let portion: Vec<_> = portion.map(|(&key, &place)| (key, place)).collect();
+        self.looked_at = portion.last().map(|&(key, _)| key);
+        for &(key, place) in &portion {
+            if self.is_to_be_freed(place, now) {
+                self.trash.remove(&key);
+                self.free(place);
             }
-            match trashed.idle_since {
-                None => trashed.idle_since = Some(now),
-                Some(since) if now < since + TRASH_IDLE => {}
-                Some(_) => {
-                    freed.push((entry.server.addr(), place));
-                    return false;
-                }
-            }
-            true
-        });
-        for (addr, place) in freed {
-            self.places[place as usize] = None;
-            if let Some(addresses) = &mut self.addresses {
-                addresses.remove(&(addr, place));
-            }
-            self.free.insert(place);
-            self.note(place);
         }
-        !self.trash.is_empty()
+        if portion.len() == count {
+            return Trash::Unseen;
+        }
+        self.looked_at = None;
+        if self.trash.is_empty() {
+            Trash::Empty
+        } else {
+            Trash::Waiting
+        }
+    }
+
+    /// Whether nothing has referred to a record in the trash for long enough.
+    fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
+        let Some(entry) = self.get_mut(ServerId(place)) else {
+            return false;
+        };
+        let referenced = entry.server.is_referenced();
+        let Some(trashed) = &mut entry.trashed else {
+            return false;
+        };
+        if referenced {
+            return false;
+        }
+        now >= *trashed.idle_since.get_or_insert(now) + TRASH_IDLE
+    }
+
+    fn free(&mut self, place: u32) {
+        let Some(entry) = self.places[place as usize].take() else {
+            return;
+        };
+        if let Some(addresses) = &mut self.addresses {
+            addresses.remove(&(entry.server.addr(), place));
+        }
+        self.free.insert(place);
+        self.note(place);
     }
 
     /// Remembers that a record has changed, as far as shards go by it.
     pub(crate) fn note(&mut self, place: u32) {
-        if self.log.len() >= self.places.len().max(LOG_MIN) {
-            // Whoever has not seen these looks at all records, which are as many.
-            self.log_start += self.log.len() as u64;
-            self.log.clear();
+        let kept = self.places.len().max(LOG_MIN);
+        if self.log.len() >= 2 * kept {
+            // Whoever has not seen these looks at all records, which are no more than the changes that stay.
+            let gone = self.log.len() - kept;
+            self.log_start += gone as u64;
+            self.log.drain(..gone);
         }
         self.log.push(place);
     }
@@ -263,10 +292,31 @@ mod tests {
         assert_eq!(sizes, [1, 2, 0, 0]);
         records.trash(ServerId(1));
         records.trash(ServerId(0));
-        assert!(records.empty_trash(Instant::ZERO));
-        assert!(!records.empty_trash(Instant::ZERO + TRASH_IDLE));
+        let look = |records: &mut Records, now| records.empty_trash(now, 100);
+        assert_eq!(look(&mut records, Instant::ZERO), Trash::Waiting);
+        let idle = Instant::ZERO + TRASH_IDLE;
+        assert_eq!(look(&mut records, idle), Trash::Empty);
         assert_eq!(records.iter().count(), 1);
         assert_eq!([4, 5, 6].map(|n| enter(&mut records, n).0), [0, 1, 3]);
+    }
+
+    #[test]
+    fn the_trash_is_looked_through_in_portions() {
+        let mut records = Records::default();
+        let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
+        for &id in &ids {
+            records.trash(id);
+        }
+        let later = Instant::ZERO + TRASH_IDLE;
+        for (now, left, after) in [
+            (Instant::ZERO, [5, 5, 5], Trash::Waiting),
+            (later, [3, 1, 0], Trash::Empty),
+        ] {
+            for (left, expected) in left.into_iter().zip([Trash::Unseen, Trash::Unseen, after]) {
+                assert_eq!(records.empty_trash(now, 2), expected);
+                assert_eq!(records.iter().count(), left);
+            }
+        }
     }
 
     #[test]
@@ -279,8 +329,10 @@ mod tests {
         records.note(0);
         assert_eq!(records.changed_since(seen), Some(&[1, 0][..]));
         assert_eq!(records.changed_since(0), Some(&[0, 1, 0][..]));
-        for _ in 0..LOG_MIN {
+        for _ in 0..3 * LOG_MIN {
+            let seen = records.changes().saturating_sub(LOG_MIN as u64);
             records.note(0);
+            assert!(records.changed_since(seen).is_some(), "not so long ago");
         }
         assert_eq!(records.changed_since(seen), None, "forgotten");
         assert_eq!(records.changed_since(records.changes()), Some(&[][..]));

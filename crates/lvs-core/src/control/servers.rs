@@ -7,11 +7,16 @@ use core::time::Duration;
 
 use super::Control;
 use super::check;
+use super::records::Trash;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
+/// Servers in the trash that are looked at with nobody else having a turn.
+const TRASH_PORTION: usize = 256;
+/// Time between two such portions.
+const TRASH_STEP: Duration = Duration::from_millis(10);
 
 impl Control {
     /// Adds a real server to a service (`ip_vs_add_dest`). One that was removed within the last minutes comes back with
@@ -137,8 +142,34 @@ impl Control {
 
     /// Frees removed servers that nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
-        let left = self.records.empty_trash(now);
-        self.next_trash = left.then_some(now + TRASH_PERIOD);
-        self.changed();
+        let before = self.records.changes();
+        self.next_trash = match self.records.empty_trash(now, TRASH_PORTION) {
+            Trash::Unseen => Some(now + TRASH_STEP),
+            Trash::Waiting => Some(now + TRASH_PERIOD),
+            Trash::Empty => None,
+        };
+        if self.records.changes() != before {
+            self.changed();
+        }
+    }
+
+    /// Puts up to `count` servers of services that were [taken](Self::take_service) into the trash; gives how many.
+    pub(crate) fn retire_some(&mut self, count: usize, now: Instant) -> usize {
+        let count = count.min(self.leaving.len());
+        for _ in 0..count {
+            if let Some(server) = self.leaving.pop_front() {
+                server.retire();
+                self.trash(server.id(), now);
+            }
+        }
+        if count > 0 {
+            self.changed();
+        }
+        count
+    }
+
+    /// Whether servers of services that are gone wait to be put into the trash.
+    pub(crate) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
     }
 }

@@ -144,6 +144,14 @@ impl Control {
     /// # Errors
     /// [`Error::NoService`].
     pub fn delete_service(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Error> {
+        self.take_service(key)?;
+        self.retire_some(usize::MAX, now);
+        Ok(())
+    }
+
+    /// Deletes a service: packets find it no more. Its servers are still to be [retired](Self::retire_some), before
+    /// anything but further services is changed.
+    pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index
             .remove(&ServiceKeyOrd::from(key))
@@ -159,27 +167,25 @@ impl Control {
         self.mixed -= service.census.mixed;
         self.full_nat.count(family, service.census.full_nat, 0);
         self.records.note_trashed(key);
-        for server in service.pool.servers() {
-            server.retire();
-            self.trash(server.id(), now);
-        }
+        self.leaving.extend(service.pool.servers().iter().cloned());
         self.changed();
         Ok(())
     }
 
     /// Deletes every service (`ip_vs_flush`).
     pub fn flush(&mut self, now: Instant) {
-        while self.flush_one(now) {}
+        while self.take_one() {}
+        self.retire_some(usize::MAX, now);
     }
 
-    /// Deletes one service of those that there are; `false`: there is none.
-    pub(crate) fn flush_one(&mut self, now: Instant) -> bool {
+    /// [Takes](Self::take_service) one service of those that there are; `false`: there is none.
+    pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;
         };
-        let deleted = self.delete_service(&key, now);
-        debug_assert!(deleted.is_ok(), "a service that is listed can be deleted");
-        deleted.is_ok()
+        let taken = self.take_service(&key);
+        debug_assert!(taken.is_ok(), "a service that is listed can be deleted");
+        taken.is_ok()
     }
 
     /// The service with this key, and its number.

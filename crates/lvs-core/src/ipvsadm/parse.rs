@@ -11,11 +11,9 @@ use super::{Command, Format, ListOptions, Resolve, What, value};
 use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
 use crate::{
     Extras, Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel,
-    TunnelChecksum, TunnelType,
+    TunnelChecksum, TunnelType, sched,
 };
 
-/// The scheduler where none is given.
-const DEFAULT_SCHEDULER: &[u8] = b"wlc";
 /// The persistence timeout where `-p` has none.
 const DEFAULT_PERSISTENCE: u32 = 360;
 /// 31 days: the longest timeout that ipvsadm takes.
@@ -547,7 +545,7 @@ impl<'a> Line<'a> {
             config: ServiceConfig {
                 extras: Extras::default(),
                 scheduler: name(if self.scheduler.is_empty() {
-                    DEFAULT_SCHEDULER
+                    sched::DEFAULT.as_bytes()
                 } else {
                     self.scheduler
                 }),
@@ -723,17 +721,11 @@ fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
     let mut items = 0;
     for item in list.split(|&b| b == b',').filter(|item| !item.is_empty()) {
         items += 1;
-        let (flag, only): (u32, &[u8]) = match item {
-            b"flag-1" => (ServiceFlags::SCHED1, &[]),
-            b"flag-2" => (ServiceFlags::SCHED2, &[]),
-            b"flag-3" => (ServiceFlags::SCHED3, &[]),
-            b"sh-fallback" => (ServiceFlags::SCHED1, b"sh"),
-            b"sh-port" => (ServiceFlags::SCHED2, b"sh"),
-            b"mh-fallback" => (ServiceFlags::SCHED1, b"mh"),
-            b"mh-port" => (ServiceFlags::SCHED2, b"mh"),
-            _ => return Err(fail_with("invalid scheduler flag `{}'", item)),
+        let known = core::str::from_utf8(item).ok().and_then(sched::flag);
+        let Some((flag, only)) = known else {
+            return Err(fail_with("invalid scheduler flag `{}'", item));
         };
-        if !only.is_empty() && scheduler != only {
+        if only.is_some_and(|about| about.name.as_bytes() != scheduler) {
             return Err(fail_with("incompatible scheduler flag `{}'", item));
         }
         flags |= flag;

@@ -10,6 +10,7 @@ use super::{Format, ListOptions, Resolve};
 use crate::api::{
     ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
 };
+use crate::sched::{self, About};
 use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel};
 
 /// The version of IPVS that listings name.
@@ -464,29 +465,21 @@ fn service_name(service: &ServiceId, style: Style<'_>) -> String {
 
 /// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has no name.
 fn sched_flags(config: &ServiceConfig) -> Option<String> {
-    let names = match config.scheduler.as_str() {
-        "sh" => ["sh-fallback", "sh-port", ""],
-        "mh" => ["mh-fallback", "mh-port", ""],
-        _ => ["flag-1", "flag-2", "flag-3"],
-    };
-    let bits = [
-        ServiceFlags::SCHED1,
-        ServiceFlags::SCHED2,
-        ServiceFlags::SCHED3,
-    ];
-    if !bits.iter().any(|&bit| config.flags.has(bit)) {
+    if !sched::ANY_FLAGS
+        .iter()
+        .any(|&(_, bit)| config.flags.has(bit))
+    {
         return None;
     }
-    let mut list = String::new();
-    for (bit, name) in bits.into_iter().zip(names) {
-        if config.flags.has(bit) && !name.is_empty() {
-            if !list.is_empty() {
-                list.push(',');
-            }
-            list.push_str(name);
-        }
-    }
-    Some(list)
+    let own = About::of(&config.scheduler).map_or(&[][..], |about| about.flags);
+    let names = if own.is_empty() {
+        sched::ANY_FLAGS
+    } else {
+        own
+    };
+    let set = names.iter().filter(|&&(_, bit)| config.flags.has(bit));
+    let list: Vec<&str> = set.map(|&(name, _)| name).collect();
+    Some(list.join(","))
 }
 
 /// The persistence mask, unless it is the full one.

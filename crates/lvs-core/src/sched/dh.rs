@@ -19,6 +19,8 @@ pub(super) const ABOUT: About = About {
     at_zero: AtZero::Refuses,
     needs_replies: false,
     in_kernel: true,
+    flags: &[],
+    draws_lots: false,
     make: || Box::<DestinationHashing>::default(),
 };
 

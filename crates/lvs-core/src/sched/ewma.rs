@@ -20,6 +20,8 @@ pub(super) const ABOUT: About = About {
     at_zero: AtZero::Avoids,
     needs_replies: true,
     in_kernel: false,
+    flags: &[],
+    draws_lots: false,
     make: || Box::<PeakEwma>::default(),
 };
 

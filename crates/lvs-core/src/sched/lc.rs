@@ -14,6 +14,8 @@ pub(super) const ABOUT: About = About {
     at_zero: AtZero::Avoids,
     needs_replies: false,
     in_kernel: true,
+    flags: &[],
+    draws_lots: false,
     make: || Box::new(LeastConnections),
 };
 

@@ -8,8 +8,8 @@ use core::net::SocketAddr;
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
 use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
-use crate::Server;
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
+use crate::{Server, ServiceFlags};
 
 /// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
 const SLOTS: u32 = 4093;
@@ -25,6 +25,11 @@ pub(super) const ABOUT: About = About {
     at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
     in_kernel: true,
+    flags: &[
+        ("mh-fallback", ServiceFlags::SCHED1),
+        ("mh-port", ServiceFlags::SCHED2),
+    ],
+    draws_lots: false,
     make: || Box::<MaglevHashing>::default(),
 };
 

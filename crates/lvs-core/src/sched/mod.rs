@@ -172,11 +172,21 @@ pub struct About {
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
     pub in_kernel: bool,
+    /// The names that it gives to flags of its services, in the order of their bits. Where it names none,
+    /// [`ANY_FLAGS`] are their names.
+    pub flags: &'static [(&'static str, u32)],
+    /// It chooses by random numbers, so that a preview is one of several outcomes.
+    pub draws_lots: bool,
     /// Makes one for a service.
     pub make: fn() -> Box<dyn Scheduler>,
 }
 
 impl About {
+    /// The built-in scheduler of this name.
+    pub fn of(name: &str) -> Option<&'static Self> {
+        BUILT_IN.iter().find(|about| about.name == name)
+    }
+
     /// Whether a service with these flags refuses some clients while a server has a weight of 0, though others could
     /// take them.
     pub const fn refuses_at_zero(&self, flags: ServiceFlags) -> bool {
@@ -186,6 +196,30 @@ impl About {
             AtZero::RefusesWithoutFallback => !flags.has(ServiceFlags::SCHED1),
         }
     }
+}
+
+/// The scheduler of a service that names none, as with ipvsadm.
+pub const DEFAULT: &str = "wlc";
+
+/// Scheduler flags by number, which every scheduler takes.
+pub const ANY_FLAGS: &[(&str, u32)] = &[
+    ("flag-1", ServiceFlags::SCHED1),
+    ("flag-2", ServiceFlags::SCHED2),
+    ("flag-3", ServiceFlags::SCHED3),
+];
+
+/// A scheduler flag by name: its bit, and the scheduler that alone takes it under that name, if it is one's own.
+pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
+    let of = |flags: &[(&str, u32)]| {
+        let found = flags.iter().find(|(known, _)| *known == name);
+        found.map(|&(_, bit)| bit)
+    };
+    let own = || {
+        BUILT_IN
+            .iter()
+            .find_map(|about| Some((of(about.flags)?, Some(about))))
+    };
+    of(ANY_FLAGS).map(|bit| (bit, None)).or_else(own)
 }
 
 /// What a scheduler does with a client whose server has a weight of 0.
@@ -289,6 +323,8 @@ impl NoScheduler {
         at_zero: AtZero::Avoids,
         needs_replies: false,
         in_kernel: true,
+        flags: &[],
+        draws_lots: false,
         make: || Box::new(Self),
     };
 }
@@ -371,6 +407,46 @@ pub(crate) mod tests {
                 let name = about.name;
                 assert_eq!(refuses, about.refuses_at_zero(flags), "{name} {flags:?}");
             }
+        }
+    }
+
+    #[test]
+    fn every_flag_has_one_name_of_its_schedulers_own_at_most() {
+        assert_eq!(
+            flag("sh-port").map(|(bit, _)| bit),
+            Some(ServiceFlags::SCHED2)
+        );
+        assert_eq!(flag("mh-port").unwrap().1.unwrap().name, "mh");
+        assert!(flag("flag-3").unwrap().1.is_none() && flag("rr-port").is_none());
+        for about in BUILT_IN {
+            let mut bits: Vec<u32> = about.flags.iter().map(|&(_, bit)| bit).collect();
+            bits.dedup();
+            assert_eq!(bits.len(), about.flags.len(), "{}", about.name);
+            for &(name, bit) in about.flags {
+                assert!(ANY_FLAGS.iter().any(|&(_, any)| any == bit), "{name}");
+                assert!(
+                    name.starts_with(&alloc::format!("{}-", about.name)),
+                    "{name}"
+                );
+            }
+        }
+    }
+
+    /// A scheduler that says that it draws lots goes by its seed, and no other does.
+    #[test]
+    fn who_draws_lots_says_so() {
+        for about in BUILT_IN {
+            let choices = |seed: u64| {
+                let mut scheduler = (about.make)();
+                scheduler.seed(seed);
+                let mut pool = Pool::new(scheduler);
+                for n in 1..=4 {
+                    let config = ServerConfig::new(1, Forwarding::Nat);
+                    pool.insert(server(n), &config).unwrap();
+                }
+                letters(&mut pool, clients(ServiceFlags::default()))
+            };
+            assert_eq!(choices(1) != choices(2), about.draws_lots, "{}", about.name);
         }
     }
 

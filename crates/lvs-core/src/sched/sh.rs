@@ -20,6 +20,11 @@ pub(super) const ABOUT: About = About {
     at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
     in_kernel: true,
+    flags: &[
+        ("sh-fallback", ServiceFlags::SCHED1),
+        ("sh-port", ServiceFlags::SCHED2),
+    ],
+    draws_lots: false,
     make: || Box::<SourceHashing>::default(),
 };
 

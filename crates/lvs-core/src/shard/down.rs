@@ -9,7 +9,7 @@
 //! setting), the receiver answers with an acknowledgement that says what it expects, and that is answered with the right
 //! number: an entry that has ended stays for a while and resets what still comes.
 
-use super::{NeedsControl, Shard};
+use super::{NeedsControl, Shard, tcp};
 use crate::conn::{NO_SLOT, Sparse, State, flag};
 use crate::packet::{is_ipsec, opens};
 use crate::{
@@ -38,20 +38,16 @@ impl Numbers {
     /// Reads `tcp`, a header and all of its payload, also where that stands for several segments; `None` if the header is
     /// cut short.
     fn read(tcp: &[u8]) -> Option<Self> {
-        let number = |at: usize| {
-            let bytes = tcp.get(at..at + 4)?;
-            Some(u32::from_be_bytes(bytes.try_into().ok()?))
-        };
-        let header = usize::from(tcp.get(12)? >> 4) * 4;
-        let payload = tcp.len().checked_sub(header.max(20))?;
-        let flags = TcpFlags(tcp[13]);
+        let header = tcp::data_offset(tcp)?.max(tcp::HEADER_LEN);
+        let payload = tcp.len().checked_sub(header)?;
+        let flags = TcpFlags(tcp[tcp::FLAGS]);
         let syn = flags.has(TcpFlags::SYN);
         let len =
             u32::try_from(payload).ok()? + u32::from(syn) + u32::from(flags.has(TcpFlags::FIN));
         Some(Self {
-            next: number(4)?.wrapping_add(len),
+            next: tcp::number(tcp, tcp::SEQUENCE)?.wrapping_add(len),
             ack: if flags.has(TcpFlags::ACK) {
-                number(8)
+                tcp::number(tcp, tcp::ACKNOWLEDGEMENT)
             } else {
                 None
             },
@@ -407,9 +403,9 @@ mod tests {
     fn lengths_in_the_sequence_space() {
         let read = |flags: u8, payload: usize| {
             let mut tcp = std::vec![0; 20 + payload];
-            tcp[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+            tcp[tcp::SEQUENCE].copy_from_slice(&u32::MAX.to_be_bytes());
             tcp[12] = 0x50;
-            tcp[13] = flags;
+            tcp[tcp::FLAGS] = flags;
             let said = Numbers::read(&tcp).unwrap();
             (said.next, said.ack, said.syn)
         };

@@ -13,6 +13,7 @@ mod publish;
 mod room;
 mod settings;
 mod sync;
+mod tcp;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;

@@ -15,17 +15,7 @@ pub type Prefix = (IpAddr, u8);
 
 /// Whether `addr` is of `prefix`.
 pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
-    match (net, addr) {
-        (IpAddr::V4(net), IpAddr::V4(addr)) => {
-            let differ = net.to_bits() ^ addr.to_bits();
-            differ.leading_zeros() >= bits.into()
-        }
-        (IpAddr::V6(net), IpAddr::V6(addr)) => {
-            let differ = net.to_bits() ^ addr.to_bits();
-            differ.leading_zeros() >= bits.into()
-        }
-        _ => false,
-    }
+    lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
 }
 
 /// Where packets to a prefix go.

@@ -16,7 +16,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
 use self::announce::Command;
-use super::Shard;
+use super::{Shard, tcp};
 use crate::conn::{Draft, Key, State, flag};
 use crate::verdict::{Edit, Replacement, Shift, is_after};
 use crate::{
@@ -176,18 +176,20 @@ struct Tcp<'a> {
 impl<'a> Tcp<'a> {
     fn read(meta: &PacketMeta<'a>) -> Option<Self> {
         let bytes = meta.segment.bytes;
-        let (header, _) = bytes.split_first_chunk::<20>()?;
+        let (header, _) = bytes.split_first_chunk::<{ tcp::HEADER_LEN }>()?;
         let Transport::Tcp(flags) = meta.transport else {
             return None;
         };
-        let number = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|n| header[at + n]));
-        let len = usize::from(header[12] >> 4) * 4;
+        let len = tcp::data_offset(header)?;
         Some(Self {
-            sequence: number(4),
-            acknowledgement: number(8),
+            sequence: tcp::number(header, tcp::SEQUENCE)?,
+            acknowledgement: tcp::number(header, tcp::ACKNOWLEDGEMENT)?,
             flags,
             // A header that claims to be shorter than it can be has nothing behind it.
-            payload: bytes.get(len..).filter(|_| len >= 20).unwrap_or_default(),
+            payload: bytes
+                .get(len..)
+                .filter(|_| len >= tcp::HEADER_LEN)
+                .unwrap_or_default(),
         })
     }
 

@@ -50,14 +50,13 @@ impl Shared {
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
     }
 
-    /// Makes changes, or none; a long list and a flush in pieces, between which packets that need the control half have their turn.
+    /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between which packets that need the control half have their turn.
     fn make(&self, calls: &[Call]) -> Result<Applied, Refused> {
         let host = self.view();
         let now = self.now();
-        let flushes = calls
-            .iter()
-            .any(|call| matches!(call, Call::ServiceFlush {}));
-        if calls.len() <= PIECE && !flushes {
+        let deletes =
+            |call: &Call| matches!(call, Call::ServiceFlush {} | Call::ServiceDelete { .. });
+        if calls.len() <= PIECE && !calls.iter().any(deletes) {
             return self.control().apply(calls, &*host, now);
         }
         let mut changes = Changes::new(calls)?;

@@ -81,24 +81,7 @@ impl Handler for Shared {
                 to_value(&Done::default())
             }
             Call::Apply { changes } => self.apply(changes, true),
-            Call::ServiceAdd(_)
-            | Call::ServiceEdit(_)
-            | Call::ServiceDelete { .. }
-            | Call::ServiceFlush {}
-            | Call::ServiceZero { .. }
-            | Call::ServerAdd(_)
-            | Call::ServerEdit(_)
-            | Call::ServerDelete { .. }
-            | Call::TimeoutsSet(_)
-            | Call::SysctlSet(_)
-            | Call::DaemonStart(_)
-            | Call::DaemonStop { .. }
-            | Call::MarkAdd { .. }
-            | Call::MarkDelete { .. }
-            | Call::MarkSet { .. }
-            | Call::FilterSet(_)
-            | Call::VipsOwn { .. }
-            | Call::LocalSet(_) => self.apply(vec![call], false),
+            lvs_core::any_change!() => self.apply(vec![call], false),
         }
     }
 

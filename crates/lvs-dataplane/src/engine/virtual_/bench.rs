@@ -240,17 +240,8 @@ impl Prefix {
     }
 
     fn contains(self, addr: IpAddr) -> bool {
-        let differs = |xor: u128, width: u8| {
-            xor.checked_shr(u32::from(width - self.bits))
-                .is_some_and(|rest| rest != 0)
-        };
-        match (self.addr, addr) {
-            (IpAddr::V4(net), IpAddr::V4(addr)) => {
-                !differs(u128::from(net.to_bits() ^ addr.to_bits()), 32)
-            }
-            (IpAddr::V6(net), IpAddr::V6(addr)) => !differs(net.to_bits() ^ addr.to_bits(), 128),
-            _ => false,
-        }
+        let network = lvs_core::Prefix::new(self.addr, self.bits);
+        network.is_some_and(|network| network.contains(addr))
     }
 
     /// The address that means all hosts of the network.

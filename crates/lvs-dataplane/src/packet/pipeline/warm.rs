@@ -2,17 +2,17 @@
 //! waits for memory once, not for each packet.
 
 use std::hint::black_box;
-use std::net::SocketAddr;
 
 use lvs_core::{Protocol, Tuple};
 
 use super::Decide;
 use crate::packet::frame::Frame;
+use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
 /// Frames that are read ahead at most: those behind them are, when they come first.
 const AHEAD: usize = 64;
-/// An Ethernet header without a tag.
-const ETHERNET: usize = 14;
+/// Version 4, and a header without options.
+const PLAIN: u8 = 0x45;
 
 /// Reads what the frames' connections need. Frames that are not plain IPv4 with ports are passed over: this is a matter of
 /// speed alone, and whoever decides reads them with care.
@@ -30,22 +30,18 @@ pub(super) fn read_ahead<D: Decide>(frames: &[Frame], ethernet: bool, decide: &D
     black_box(read.fold(0, |read, ahead| read ^ decide.warm(ahead)));
 }
 
-fn ports_and_addresses(bytes: &[u8], ethernet: bool) -> Option<Tuple> {
-    let packet = bytes.get(if ethernet { ETHERNET } else { 0 }..)?;
-    let header: &[u8; 24] = packet.first_chunk()?;
-    let of_ipv4 = !ethernet || bytes[12..ETHERNET] == [8, 0];
-    if header[0] != 0x45 || !of_ipv4 {
+fn ports_and_addresses(bytes: &[u8], has_ethernet: bool) -> Option<Tuple> {
+    let packet = bytes.get(if has_ethernet { ETHERNET_LEN } else { 0 }..)?;
+    let (header, ports) = packet.split_first_chunk::<{ ipv4::HEADER_LEN }>()?;
+    let ports: &[u8; udp::field::DESTINATION.end] = ports.first_chunk()?;
+    let of_ipv4 = !has_ethernet || be16(bytes, ethernet::ETHERTYPE) == ETHERTYPE_IPV4;
+    if header[ipv4::field::VERSION] != PLAIN || !of_ipv4 {
         return None;
     }
-    let side = |addr: usize, port: usize| {
-        let addr = [0, 1, 2, 3].map(|n| header[addr + n]);
-        let port = u16::from_be_bytes([header[port], header[port + 1]]);
-        SocketAddr::from((addr, port))
-    };
     Some(Tuple {
-        protocol: Protocol(header[9]),
-        src: side(12, 20),
-        dst: side(16, 22),
+        protocol: Protocol(header[ipv4::field::PROTOCOL]),
+        src: (ipv4::src(header), be16(ports, udp::field::SOURCE)).into(),
+        dst: (ipv4::dst(header), be16(ports, udp::field::DESTINATION)).into(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_core::api::ServiceId;
-use lvs_core::sched::BUILT_IN;
+use lvs_core::sched::{self, BUILT_IN};
 use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
 use lvs_dataplane::words::meant;
 use toml::Spanned;
@@ -29,7 +29,7 @@ impl Checker<'_> {
     ) -> ServiceConfig {
         let family = identity.map_or(Family::V4, |(_, family)| family);
         let id = identity.map(|(id, _)| id);
-        let mut config = ServiceConfig::new(family, "wlc");
+        let mut config = ServiceConfig::new(family, sched::DEFAULT);
         self.scheduler(raw, &mut config);
         self.scheduler_flags(raw, &mut config);
         self.one_packet(raw, id, &mut config);
@@ -62,22 +62,13 @@ impl Checker<'_> {
 
     fn scheduler_flags(&mut self, raw: &RawService, config: &mut ServiceConfig) {
         let scheduler = config.scheduler.clone();
+        let own = BUILT_IN.iter().flat_map(|about| about.flags);
+        let flags: Vec<(&str, u32)> = own.chain(sched::ANY_FLAGS).copied().collect();
         for flag in raw.scheduler_flags.iter().flatten() {
-            let bit = self.word(
-                Some(flag),
-                &[
-                    ("sh-fallback", ServiceFlags::SCHED1),
-                    ("sh-port", ServiceFlags::SCHED2),
-                    ("mh-fallback", ServiceFlags::SCHED1),
-                    ("mh-port", ServiceFlags::SCHED2),
-                    ("flag-1", ServiceFlags::SCHED1),
-                    ("flag-2", ServiceFlags::SCHED2),
-                    ("flag-3", ServiceFlags::SCHED3),
-                ],
-            );
+            let bit = self.word(Some(flag), &flags);
             config.flags.0 |= bit.unwrap_or(0);
-            if let Some((owner @ ("sh" | "mh"), rest)) = flag.get_ref().split_once('-')
-                && owner != scheduler
+            if let Some((_, Some(owner))) = sched::flag(flag.get_ref())
+                && owner.name != scheduler
             {
                 self.report(
                     Diagnostic::error(
@@ -85,7 +76,11 @@ impl Checker<'_> {
                         format!("the scheduler {scheduler} does not know this flag"),
                     )
                     .help(format!(
-                        "remove it, or set scheduler = \"{owner}\" (flag `{rest}`)"
+                        "remove it, or set scheduler = \"{}\" (flag `{}`)",
+                        owner.name,
+                        flag.get_ref()
+                            .trim_start_matches(owner.name)
+                            .trim_start_matches('-')
                     )),
                 );
             }

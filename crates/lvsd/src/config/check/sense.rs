@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use lvs_core::api::ServiceId;
 use lvs_core::mark::{MarkAction, MarkRule};
-use lvs_core::sched::{BUILT_IN, Weights};
+use lvs_core::sched::{self, BUILT_IN, Weights};
 use toml::Spanned;
 
 use super::{Checker, endpoint, label};
@@ -133,7 +133,10 @@ impl Checker<'_> {
                     .help("give one of them another weight, unless the service is to run dry"),
             );
         }
-        let name = raw.scheduler.as_ref().map_or("wlc", |name| name.get_ref());
+        let name = raw
+            .scheduler
+            .as_ref()
+            .map_or(sched::DEFAULT, |name| name.get_ref());
         let about = BUILT_IN.iter().find(|about| about.name == name);
         let ignored = about.is_some_and(|about| about.weights == Weights::Ignored);
         if let Some(weight) = weights().find(|weight| weight.get_ref().0 > 1)

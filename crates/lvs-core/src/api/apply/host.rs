@@ -1,0 +1,62 @@
+//! What only the host of a director knows, and changes depend on.
+
+use core::net::IpAddr;
+
+use super::super::Failure;
+use crate::mark::MarkRule;
+use crate::sync::SyncRole;
+use crate::{Forwarding, LocalAddress, ServiceKey};
+
+/// What only the host of a director knows, and changes depend on.
+///
+/// It answers from what it has at hand: the lock of [`Control`](crate::Control) is held while it is asked.
+pub trait Host {
+    /// Whether the way in which packets come to the director permits something. Asked before anything else.
+    ///
+    /// # Errors
+    /// Why not, and what to do instead.
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        let _ = need;
+        Ok(())
+    }
+
+    /// Whether this is the broadcast address of one of the host's networks.
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        let _ = addr;
+        false
+    }
+
+    /// The MTU of a network interface in bytes; `None` if there is none of this name.
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        let _ = interface;
+        Some(1500)
+    }
+
+    /// The ports of a local address that may stand for clients: those that the host's own programs are not given.
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        LocalAddress::new(addr)
+    }
+}
+
+/// A host that permits everything and has every interface: for rehearsals and tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Permissive;
+
+impl Host for Permissive {}
+
+/// What a change needs of the way in which packets come to the director.
+#[derive(Clone, Copy, Debug)]
+pub enum Need<'a> {
+    /// A service to be added.
+    Service(ServiceKey),
+    /// A server with this method, to be added or edited.
+    Server(Forwarding),
+    /// A rule for marks.
+    Mark(&'a MarkRule),
+    /// An address that is to stand for clients.
+    Local(IpAddr),
+    /// A virtual address that is to be answered for.
+    Own(IpAddr),
+    /// A synchronisation daemon to be started.
+    Daemon(SyncRole),
+}

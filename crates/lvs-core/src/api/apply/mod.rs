@@ -1,0 +1,244 @@
+//! The one way in for changes: a list of calls is checked as a whole, then made as a whole.
+
+mod check;
+mod host;
+mod step;
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use self::check::check_call;
+pub use self::host::{Host, Need, Permissive};
+use self::step::Step;
+use super::plan::{Noted, Plan};
+use super::{Call, Failure, FailureCode};
+use crate::control::ServiceKeyOrd;
+use crate::mark::MarkRule;
+use crate::{Control, Instant, ServiceKey};
+
+/// Changes that one [`Call::Apply`] takes at most.
+pub const CHANGES_MAX: usize = 1 << 16;
+
+/// Answer to a call that changes something: it is done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// What the packet path does not follow yet, and what to do about it. Absent if all is well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// A list of changes that cannot be made. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The first change that cannot be made, from 0.
+    pub change: usize,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// What the packet side has to follow after changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    services: BTreeSet<ServiceKeyOrd>,
+    /// Services are gone: what belonged to them has to be looked for.
+    pub flushed: bool,
+    /// Rules for marks ([`Control::marks`]).
+    pub marks: bool,
+    /// Virtual addresses to answer for ([`Control::own_vips`]).
+    pub vips: bool,
+    /// Addresses that stand for clients ([`Control::local_pool`]).
+    pub local: bool,
+    /// Timeouts, sysctls or synchronisation daemons.
+    pub settings: bool,
+}
+
+impl Applied {
+    /// Services that were added, edited or deleted, or whose servers were.
+    pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
+        self.services.iter().map(|&key| key.into())
+    }
+
+    /// Nothing concerns the packet side.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Nothing but services is concerned, each of which is named.
+    pub fn is_services_only(&self) -> bool {
+        !(self.flushed || self.marks || self.vips || self.local || self.settings)
+    }
+
+    /// Adds what another list of changes asks to follow.
+    pub fn merge(&mut self, other: Self) {
+        self.services.extend(other.services);
+        self.flushed |= other.flushed;
+        self.marks |= other.marks;
+        self.vips |= other.vips;
+        self.local |= other.local;
+        self.settings |= other.settings;
+    }
+}
+
+impl Control {
+    /// Makes these changes, or none: every call that changes what the director is to do, in the order of the list. All
+    /// are checked before the first is made, each against what those before it leave. The packet side follows once,
+    /// by what is returned.
+    ///
+    /// A change is refused as the operation itself would refuse it: in the kernel's order of checks.
+    ///
+    /// # Errors
+    /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`], [`Call::Stop`] and calls that read
+    /// have no place in a list.
+    pub fn apply(
+        &mut self,
+        calls: &[Call],
+        host: &dyn Host,
+        now: Instant,
+    ) -> Result<Applied, Refused> {
+        let mut changes = Changes::new(calls)?;
+        changes.check(self, host, usize::MAX)?;
+        let applied = changes.make(self, now, usize::MAX);
+        Ok(applied.unwrap_or_default())
+    }
+}
+
+/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in pieces: whoever has a lock around
+/// it can let go of it in between, so that a long list holds up no packets. First everything is checked, then everything is
+/// made. Nobody else may make changes meanwhile; packets and the clock may go on.
+pub struct Changes<'a> {
+    calls: &'a [Call],
+    /// Calls that were checked.
+    checked: usize,
+    noted: Option<Noted>,
+    steps: VecDeque<Step<'a>>,
+    marks: Option<Vec<MarkRule>>,
+    applied: Applied,
+}
+
+impl fmt::Debug for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes")
+            .field("calls", &self.calls.len())
+            .field("checked", &self.checked)
+            .field("unmade", &self.steps.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Changes<'a> {
+    /// Nothing is checked yet.
+    ///
+    /// # Errors
+    /// If there are more than [`CHANGES_MAX`].
+    pub fn new(calls: &'a [Call]) -> Result<Self, Refused> {
+        if calls.len() > CHANGES_MAX {
+            return Err(Refused {
+                change: CHANGES_MAX,
+                failure: Failure::new(
+                    FailureCode::Full,
+                    format!(
+                        "{} changes: {CHANGES_MAX} at most are taken at once",
+                        calls.len()
+                    ),
+                ),
+            });
+        }
+        Ok(Self {
+            calls,
+            checked: 0,
+            noted: None,
+            steps: VecDeque::with_capacity(calls.len()),
+            marks: None,
+            applied: Applied::default(),
+        })
+    }
+
+    /// Checks up to `count` more, each against what those before it leave. `false`: all are checked.
+    ///
+    /// # Errors
+    /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
+    pub fn check(
+        &mut self,
+        control: &Control,
+        host: &dyn Host,
+        count: usize,
+    ) -> Result<bool, Refused> {
+        let refused = |change, failure| Refused { change, failure };
+        if let [call] = self.calls {
+            let step = check_call(control, control, call, host);
+            self.steps
+                .push_back(step.map_err(|failure| refused(0, failure))?);
+            self.checked = 1;
+            return Ok(false);
+        }
+        let noted = self.noted.take().unwrap_or_else(|| Noted::new(control));
+        let mut plan = Plan::resume(control, noted);
+        let end = self.checked.saturating_add(count).min(self.calls.len());
+        for (change, call) in self.calls.iter().enumerate().take(end).skip(self.checked) {
+            let step = check_call(&plan, control, call, host);
+            let step = step.map_err(|failure| refused(change, failure))?;
+            step.note(&mut plan);
+            self.steps.push_back(step);
+        }
+        self.checked = end;
+        self.noted = Some(plan.into_noted());
+        Ok(self.checked < self.calls.len())
+    }
+
+    /// Makes up to `count` more of those that were checked, where a flush counts as one for each service, and a service
+    /// that is deleted as one for itself and one for each server. When all are made: what the packet side has to follow.
+    ///
+    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets can tell: only the
+    /// servers of services that are deleted last take further turns to be put away.
+    pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
+        if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
+            self.marks = Some(control.marks().to_vec());
+        }
+        let marks = self.marks.get_or_insert_default();
+        let flushes = self
+            .steps
+            .iter()
+            .take(count)
+            .any(|step| matches!(step, Step::Flush));
+        let at_once = self.calls.len() <= count && !flushes;
+        let mut left = count;
+        while left > 0 {
+            let deletes_on = matches!(
+                self.steps.front(),
+                Some(Step::DeleteService(_) | Step::Flush)
+            );
+            if control.has_leaving() && !deletes_on {
+                if at_once && !self.steps.is_empty() {
+                    control.retire_some(usize::MAX, now);
+                } else {
+                    left -= control.retire_some(left, now);
+                }
+                continue;
+            }
+            let Some(step) = self.steps.pop_front() else {
+                break;
+            };
+            left -= 1;
+            if matches!(step, Step::Flush) && control.take_one() {
+                self.steps.push_front(step);
+                continue;
+            }
+            let made = control.make(step, marks, &mut self.applied, now);
+            debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
+        }
+        if !self.steps.is_empty() || control.has_leaving() {
+            return None;
+        }
+        let applied = core::mem::take(&mut self.applied);
+        if applied.marks {
+            control.set_marks(Arc::from(core::mem::take(marks)));
+        }
+        Some(applied)
+    }
+}

@@ -1,0 +1,185 @@
+//! A change that has been checked: how it is made, and what it means for those after it and for the packet side.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use super::super::plan::Plan;
+use super::super::{ServerSpec, ServiceSpec, Sysctl, Timeouts};
+use super::Applied;
+use super::check::serves;
+use crate::mark::MarkRule;
+use crate::sync::{self, SyncDaemon, SyncRole};
+use crate::{
+    Control, Error, Instant, LocalAddress, ServiceConfig, ServiceFlags, ServiceKey, SourceFilter,
+};
+
+/// A change that has been checked, with what the host had to say.
+pub(super) enum Step<'a> {
+    AddService(&'a ServiceSpec),
+    EditService(&'a ServiceSpec),
+    DeleteService(ServiceKey),
+    Flush,
+    Zero(Option<ServiceKey>),
+    AddServer(&'a ServerSpec),
+    EditServer(&'a ServerSpec),
+    DeleteServer(ServiceKey, SocketAddr),
+    SetTimeouts(Timeouts),
+    SetSysctl(&'a Sysctl),
+    StartMaster(sync::Master, &'a SyncDaemon),
+    StartBackup(sync::Backup, &'a SyncDaemon),
+    StopDaemon(SyncRole),
+    /// At this place, from 0.
+    InsertMark(usize, MarkRule),
+    DeleteMark(usize),
+    SetMarks(Vec<MarkRule>),
+    SetFilter(Option<ServiceKey>, &'a SourceFilter),
+    OwnVips(&'a [IpAddr]),
+    SetLocal(Vec<LocalAddress>, bool),
+}
+
+impl Control {
+    /// Makes a change; rules for marks are in `marks` until all are made.
+    pub(super) fn make(
+        &mut self,
+        step: Step<'_>,
+        marks: &mut Vec<MarkRule>,
+        applied: &mut Applied,
+        now: Instant,
+    ) -> Result<(), Error> {
+        step.announce(applied);
+        match step {
+            Step::AddService(spec) => {
+                let key = spec.service.into();
+                self.add_service(key, spec.config.clone(), spec.owner.clone())?;
+            }
+            Step::EditService(spec) => {
+                let key = spec.service.into();
+                self.edit_service(&key, spec.config.clone(), spec.owner.clone())?;
+            }
+            Step::DeleteService(key) => self.take_service(&key)?,
+            // Services go one by one, their servers after them.
+            Step::Flush => while self.take_one() {},
+            Step::Zero(key) => self.zero(key.as_ref())?,
+            Step::AddServer(spec) => {
+                self.add_server(&spec.service.into(), spec.server, &spec.config, now)?;
+            }
+            Step::EditServer(spec) => {
+                self.edit_server(&spec.service.into(), spec.server, &spec.config)?;
+            }
+            Step::DeleteServer(key, addr) => self.delete_server(&key, addr, now)?,
+            Step::SetTimeouts(Timeouts { tcp, tcp_fin, udp }) => {
+                self.set_timeouts(tcp, tcp_fin, udp)?;
+            }
+            Step::SetSysctl(sysctl) => self.set_sysctl(&sysctl.name, &sysctl.value)?,
+            Step::StartMaster(master, daemon) => {
+                self.start_master(master)?;
+                self.note_daemon(completed(daemon, master.maxlen));
+            }
+            Step::StartBackup(backup, daemon) => {
+                self.start_backup(backup)?;
+                self.note_daemon(completed(daemon, backup.maxlen));
+            }
+            Step::StopDaemon(SyncRole::Master) => self.stop_master()?,
+            Step::StopDaemon(SyncRole::Backup) => self.stop_backup()?,
+            Step::InsertMark(place, rule) => marks.insert(place, rule),
+            Step::DeleteMark(place) => drop(marks.remove(place)),
+            Step::SetMarks(all) => *marks = all,
+            Step::SetFilter(service, filter) => {
+                self.set_filter(service.as_ref(), filter.clone())?;
+            }
+            Step::OwnVips(addresses) => self.set_own_vips(addresses),
+            Step::SetLocal(pool, hairpin) => self.set_local_pool(pool, hairpin)?,
+        }
+        Ok(())
+    }
+}
+
+impl Step<'_> {
+    /// Changes the plan as [`Control::make`] will change the director.
+    pub(super) fn note(&self, plan: &mut Plan<'_>) {
+        let settings = |spec: &ServiceSpec| {
+            let once = spec.config.flags.has(ServiceFlags::ONE_PACKET);
+            (once, measures(plan.control(), &spec.config))
+        };
+        match self {
+            Self::AddService(spec) => {
+                let (once, measures) = settings(spec);
+                plan.add_service(&spec.service.into(), once, measures);
+            }
+            Self::EditService(spec) => {
+                let (once, measures) = settings(spec);
+                plan.edit_service(&spec.service.into(), once, measures);
+            }
+            Self::DeleteService(key) => plan.delete_service(key),
+            Self::Flush => plan.flush(),
+            Self::AddServer(spec) | Self::EditServer(spec) => {
+                let forwarding = Some(spec.config.forwarding);
+                plan.set_server(&spec.service.into(), spec.server, forwarding);
+            }
+            Self::DeleteServer(key, addr) => plan.set_server(key, *addr, None),
+            Self::StartMaster(..) => plan.set_daemon(SyncRole::Master, true),
+            Self::StartBackup(..) => plan.set_daemon(SyncRole::Backup, true),
+            Self::StopDaemon(role) => plan.set_daemon(*role, false),
+            Self::InsertMark(..) => plan.noted().marks += 1,
+            Self::DeleteMark(_) => plan.noted().marks -= 1,
+            Self::SetMarks(rules) => plan.noted().marks = rules.len(),
+            Self::SetLocal(pool, _) => plan.set_local(|family| serves(pool, family)),
+            Self::Zero(_)
+            | Self::SetTimeouts(_)
+            | Self::SetSysctl(_)
+            | Self::SetFilter(..)
+            | Self::OwnVips(_) => {}
+        }
+    }
+
+    pub(super) const fn is_about_marks(&self) -> bool {
+        matches!(
+            self,
+            Self::InsertMark(..) | Self::DeleteMark(_) | Self::SetMarks(_)
+        )
+    }
+
+    /// Tells what the packet side has to follow.
+    fn announce(&self, applied: &mut Applied) {
+        match self {
+            Self::AddService(spec) | Self::EditService(spec) => {
+                let key = ServiceKey::from(spec.service);
+                applied.services.insert((&key).into());
+            }
+            Self::AddServer(spec) | Self::EditServer(spec) => {
+                let key = ServiceKey::from(spec.service);
+                applied.services.insert((&key).into());
+            }
+            Self::DeleteService(key) | Self::DeleteServer(key, _) => {
+                applied.services.insert(key.into());
+            }
+            Self::Flush => applied.flushed = true,
+            Self::Zero(_) | Self::SetFilter(..) => {}
+            Self::SetTimeouts(_)
+            | Self::SetSysctl(_)
+            | Self::StartMaster(..)
+            | Self::StartBackup(..)
+            | Self::StopDaemon(_) => applied.settings = true,
+            Self::InsertMark(..) | Self::DeleteMark(_) | Self::SetMarks(_) => applied.marks = true,
+            Self::OwnVips(_) => applied.vips = true,
+            Self::SetLocal(..) => applied.local = true,
+        }
+    }
+}
+
+/// A daemon with what it was not told.
+fn completed(daemon: &SyncDaemon, maxlen: u16) -> SyncDaemon {
+    SyncDaemon {
+        maxlen: Some(maxlen),
+        group: Some(daemon.group.unwrap_or_else(|| sync::GROUP.into())),
+        port: Some(daemon.port.unwrap_or(sync::PORT)),
+        ttl: Some(daemon.ttl.unwrap_or(1)),
+        ..daemon.clone()
+    }
+}
+
+/// Whether the scheduler of a service that has been checked goes by the servers' answers.
+fn measures(control: &Control, config: &ServiceConfig) -> bool {
+    let scheduler = control.scheduler(&config.scheduler);
+    scheduler.is_ok_and(|scheduler| scheduler.needs_replies())
+}

@@ -1,0 +1,96 @@
+//! The maps that programs and engine share.
+
+use std::sync::Arc;
+
+use lvs_core::memory::Layout;
+
+use super::error::{InKernelError, step};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, KEPT_WORDS, SHARE_WORDS, conf};
+use super::pins::Pins;
+use super::{HOPS, SERVERS};
+use crate::sys::SharedArray;
+
+/// 64-bit words for services and settings: twice 4 MiB.
+const SAVED_WORDS: u32 = 1 + (1 << 20);
+
+/// Where maps come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Maps<'a> {
+    /// They are made, and go with the engine.
+    New,
+    /// They are made, and stay for a successor if it is killed.
+    Pinned(&'a Pins),
+    /// Another engine has left them.
+    Found(&'a Pins),
+}
+
+#[derive(Debug)]
+pub(super) struct Arrays {
+    pub(super) about: Arc<SharedArray>,
+    pub(super) kept: Arc<SharedArray>,
+    pub(super) saved: Arc<SharedArray>,
+    pub(super) conf: Arc<SharedArray>,
+    pub(super) narrow: Arc<SharedArray>,
+    pub(super) narrow_tags: Arc<SharedArray>,
+    pub(super) wide: Arc<SharedArray>,
+    pub(super) wide_tags: Arc<SharedArray>,
+    pub(super) overflow: Arc<SharedArray>,
+    pub(super) hops: Arc<SharedArray>,
+    pub(super) servers: Arc<SharedArray>,
+    pub(super) counts: Arc<SharedArray>,
+    pub(super) shares: Arc<SharedArray>,
+}
+
+impl Arrays {
+    pub(super) fn new(
+        layout: &Layout,
+        processors: u32,
+        maps: Maps<'_>,
+    ) -> Result<Self, InKernelError> {
+        let array = |name: &'static str, words: usize, entries: u32| {
+            let array = match maps {
+                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
+                Maps::Found(pins) => {
+                    SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
+                }
+            };
+            array.map(Arc::new).map_err(step("make memory"))
+        };
+        let narrow = Layout::WAYS * Layout::NARROW_WORDS;
+        let wide = Layout::WAYS * Layout::WIDE_WORDS;
+        Ok(Self {
+            about: array("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS, 1)?,
+            kept: array("lvs_kept", KEPT_WORDS, SERVERS)?,
+            saved: array("lvs_saved", 1, SAVED_WORDS)?,
+            conf: array("lvs_conf", conf::WORDS, 1)?,
+            narrow: array("lvs_narrow", narrow, layout.narrow_buckets)?,
+            narrow_tags: array("lvs_narrow_tags", 1, layout.narrow_buckets)?,
+            wide: array("lvs_wide", wide, layout.wide_buckets)?,
+            wide_tags: array("lvs_wide_tags", 1, layout.wide_buckets)?,
+            overflow: array("lvs_overflow", Layout::WIDE_WORDS, layout.overflow_slots)?,
+            hops: array("lvs_hops", HOP_WORDS, HOPS.into())?,
+            servers: array("lvs_servers", 1, SERVERS)?,
+            counts: array("lvs_counts", COUNT_WORDS, SERVERS * processors)?,
+            shares: array("lvs_shares", SHARE_WORDS, processors)?,
+        })
+    }
+
+    /// Names and arrays.
+    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
+        [
+            ("lvs_about", &self.about),
+            ("lvs_kept", &self.kept),
+            ("lvs_saved", &self.saved),
+            ("lvs_overflow", &self.overflow),
+            ("lvs_conf", &self.conf),
+            ("lvs_narrow", &self.narrow),
+            ("lvs_narrow_tags", &self.narrow_tags),
+            ("lvs_wide", &self.wide),
+            ("lvs_wide_tags", &self.wide_tags),
+            ("lvs_hops", &self.hops),
+            ("lvs_servers", &self.servers),
+            ("lvs_counts", &self.counts),
+            ("lvs_shares", &self.shares),
+        ]
+    }
+}

@@ -1,0 +1,283 @@
+//! How the path in the kernel is opened: maps made, or found where another engine has left them, and programs loaded.
+
+use std::fs;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use lvs_core::Instant;
+use lvs_core::memory::Layout;
+use tracing::{info, warn};
+
+use super::arrays::{Arrays, Maps};
+use super::epochs::Epochs;
+use super::error::{InKernelError, step};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
+use super::pins::{self, Pins};
+use super::{InKernel, SERVERS, WITHOUT_ENGINE, lock, object};
+use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet};
+
+/// The programs, compiled.
+pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
+/// Virtual services that programs know of, for when there is no engine.
+const SERVICES: u32 = 1 << 16;
+
+impl InKernel {
+    /// Makes the maps and loads the programs for a connection table of this layout, of an engine whose clock says `now`.
+    ///
+    /// # Errors
+    /// [`InKernelError`]; then nothing is left in the kernel.
+    pub fn open(layout: Layout, now: Instant) -> Result<Self, InKernelError> {
+        let this = Self::open_with(layout, Maps::New, |code| code)?;
+        this.set_clock(now);
+        Ok(this)
+    }
+
+    /// As [`open`](Self::open), with what another engine has left in this network namespace, if one was killed and this one
+    /// can go on with it; and leaves as much itself, should it be killed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_or_find(layout: Layout) -> Result<Self, InKernelError> {
+        let pins = match Pins::here() {
+            Ok(pins) => pins,
+            Err(error) => {
+                info!("connections do not outlive this engine: no BPF file system: {error}");
+                return Self::open(layout, Instant::ZERO);
+            }
+        };
+        let claim = match pins.claim() {
+            Ok(claim) => claim,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(InKernelError::Setting(
+                    "another engine of this network namespace forwards in the kernel",
+                ));
+            }
+            Err(error) => {
+                warn!("connections do not outlive this engine: {error}");
+                return Self::open(layout, Instant::ZERO);
+            }
+        };
+        if pins.are_there() {
+            let found = found(&pins, &layout).and_then(|layout| {
+                let opened = Self::open_with(layout, Maps::Found(&pins), |code| code);
+                opened.map_err(|error| error.to_string())
+            });
+            match found {
+                Ok(mut this) => {
+                    this.claim = Some(claim);
+                    return Ok(this);
+                }
+                Err(why) => {
+                    warn!("connections of the engine before this one have ended: {why}");
+                    pins.empty();
+                }
+            }
+        }
+        let opened = Self::open_with(layout, Maps::Pinned(&pins), |code| code);
+        let mut this = opened.inspect_err(|_| {
+            pins.remove();
+        })?;
+        this.claim = Some(claim);
+        this.set_clock(Instant::ZERO);
+        Ok(this)
+    }
+
+    /// Takes away what an engine that was killed has left in this network namespace; gives how much there was.
+    ///
+    /// # Errors
+    /// If there is no BPF file system.
+    pub fn clean_up() -> io::Result<usize> {
+        let pins = Pins::here()?;
+        if !pins.are_there() {
+            return Ok(0);
+        }
+        let _claim = pins.claim()?;
+        Ok(pins.remove())
+    }
+
+    /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told by
+    /// [`set_virtual_time`](Self::set_virtual_time).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
+        Self::open_with(layout, Maps::New, |mut code| {
+            for instruction in &mut code {
+                // call bpf_ktime_get_ns: r0 = 0 instead.
+                if (instruction.code, instruction.immediate) == (0x85, 5) {
+                    (instruction.code, instruction.immediate) = (0xb7, 0);
+                }
+            }
+            code
+        })
+    }
+
+    /// It is `now`.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn set_virtual_time(&self, now: Instant) {
+        self.set(conf::BASE, now.as_nanos().wrapping_neg());
+        self.set(conf::ALIVE, u64::MAX);
+    }
+
+    fn open_with(
+        layout: Layout,
+        maps: Maps<'_>,
+        change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
+    ) -> Result<Self, InKernelError> {
+        let processors = processors();
+        let arrays = Arrays::new(&layout, processors, maps)?;
+        let (told, services) = match maps {
+            // What is left of the other one's programs goes on with its own, until they are replaced.
+            Maps::Found(pins) => (
+                PerCpuArray::pinned(&pins.path("lvs_told")),
+                SharedSet::pinned(&pins.path("lvs_services")),
+            ),
+            Maps::New | Maps::Pinned(_) => (
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                SharedSet::new("lvs_services", SERVICES),
+            ),
+        };
+        let told = told.map_err(step("make memory"))?;
+        let services = services.map_err(step("make memory"))?;
+        let number = |name: &str| {
+            let all = arrays.all();
+            let array = all.iter().find(|(known, _)| *known == name);
+            match (array, name) {
+                (Some((_, array)), _) => Some(array.number()),
+                (None, "lvs_told") => Some(told.number()),
+                (None, "lvs_services") => Some(services.number()),
+                (None, _) => None,
+            }
+        };
+        let load = |section, kind, name| {
+            let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
+            let code = in_order(code.ok_or(InKernelError::Object)?);
+            Program::load(kind, name, &change(code)).map_err(step("load a program"))
+        };
+        let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
+        let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let pins = match maps {
+            Maps::New => None,
+            Maps::Pinned(pins) | Maps::Found(pins) => Some(pins),
+        };
+        if let Maps::Pinned(pins) = maps {
+            let pin = |name: &str, done: io::Result<()>| {
+                done.map_err(|error| InKernelError::Kernel {
+                    step: "pin a map",
+                    source: io::Error::other(format!("{name}: {error}")),
+                })
+            };
+            for (name, array) in arrays.all() {
+                pin(name, array.pin(&pins.path(name)))?;
+            }
+            pin("lvs_told", told.pin(&pins.path("lvs_told")))?;
+            pin("lvs_services", services.pin(&pins.path("lvs_services")))?;
+        }
+        let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
+        let this = Self {
+            filter,
+            ingress,
+            ingress_id,
+            layout,
+            epochs: Mutex::new(Epochs {
+                number: 1,
+                held: 0,
+                used_up: false,
+            }),
+            hops: Mutex::default(),
+            taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
+            records: AtomicU32::new(0),
+            services,
+            known_services: Mutex::default(),
+            pins: pins.cloned(),
+            claim: None,
+            found: matches!(maps, Maps::Found(_)),
+            taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
+            attached: Mutex::default(),
+            aside: Mutex::default(),
+            arrays,
+        };
+        this.set(conf::MISSED, 0);
+        if this.found {
+            // The host is not to see what this engine has taken already.
+            this.set(conf::TAKING_OVER, 1);
+            let conf = this.arrays.conf.words();
+            let number = conf[conf::NUMBER].load(Relaxed);
+            lock(&this.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
+            return Ok(this);
+        }
+        let about = this.arrays.about.words();
+        let words = pins::about(processors).into_iter().chain(layout.to_words());
+        for (word, value) in about.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
+        let [k0, k1] = layout.keys;
+        this.set(conf::KEYS, k0);
+        this.set(conf::KEYS + 1, k1);
+        this.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
+        this.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
+        this.set(conf::SERVERS, SERVERS.into());
+        this.set(conf::NUMBER, 1);
+        this.set(conf::EPOCH, 1);
+        Ok(this)
+    }
+}
+
+/// The code for this machine: where the processor reads in order, nobody need tell it to.
+fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
+    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to what follows.
+    const ATOMIC: u8 = 0xdb;
+    const STACK: u8 = 10;
+    const JUMP: u8 = 0x05;
+    if cfg!(target_arch = "x86_64") {
+        for instruction in &mut code {
+            if instruction.code == ATOMIC && instruction.registers & 0xf == STACK {
+                *instruction = Instruction {
+                    code: JUMP,
+                    registers: 0,
+                    offset: 0,
+                    immediate: 0,
+                };
+            }
+        }
+    }
+    code
+}
+
+/// What another engine has left, if this one can go on with it: the layout of its connection table. Else why not.
+fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
+    let words = |name: &str, words: usize| {
+        let array = SharedArray::pinned(&pins.path(name), words);
+        let array = array.map_err(|error| format!("{name}: {error}"))?;
+        let words = array.words().iter().map(|word| word.load(Relaxed));
+        Ok::<Vec<u64>, String>(words.collect())
+    };
+    let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
+    let (about, description) = about.split_at(ABOUT_WORDS);
+    if about != pins::about(processors()) {
+        return Err("it was another version, or the machine has other processors".to_owned());
+    }
+    let description = description.try_into().map_err(|_| "a map is too short")?;
+    let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
+    let keys = left.keys;
+    if left != (Layout { keys, ..*layout }) {
+        return Err("it had another --max-connections".to_owned());
+    }
+    let conf = words("lvs_conf", conf::WORDS)?;
+    if sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE] {
+        let seconds = WITHOUT_ENGINE.as_secs();
+        return Err(format!("it was killed more than {seconds} s ago"));
+    }
+    Ok(left)
+}
+
+/// Processors that this machine may have.
+fn processors() -> u32 {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = text.trim().rsplit([',', '-']).next();
+    last.and_then(|last| last.parse::<u32>().ok())
+        .map_or(1024, |last| last + 1)
+}
