@@ -387,7 +387,8 @@ impl<P: Prober> Daemon<P> {
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
-        let mut hurries = pin!(signals.hurries(&engine));
+        let lets_go = self.config.services.iter().any(|service| service.omega);
+        let mut hurries = pin!(signals.hurries(&engine, lets_go));
         self.changed = false;
         let (mut link, step) = loop {
             tokio::select! {

@@ -1392,7 +1392,17 @@ async fn omega_ends_a_service_and_says_so() {
         };
         assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
         daemon.events();
-        let world = daemon.end(signal).await;
+        // Also where the signal comes in the middle of a request.
+        daemon.world.hang(true);
+        while !daemon.world.hung() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        daemon.signals.send(signal).await.unwrap();
+        log.says("waiting up to 10s for the engine (pid 1), which is at a request")
+            .await;
+        daemon.world.hang(false);
+        daemon.task.await.unwrap().unwrap();
+        let world = daemon.world;
         let events = std::fs::read_to_string(&told).unwrap();
         for event in ["quorum_lost", "vip_withdrawn"] {
             let line = events.lines().find(|line| line.contains(event));
