@@ -146,7 +146,7 @@ const STEPS: [Duration; 14] = {
 };
 
 /// Checks within each step.
-fn snapshot(times: &lvsd::health::Times) -> Vec<u64> {
+fn snapshot(times: &lvsd::health::Quantiles) -> Vec<u64> {
     let mut last = 0;
     STEPS
         .iter()

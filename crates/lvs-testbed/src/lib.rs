@@ -34,6 +34,7 @@ pub mod servers;
 pub mod site;
 pub mod transcripts;
 pub mod vlan;
+pub mod waiters;
 
 pub use load::{LoadOptions, LoadReport};
 pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use lvs_testbed::{
     LoadOptions, attack, conformance, decap, demo, differential, hostile, load, ping, transcripts,
-    vlan,
+    vlan, waiters,
 };
 
 #[derive(Parser)]
@@ -20,6 +20,8 @@ enum Command {
     Demo(demo::DemoOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
+    /// Open connections and print when each ends (runs on a client host)
+    Wait(waiters::WaitOptions),
     /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
     Decap,
     /// Make an interface of a VLAN where the kernel cannot (runs on a host)
@@ -69,6 +71,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Demo(options) => demo::main(&options),
         Command::Load(options) => load::main(options),
+        Command::Wait(options) => waiters::main(&options),
         Command::Decap => decap::run(),
         Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),

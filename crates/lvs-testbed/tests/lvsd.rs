@@ -583,6 +583,149 @@ fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
     Ok(())
 }
 
+/// Whether a host of the clients' network gets an answer to the question who has the VIP.
+fn is_answered_for(site: &Site) -> bool {
+    // What is remembered is no answer.
+    let asked = format!(
+        "ip neigh flush to {0}; ping -n -c 1 -W 2 {0} >/dev/null; ip neigh show {0}",
+        site.vip
+    );
+    let said = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
+    said.is_ok_and(|said| said.contains("lladdr"))
+}
+
+/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it is taken back, and goes with
+/// lvsd where the service is to.
+#[test]
+fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
+    let mut options = SiteOptions::new("giveup", Forward::Nat);
+    options.servers = 2;
+    options.vip = lvs_testbed::Vip::Engine;
+    let mut site = Site::new(options)?;
+    let path = configure(&site, 2)?;
+    let text = fs::read_to_string(&path)?.replace(
+        "scheduler = \"rr\"\n",
+        "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nomega = true\n",
+    );
+    fs::write(&path, text)?;
+    // Whoever takes an address tells all; the client believes it, though it has not asked.
+    site.client
+        .sh("sysctl -qw net.ipv4.conf.all.arp_accept=1 net.ipv4.conf.eth0.arp_accept=1")?;
+    let state = site.testbed.dir().display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_usable(&site, 2, &daemon)?;
+    let owned = |site: &Site| -> Result<bool> {
+        let status: serde_json::Value = serde_json::from_str(&lvsd(site, "status --json")?)?;
+        let vips = status["engine"]["vips"].as_array().context("no vips")?;
+        Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
+    };
+    let becomes = |site: &Site, wanted: bool| {
+        wait_until(&format!("owned: {wanted}"), Duration::from_secs(10), || {
+            owned(site).is_ok_and(|owned| owned == wanted)
+        })
+    };
+    becomes(&site, true)?;
+    ensure!(is_answered_for(&site), "{}", daemon.log());
+
+    site.programs.remove(0).kill();
+    becomes(&site, false).with_context(|| daemon.log())?;
+    ensure!(
+        !is_answered_for(&site),
+        "somebody answers for a VIP that was given up"
+    );
+
+    site.client
+        .sh(&format!("ip neigh flush to {}; ip neigh show", site.vip))?;
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    becomes(&site, true)?;
+    wait_until("the announcement", Duration::from_secs(10), || {
+        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+        known.is_ok_and(|known| known.contains("lladdr"))
+    })?;
+    let mut load = site.load();
+    load.requests = 20;
+    load.sizes = vec![1000];
+    common::ok(site.client.load(&load)?, 20)?;
+
+    // `omega`: it goes with lvsd, and the engine stays.
+    let engine = engine_pid(&site)?;
+    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    ensure!(!is_answered_for(&site), "{}", daemon.log());
+    ensure!(
+        rows(&site.lvsadm("-L -n")?)
+            .iter()
+            .all(|row| !row.is_server())
+    );
+    ensure!(engine_pid(&site)? == engine);
+    let mut again = start(&site, &["--state", &state])?;
+    wait_usable(&site, 2, &again)?;
+    becomes(&site, true)?;
+    ensure!(again.stop(Signal::SIGINT)?.success(), "{}", again.log());
+    Ok(())
+}
+
+/// As many services and servers as the largest that are known. Run with `--nocapture` for the times.
+#[test]
+fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
+    const SERVICES: usize = 2_277;
+    const SERVERS: usize = 37_205;
+    let site = site("large")?;
+    let path = configure(&site, 0)?;
+    let mut text = fs::read_to_string(&path)?;
+    text = text[..text.find("[[service]]").context("a service")?].to_owned();
+    for n in 0..SERVICES {
+        write!(
+            text,
+            "[[service]]\naddress = \"198.51.{}.{}:{}\"\nforward = \"nat\"\nvip = \"host\"\n",
+            n % 100,
+            n / 100 + 1,
+            80
+        )?;
+        for server in (n..SERVERS).step_by(SERVICES) {
+            writeln!(
+                text,
+                "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
+                server >> 16,
+                server >> 8 & 255,
+                server & 255
+            )?;
+        }
+    }
+    fs::write(&path, &text)?;
+    let begun = std::time::Instant::now();
+    let state = site.testbed.dir().display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_until("ready", Duration::from_secs(60), || {
+        daemon
+            .log()
+            .contains("ready: 2277 services, 37205 of 37205 servers up")
+    })
+    .with_context(|| daemon.log().chars().take(4000).collect::<String>())?;
+    let filled = begun.elapsed();
+    let changed = text.replacen("weight = 2", "weight = 3", 1);
+    fs::write(&path, &changed)?;
+    let begun = std::time::Instant::now();
+    let told = lvsd(&site, "reload")?;
+    let reloaded = begun.elapsed();
+    ensure!(told.contains("reloaded"), "{told}");
+    println!(
+        "cold fill, from the start of lvsd: {filled:.2?}; reload of one change: {reloaded:.2?}"
+    );
+    let listing = site.lvsadm("-L -n")?;
+    let servers: Vec<_> = rows(&listing)
+        .into_iter()
+        .filter(lvs_testbed::listing::Row::is_server)
+        .collect();
+    ensure!(servers.len() == SERVERS, "{}", servers.len());
+    let heavy = servers
+        .iter()
+        .filter(|row| row.number(1).is_ok_and(|weight| weight == 3));
+    ensure!(heavy.count() == 1);
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
 /// A thousand random edits of one service, each loaded, while another is used: not one of its
 /// requests fails, and the end is what a cold start makes of the last file.
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
 use nix::sys::signal::Signal;
 
 /// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
@@ -234,6 +234,70 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
         .iter_mut()
         .filter_map(|c| c.is_running().then_some(()));
     ensure!(running.count() == 2, "a drained server's clients go on");
+    Ok(())
+}
+
+/// A server that falls silent: all of its clients are reset when that is known. Run with `--nocapture` for the times.
+#[test]
+fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
+    const CLIENTS: usize = 200;
+    let mut options = SiteOptions::new("silent", Forward::Nat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let virt = site.service(80);
+    let mut daemon = Daemon {
+        site: &site,
+        virt,
+        protocol: "tcp",
+        settings: "on_server_down = \"reset\"\n\
+                   check = { type = \"tcp\", interval = \"1s\", fast_interval = \"200ms\", timeout = \"200ms\", fall = 2 }",
+        program: None,
+    };
+    daemon.start(&[0, 1])?;
+    let words = [
+        "wait",
+        &virt.to_string(),
+        &format!("--connections={CLIENTS}"),
+    ]
+    .map(str::to_owned);
+    let clients = site.client.spawn(programs::own()?, &words)?;
+    wait_until("the clients", SOON, || clients.log().contains("waiting"))?;
+    let mut events = site.director.spawn(
+        programs::find("lvsd")?,
+        &[
+            "--config",
+            &daemon.configure(&[0, 1])?.display().to_string(),
+            "events",
+            "--json",
+        ],
+    )?;
+    std::thread::sleep(Duration::from_millis(300));
+    site.servers[1].sh("ip link set eth0 down")?;
+    let silent = waiters::now_us() / 1000;
+    let ends = || -> Vec<u128> {
+        let log = clients.log();
+        let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
+        reset.filter_map(|us| us.parse().ok()).collect()
+    };
+    wait_until("the resets", SOON, || ends().len() >= CLIENTS / 2)
+        .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    let mut ends = ends();
+    ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
+    ends.sort_unstable();
+    let told = events.log();
+    let down = told.lines().find(|line| line.contains("server_down"));
+    let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
+    let down: u128 = down.context("the event")?.parse()?;
+    let after =
+        |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
+    println!(
+        "silence is known after {} ms; clients are reset {} ms (median), {} ms (p99), {} ms (last) after that",
+        down.saturating_sub(silent),
+        after(ends[ends.len() / 2]),
+        after(ends[ends.len() * 99 / 100]),
+        after(ends[ends.len() - 1]),
+    );
+    events.kill();
     Ok(())
 }
 

@@ -347,14 +347,31 @@ impl Client {
             }
             let request = serde_json::from_slice::<Request>(&bytes);
             let (id, result) = match request {
-                Err(error) => (0, Err(format!("this is not a request to lvsd: {error}"))),
+                Err(error) => {
+                    let why = format!("this is not a request to lvsd: {error}");
+                    (0, Some(Err(why)))
+                }
                 Ok(Request {
                     id,
                     ask: Ask::Events {},
                 }) => return self.tell_events(id).await,
-                Ok(request) => (request.id, self.ask(request.ask).await),
+                // However many ask, the loop is asked twice a second.
+                Ok(Request {
+                    id,
+                    ask: Ask::Status {},
+                }) => match self.api.status().await {
+                    Ok(status) => {
+                        self.write(format!("{{\"id\":{id},\"result\":").as_bytes())
+                            .await?;
+                        self.write(status.trim_ascii_end()).await?;
+                        self.write(b"}\n").await?;
+                        (id, None)
+                    }
+                    Err(why) => (id, Some(Err(why))),
+                },
+                Ok(request) => (request.id, Some(self.ask(request.ask).await)),
             };
-            let line = match &result {
+            let line = result.map(|result| match &result {
                 Ok(result) => line(&Reply {
                     id,
                     item: None,
@@ -367,8 +384,10 @@ impl Client {
                     result: None,
                     error: Some(Refusal { message }),
                 }),
-            };
-            self.write(&line).await?;
+            });
+            if let Some(line) = line {
+                self.write(&line).await?;
+            }
             // What does not end where it should is not followed any further.
             if bytes.last() != Some(&b'\n') {
                 return Ok(());
@@ -380,7 +399,7 @@ impl Client {
         if let (true, Some(denied)) = (ask.changes(), &self.denied) {
             return Err(denied.replace("the engine", "lvsd"));
         }
-        ask_loop(self.api.asks(), ask, format!("uid {}", self.uid)).await
+        self.api.change(ask, format!("uid {}", self.uid)).await
     }
 
     async fn tell_events(&mut self, id: u64) -> io::Result<()> {
@@ -457,8 +476,9 @@ mod tests {
         open(&engine, &Dataplane::default(), told, asked).expect("it can be bound");
         tokio::spawn(async move {
             while let Some(asked) = asks.recv().await {
-                if let Asked::Ask { reply, .. } = asked {
-                    let _ = reply.send(answer(&"yes"));
+                match asked {
+                    Asked::Ask { reply, .. } => drop(reply.send(answer(&"yes"))),
+                    Asked::Look(reply) => drop(reply.send(Look::default())),
                 }
             }
         });
@@ -470,7 +490,11 @@ mod tests {
             ("[[[[\n", "not a request"),
             (
                 "{\"id\":3,\"method\":\"status\",\"params\":{}}\n",
-                "{\"id\":3,\"result\":\"yes\"}",
+                "{\"id\":3,\"result\":{\"pid\":0,",
+            ),
+            (
+                "{\"id\":4,\"method\":\"reload\",\"params\":{}}\n",
+                "{\"id\":4,\"result\":\"yes\"}",
             ),
             (long.as_str(), "not a request"),
         ] {

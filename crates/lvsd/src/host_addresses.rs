@@ -16,6 +16,13 @@ impl Addresses {
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
     }
 
+    /// This one, and no other.
+    #[cfg(test)]
+    pub(crate) fn with(ip: IpAddr) -> Self {
+        let len = if ip.is_ipv4() { 32 } else { 128 };
+        Self(Prefix::new(ip, len).into_iter().collect())
+    }
+
     fn parse(fib_trie: &str, if_inet6: &str) -> Self {
         let mut all = parse_fib_trie(fib_trie);
         all.extend(parse_if_inet6(if_inet6));

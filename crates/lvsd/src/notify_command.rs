@@ -8,7 +8,7 @@ use std::time::Duration;
 use lvs_dataplane::control::daemon::Event;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 
 /// What is run, and how long it may take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,10 +36,26 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
     found.or_else(|| number.map(|number| (number, number)))
 }
 
-/// Runs what `notice` says for each event, until the daemon ends.
-pub async fn serve(mut events: broadcast::Receiver<Arc<Event>>, notice: watch::Receiver<Notice>) {
+/// Runs what `notice` says for each event, until the daemon ends; once `ending` is sent or dropped, for those that are there.
+pub async fn serve(
+    mut events: broadcast::Receiver<Arc<Event>>,
+    notice: watch::Receiver<Notice>,
+    mut ending: oneshot::Receiver<()>,
+) {
+    let mut ends = false;
     loop {
-        let event = match events.recv().await {
+        if ends && events.is_empty() {
+            return;
+        }
+        let event = tokio::select! {
+            biased;
+            event = events.recv() => event,
+            _ = &mut ending, if !ends => {
+                ends = true;
+                continue;
+            }
+        };
+        let event = match event {
             Ok(event) => event,
             Err(broadcast::error::RecvError::Lagged(lost)) => {
                 tracing::warn!("the notify command is too slow: {lost} events were not told");
@@ -147,10 +163,16 @@ mod tests {
         };
         let (_keep, notice) = watch::channel(notice);
         let mut events = Events::default();
-        tokio::spawn(serve(events.listen(), notice));
+        let (end, ending) = oneshot::channel();
+        let served = tokio::spawn(serve(events.listen(), notice, ending));
         for event in ["hang", "second"] {
             events.tell(event, About::default(), "words");
         }
+        // What has happened before the end is told.
+        drop(end);
+        served.await.expect("it ends");
+        let told = std::fs::read_to_string(&file).unwrap_or_default();
+        assert_eq!(told.lines().count(), 2, "{told}");
         for _ in 0..1000 {
             let told = std::fs::read_to_string(&file).unwrap_or_default();
             if told.lines().count() == 2 {

@@ -66,6 +66,8 @@ pub struct Counts {
     pub checks: BTreeMap<String, CheckCounts>,
     /// How long they waited for their turn.
     pub lag: Times,
+    /// Those that were made at once because clients got no answer (`passive`).
+    pub prompted: u64,
     /// Answers over HTTP by their code.
     pub http: BTreeMap<u16, u64>,
     /// HTTP connections that there was no place for.
@@ -138,6 +140,11 @@ impl Tally {
     /// A check has waited this long for its turn.
     pub fn waited(&self, time: Duration) {
         self.counts().lag.count(time);
+    }
+
+    /// A check was made at once because clients got no answer.
+    pub fn prompted(&self) {
+        self.counts().prompted += 1;
     }
 
     /// A file was taken, or refused.

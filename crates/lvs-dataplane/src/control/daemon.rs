@@ -267,6 +267,24 @@ pub struct Status {
     pub refused: Vec<String>,
     /// Milliseconds that probes have waited for their turn at most, lately.
     pub check_lag_ms: u64,
+    /// What the daemon relays itself; `None` if nothing is proxied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<ProxyStatus>,
+}
+
+/// What the daemon relays itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxyStatus {
+    /// TCP connections, and clients that send datagrams.
+    pub connections: u64,
+    /// So many are served at a time.
+    pub most: u64,
+    /// Those that were refused because there were that many.
+    pub full: u64,
+    /// Clients that send datagrams and had to give way to others.
+    pub evicted: u64,
+    /// Those for which there was no server.
+    pub refused: u64,
 }
 
 /// A reading of the file.

@@ -291,6 +291,33 @@ impl View {
             "Changes that the engine refuses",
             some(status.refused.len()),
         )?;
+        if let Some(proxy) = &status.proxy {
+            out.gauge(
+                "lvs_proxy_connections",
+                "Connections, and clients of datagrams, that lvsd relays",
+                proxy.connections,
+            )?;
+            out.gauge(
+                "lvs_proxy_connections_max",
+                "As many are relayed at a time",
+                proxy.most,
+            )?;
+            out.counter(
+                "lvs_proxy_full",
+                "Connections and clients that were refused because there were that many",
+                proxy.full,
+            )?;
+            out.counter(
+                "lvs_proxy_evicted",
+                "Clients of datagrams that had to give way to others",
+                proxy.evicted,
+            )?;
+            out.counter(
+                "lvs_proxy_refused",
+                "Connections and clients for which there was no server",
+                proxy.refused,
+            )?;
+        }
         out.gauges(
             "lvs_admin_entries",
             "Wishes of people about servers that hold",
@@ -348,6 +375,11 @@ impl View {
             }
             Ok(())
         })?;
+        out.counter(
+            "lvs_checks_prompted",
+            "Health checks made at once because clients got no answer (`passive`)",
+            counts.prompted,
+        )?;
         out.family(
             (
                 "lvs_check_lag_seconds",
@@ -786,6 +818,8 @@ fn traffic<'a, const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use lvs_dataplane::control::daemon::ProxyStatus;
+
     use super::*;
     use crate::api::overview::tests::look;
 
@@ -817,6 +851,36 @@ mod tests {
         }
         assert!(text.ends_with("# EOF\n"));
         assert!(!text.contains("node_ipvs"));
+    }
+
+    #[test]
+    fn what_a_proxy_refuses_is_counted() {
+        let mut look = look("web");
+        let text = |look| {
+            open_metrics(
+                Arc::new(look),
+                tally::Counts::default(),
+                config::Api::default(),
+            )
+        };
+        assert!(!text(look.clone()).contains("lvs_proxy"));
+        look.status.proxy = Some(ProxyStatus {
+            connections: 1,
+            most: 2,
+            full: 3,
+            evicted: 4,
+            refused: 5,
+        });
+        let text = text(look);
+        for line in [
+            "lvs_proxy_connections 1",
+            "lvs_proxy_connections_max 2",
+            "lvs_proxy_full_total 3",
+            "lvs_proxy_evicted_total 4",
+            "lvs_proxy_refused_total 5",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
     }
 
     #[test]

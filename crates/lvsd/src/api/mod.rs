@@ -26,11 +26,12 @@ mod tests;
 pub mod token;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use lvs_dataplane::control::daemon::{Ask, Event};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -49,6 +50,8 @@ const FRESH: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Events that are kept for those who ask later.
 const EVENTS_MAX: usize = 1000;
+/// How often wrong tokens are logged.
+const WRONG_TOKENS: Duration = Duration::from_secs(60);
 /// How often an address is tried that cannot be listened at.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -63,6 +66,8 @@ pub struct Api {
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
     tally: Arc<Tally>,
+    /// When a wrong token was last logged, and how many came since.
+    wrong_tokens: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Api {
@@ -82,16 +87,13 @@ impl Api {
             past: Mutex::default(),
             history: Mutex::default(),
             tally,
+            wrong_tokens: Mutex::default(),
         }
     }
 
     /// Where the daemon says what its file says.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
-    }
-
-    pub(crate) const fn asks(&self) -> &mpsc::Sender<Asked> {
-        &self.asks
     }
 
     fn config(&self) -> config::Api {
@@ -128,7 +130,7 @@ impl Api {
     }
 
     /// Has the daemon change something; what was seen before that is old.
-    async fn change(&self, ask: Ask, who: String) -> Answer {
+    pub(crate) async fn change(&self, ask: Ask, who: String) -> Answer {
         let answer = ask_loop(&self.asks, ask, who).await;
         *self.seen.lock().await = None;
         answer
@@ -136,6 +138,35 @@ impl Api {
 
     fn token(&self) -> MutexGuard<'_, Result<Option<Token>, String>> {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others there were.
+    fn tell_wrong_token(&self, source: IpAddr) {
+        let mut told = self
+            .wrong_tokens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (last, others) = &mut *told;
+        if last.is_some_and(|last| last.elapsed() < WRONG_TOKENS) {
+            *others += 1;
+            return;
+        }
+        match std::mem::take(others) {
+            0 => tracing::warn!("{source} has sent a wrong token"),
+            n => tracing::warn!(
+                "{source} has sent a wrong token, as {n} requests before it since that was last told"
+            ),
+        }
+        *last = Some(Instant::now());
+    }
+
+    /// `status` in JSON, as written for all who ask at the same time.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub(crate) async fn status(&self) -> Result<Bytes, String> {
+        let look = self.look().await?;
+        Ok(self.pages.status(&look).await)
     }
 
     fn past(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {

@@ -16,8 +16,20 @@ const HELD_MAX: usize = 3;
 pub struct Pages {
     pub(super) metrics: Page,
     pub(super) plain_metrics: Page,
-    pub(super) status: Page,
+    status: Page,
     pub(super) overview: Page,
+}
+
+impl Pages {
+    /// The status in JSON, one line.
+    pub(super) async fn status(&self, look: &Arc<Look>) -> Bytes {
+        let write = |look: Arc<Look>| {
+            let mut line = serde_json::to_vec(&look.status).unwrap_or_default();
+            line.push(b'\n');
+            line
+        };
+        self.status.of(look, write).await
+    }
 }
 
 /// One of them.

@@ -242,10 +242,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
                 )
             }
         }
-        "/v1/status" => {
-            let write = |look: Arc<Look>| json_bytes(&look.status);
-            bytes(JSON, api.pages.status.of(&look().await?, write).await)
-        }
+        "/v1/status" => bytes(JSON, api.status().await.map_err(Refusal::unavailable)?),
         "/v1/overview" => {
             let write = |look: Arc<Look>| json_bytes(&overview::overview(&look));
             bytes(JSON, api.pages.overview.of(&look().await?, write).await)
@@ -343,7 +340,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     if verdict? {
         return Ok(format!("API {address}"));
     }
-    tracing::warn!("{address} has sent a wrong token");
+    api.tell_wrong_token(address);
     // Whoever guesses does it slowly, and holds one of a few places meanwhile.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(

@@ -388,3 +388,50 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
     assert_eq!(get(&api, "/").await.0, 404);
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
+
+/// Whoever may look cannot keep the daemon's loop busy, on whichever way it comes.
+#[tokio::test(start_paused = true)]
+async fn the_loop_is_asked_how_it_is_twice_a_second_at_most() {
+    let (sender, mut asks) = channel();
+    let api = Arc::new(Api::new(sender));
+    let asked = tokio::spawn(async move {
+        let mut looks = 0;
+        while let Some(asked) = asks.recv().await {
+            match asked {
+                Asked::Look(reply) => {
+                    looks += 1;
+                    drop(reply.send(look("web")));
+                }
+                Asked::Ask { .. } => panic!("nothing is to change"),
+            }
+        }
+        looks
+    });
+    let first = api.status().await.expect("a status");
+    for _ in 0..1000 {
+        assert_eq!(api.status().await.expect("a status"), first);
+    }
+    tokio::time::sleep(FRESH).await;
+    assert_eq!(api.status().await.expect("a status"), first);
+    drop(api);
+    assert_eq!(asked.await.expect("it ends"), 2);
+}
+
+/// A log of wrong tokens is not for strangers to fill.
+#[tokio::test(start_paused = true)]
+async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
+    let log = crate::daemon::tests::Log::default();
+    let _listening = log.listen();
+    let (api, _) = api("web");
+    *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
+    for _ in 0..100 {
+        let (code, _) = post(&api, "/v1/reload", Some("wrong"), "").await;
+        assert_eq!(code, 401);
+    }
+    assert_eq!(log.text().matches("wrong token").count(), 1);
+    tokio::time::sleep(WRONG_TOKENS).await;
+    post(&api, "/v1/reload", Some("wrong"), "").await;
+    let text = log.text();
+    assert!(text.contains("as 99 requests before it"), "{text}");
+    assert_eq!(text.matches("wrong token").count(), 2);
+}

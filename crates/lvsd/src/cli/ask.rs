@@ -131,6 +131,13 @@ fn tell(status: &Status, now: u64) -> String {
         let lag = Duration::from_millis(status.check_lag_ms);
         let _ = writeln!(text, "checks start up to {lag:.1?} late");
     }
+    if let Some(proxy) = &status.proxy {
+        let _ = writeln!(
+            text,
+            "proxied: {} of {} at a time; {} refused for want of room, {} evicted, {} without a server",
+            proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
+        );
+    }
     for service in &status.services {
         tell_service(&mut text, service);
     }
@@ -234,6 +241,8 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
 
 #[cfg(test)]
 mod tests {
+    use lvs_dataplane::control::daemon::ProxyStatus;
+
     use super::*;
 
     #[test]
@@ -272,11 +281,19 @@ mod tests {
                 conflict: false,
                 servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
             }],
+            proxy: Some(ProxyStatus {
+                connections: 1,
+                most: 2,
+                full: 3,
+                evicted: 4,
+                refused: 5,
+            }),
             ..Status::default()
         };
         let text = tell(&status, 1000);
         for words in [
             "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
+            "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain\n",
             "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",

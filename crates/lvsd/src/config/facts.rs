@@ -1,17 +1,21 @@
-//! What a file names and only the host can have: interfaces and groups.
+//! What a file names and only the host can have: interfaces, groups and addresses.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType, socket};
+
+use crate::host_addresses::Addresses;
 
 /// What there is on this host. A file that is good for another one is told by it.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The names and numbers of groups; `None` if they cannot be read.
     groups: Option<BTreeMap<String, u32>>,
+    addresses: Addresses,
     /// The names of interfaces; `None` to ask the kernel.
     #[cfg(test)]
     interfaces: Option<BTreeSet<String>>,
@@ -23,6 +27,7 @@ impl Facts {
         let file = std::fs::read_to_string("/etc/group").ok();
         Self {
             groups: file.map(|text| groups(&text)),
+            addresses: Addresses::read(),
             #[cfg(test)]
             interfaces: None,
         }
@@ -32,7 +37,16 @@ impl Facts {
     pub(super) fn with(groups_file: &str, interfaces: &[&str]) -> Self {
         Self {
             groups: Some(groups(groups_file)),
+            addresses: Addresses::default(),
             interfaces: Some(interfaces.iter().map(ToString::to_string).collect()),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_address(ip: IpAddr) -> Self {
+        Self {
+            addresses: Addresses::with(ip),
+            ..Self::default()
         }
     }
 
@@ -45,6 +59,11 @@ impl Facts {
     pub fn gid(&self, name: &str) -> Option<u32> {
         let number = name.parse::<u32>().ok();
         number.or_else(|| self.groups.as_ref()?.get(name).copied())
+    }
+
+    /// Whether the host has this address.
+    pub(super) fn has_address(&self, ip: IpAddr) -> bool {
+        self.addresses.has(ip)
     }
 
     /// Names of groups, for a suggestion.
@@ -91,5 +110,7 @@ mod tests {
         assert!(!facts.has_interface("no-such"));
         assert!(facts.has_group("root") && facts.has_group("12345"));
         assert!(!facts.has_group("no-such-group"));
+        assert!(facts.has_address([127, 0, 0, 1].into()));
+        assert!(!facts.has_address([192, 0, 2, 1].into()));
     }
 }

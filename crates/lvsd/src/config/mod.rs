@@ -315,6 +315,10 @@ pub struct Service {
     pub quorum: Quorum,
     /// What becomes of its VIP below that.
     pub below_quorum: BelowQuorum,
+    /// Its servers are down until a check has passed, also where they serve when the daemon starts.
+    pub alpha: bool,
+    /// It goes when the daemon ends.
+    pub omega: bool,
     /// Percentage of its servers of which at least so many are up; below it all are taken to be.
     /// 0 for none.
     pub min_share: u8,

@@ -183,6 +183,11 @@ pub(super) struct RawService {
     pub(super) quorum: Option<Spanned<RawQuorum>>,
     /// What becomes of its VIP below that: `keep` or `give-up`. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
+    /// Its servers are down until a check has passed, also where they serve when lvsd starts.
+    /// Default: false.
+    pub(super) alpha: Option<Spanned<bool>>,
+    /// It goes when lvsd ends, and its quorum is told to be lost. Default: false.
+    pub(super) omega: Option<Spanned<bool>>,
     /// Percentage of its servers; if fewer are up, all are taken to be. Default: 0.
     pub(super) min_share: Option<Spanned<Whole>>,
     /// Who serves below the quorum: an address, or a table. Default: nobody.
@@ -213,6 +218,8 @@ pub(super) struct RawDefaults {
     pub(super) drain: Option<Spanned<RawDuration>>,
     pub(super) quorum: Option<Spanned<RawQuorum>>,
     pub(super) below_quorum: Option<Spanned<String>>,
+    pub(super) alpha: Option<Spanned<bool>>,
+    pub(super) omega: Option<Spanned<bool>>,
     pub(super) min_share: Option<Spanned<Whole>>,
     pub(super) sorry: Option<Spanned<RawSorry>>,
     pub(super) slow_start: Option<Spanned<RawDuration>>,
@@ -256,6 +263,8 @@ impl RawService {
         take(&mut self.on_server_down, &defaults.on_server_down);
         take(&mut self.drain, &defaults.drain);
         take(&mut self.quorum, &defaults.quorum);
+        take(&mut self.alpha, &defaults.alpha);
+        take(&mut self.omega, &defaults.omega);
         take(&mut self.min_share, &defaults.min_share);
         take(&mut self.sorry, &defaults.sorry);
         take(&mut self.slow_start, &defaults.slow_start);

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const EXAMPLES: [(&str, &str); 6] = [
+const EXAMPLES: [(&str, &str); 7] = [
     ("nat.toml", include_str!("../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../examples/tun.toml")),
@@ -13,6 +13,10 @@ const EXAMPLES: [(&str, &str); 6] = [
         include_str!("../../../../examples/web-modern.toml"),
     ),
     ("full.toml", FULL),
+    (
+        "checks.toml",
+        include_str!("../../../../examples/checks.toml"),
+    ),
 ];
 
 /// Every table and every key.
@@ -184,6 +188,16 @@ fn errors(text: &str) -> String {
     Config::from_toml("test.toml", text)
         .expect_err("the text is wrong")
         .to_string()
+}
+
+/// There is an example of each type of check.
+#[test]
+fn every_type_of_check_has_an_example() {
+    let text = include_str!("../../../../examples/checks.toml");
+    for kind in Probe::KINDS {
+        let word = format!("type = \"{}\"", kind.name);
+        assert!(text.contains(&word) || kind.name == "banner", "{word}");
+    }
 }
 
 #[test]
@@ -1648,4 +1662,54 @@ fn a_proxied_service_is_of_this_host() {
         };
         assert!(report.to_string().contains(words), "{words}:\n{report}");
     }
+}
+
+/// A proxy that listens everywhere and connects to itself would do so until it has no descriptor left.
+#[test]
+fn a_proxied_service_is_not_its_own_server() {
+    let text = |listen: &str, server: &str, more: &str| {
+        format!(
+            "[[service]]\naddress = \"{listen}\"\nforward = \"proxy\"\n{more}\
+             [[service.server]]\naddress = \"{server}\"\n"
+        )
+    };
+    for (listen, server, words) in [
+        ("0.0.0.0:8080", "127.0.0.1:8080", "which listens there"),
+        ("0.0.0.0:8080", "127.9.9.9:8080", "which listens there"),
+        ("[::]:8080", "[::1]:8080", "which listens there"),
+        ("127.0.0.1:8080", "127.0.0.1:8080", "a loop"),
+        ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
+        (
+            "[::]:8080",
+            "[::ffff:127.0.0.1]:8080",
+            "cannot be the address",
+        ),
+        ("0.0.0.0:8080", "localhost:8080", "names are not resolved"),
+    ] {
+        let said = errors(&text(listen, server, ""));
+        assert!(said.contains(words), "{listen} {server}: {said}");
+    }
+    for (listen, server) in [
+        ("0.0.0.0:8080", "127.0.0.1:8081"),
+        ("127.0.0.1:8080", "127.0.0.1:8081"),
+        ("0.0.0.0:8080", "10.0.0.1:8080"),
+    ] {
+        let read = Config::from_toml("test.toml", &text(listen, server, ""));
+        assert!(read.is_ok(), "{listen} {server}");
+    }
+    // By way of another service, too.
+    let two = format!(
+        "{}{}",
+        text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
+        text("0.0.0.0:8081", "127.0.0.1:8080", "name = \"b\"\n")
+    );
+    let said = errors(&two);
+    assert!(said.contains("127.0.0.1:8081 is the service"), "{said}");
+    // The host's other addresses are known where it is asked.
+    let own = "192.0.2.77".parse().unwrap();
+    let facts = Facts::with_address(own);
+    let files = Files::from("test.toml");
+    let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
+    let read = Config::read("test.toml", &text, files, Some(&facts));
+    assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
 }

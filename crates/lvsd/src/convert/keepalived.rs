@@ -1,10 +1,10 @@
 //! keepalived's file: words and blocks, of which the virtual servers are taken.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
-    ADDRESSES_MAX, INCLUDES_MAX, LENGTH_MAX, Server, Service, duration, endpoint, port, quote,
+    ADDRESSES_MAX, INCLUDES_MAX, LENGTH_MAX, Server, Service, checks, endpoint, port, quote,
     scheduler,
 };
 
@@ -19,33 +19,33 @@ const MACROS_MAX: usize = 1024;
 
 /// A statement: its words, and what stands in its block.
 #[derive(Clone, Debug, Default)]
-struct Item {
-    words: Vec<String>,
+pub(super) struct Item {
+    pub(super) words: Vec<String>,
     block: Option<Vec<Self>>,
 }
 
 impl Item {
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         self.words.first().map_or("", String::as_str)
     }
 
-    fn word(&self, n: usize) -> &str {
+    pub(super) fn word(&self, n: usize) -> &str {
         self.words.get(n).map_or("", String::as_str)
     }
 
-    fn items(&self) -> &[Self] {
+    pub(super) fn items(&self) -> &[Self] {
         self.block.as_deref().unwrap_or_default()
     }
 
-    fn find(&self, name: &str) -> Option<&Self> {
+    pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().find(|item| item.name() == name)
     }
 
-    fn number(&self, name: &str) -> Option<f64> {
+    pub(super) fn number(&self, name: &str) -> Option<f64> {
         self.find(name)?.word(1).parse().ok()
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         self.words.join(" ")
     }
 }
@@ -690,7 +690,13 @@ fn settings(item: &Item, service: &mut Service) {
                 }
             }
             // Checks decide from the start here, and nothing waits.
-            "alpha" | "warmup" => {}
+            "warmup" => {}
+            "alpha" => {
+                service.keys.insert("alpha", "true".to_owned());
+            }
+            "omega" => {
+                service.keys.insert("omega", "true".to_owned());
+            }
             "quorum_up" | "quorum_down" => service.lose(format!(
                 "{}: see `notify` in [lvsd], for all events of all services",
                 item.text()
@@ -813,14 +819,8 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
                 }
                 None => server.lost.push(item.text()),
             },
-            "TCP_CHECK" | "HTTP_GET" | "SSL_GET" | "SMTP_CHECK" => {
-                if item.name() != "TCP_CHECK" {
-                    server.lost.push(format!(
-                        "{}: a TCP connection is tried in its place",
-                        item.name()
-                    ));
-                }
-                server.check = tcp_check(item, delay, port, &mut server.lost);
+            name if checks::is_known(name) => {
+                server.check = checks::keepalived(item, delay, port, &mut server.lost);
             }
             "delay_loop" | "retry" | "delay_before_retry" | "connect_timeout" | "alpha"
             | "warmup" => {}
@@ -829,7 +829,7 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
                     .lost
                     .push(format!("{name}: the server is not checked"));
                 if server.check.is_empty() {
-                    server.check.insert("none", String::new());
+                    server.check = checks::none();
                 }
             }
             "" => {}
@@ -837,50 +837,4 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
         }
     }
     Ok(server)
-}
-
-fn tcp_check(
-    item: &Item,
-    delay: f64,
-    server_port: u16,
-    lost: &mut Vec<String>,
-) -> BTreeMap<&'static str, String> {
-    let mut check = BTreeMap::new();
-    let own = item
-        .find("connect_port")
-        .and_then(|item| port(item.word(1)));
-    if own.is_none() && server_port == 0 {
-        lost.push(format!(
-            "{}: without a port nothing can be checked",
-            item.name()
-        ));
-        check.insert("none", String::new());
-        return check;
-    }
-    check.insert("type", quote("tcp"));
-    if let Some(port) = own.filter(|port| *port != 0) {
-        check.insert("port", port.to_string());
-    }
-    for name in ["connect_ip", "bindto", "bind_port", "bind_if", "fwmark"] {
-        if let Some(item) = item.find(name) {
-            lost.push(item.text());
-        }
-    }
-    let interval = item
-        .number("delay_loop")
-        .unwrap_or(delay)
-        .clamp(0.01, 86_400.0);
-    let timeout = item
-        .number("connect_timeout")
-        .unwrap_or(5.0)
-        .clamp(0.01, 600.0);
-    let retry = item
-        .number("retry")
-        .or_else(|| item.number("nb_get_retry"))
-        .unwrap_or(1.0);
-    check.insert("interval", duration(interval));
-    check.insert("timeout", duration(timeout.min(interval)));
-    check.insert("rise", "1".to_owned());
-    check.insert("fall", format!("{:.0}", (retry + 1.0).clamp(1.0, 1000.0)));
-    check
 }

@@ -1,8 +1,8 @@
 //! ldirectord's file: global lines, and below each `virtual=` the indented lines of a service.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::checks::{Check, Negotiation};
 use super::{ADDRESSES_MAX, Server, Service, duration, endpoint, port, quote, scheduler};
 
 /// What services inherit.
@@ -116,6 +116,7 @@ struct Building {
     check: String,
     check_port: Option<u16>,
     protocol: Option<String>,
+    negotiation: Negotiation,
     bad: Option<String>,
 }
 
@@ -129,6 +130,7 @@ impl Building {
             check: "negotiate".to_owned(),
             check_port: None,
             protocol: None,
+            negotiation: Negotiation::default(),
             bad: None,
         };
         if let Ok(mark) = value.parse::<u32>() {
@@ -192,9 +194,9 @@ impl Building {
                 }
             }
             "name" => self.service.string("name", unquoted(value)),
-            // What a negotiation needs; that it is none is said once.
-            "service" | "request" | "receive" | "virtualhost" | "httpmethod" | "login"
-            | "passwd" | "database" | "secret" | "load" | "ignorecase" => {}
+            // What other negotiations need; that there is none is said once.
+            "login" | "passwd" | "database" | "secret" | "load" | "ignorecase" => {}
+            _ if self.negotiation.take(key, value) => {}
             _ => self.service.lose(format!("{key}={value}")),
         }
     }
@@ -264,53 +266,7 @@ impl Building {
             Some("tcp" | "fwm" | "udp") | None => {}
             Some(other) => self.service.lose(format!("protocol={other}")),
         }
-        let number = self.check.parse::<f64>().is_ok();
-        let kind = if number {
-            "negotiate"
-        } else {
-            self.check.as_str()
-        };
-        let checked = match kind {
-            "off" | "on" => false,
-            "connect" => true,
-            "negotiate" if self.protocol.as_deref() != Some("udp") => {
-                self.service.lose(format!(
-                    "checktype={}: a TCP connection is tried in its place",
-                    self.check
-                ));
-                true
-            }
-            other => {
-                self.service
-                    .lose(format!("checktype={other}: the servers are not checked"));
-                false
-            }
-        };
-        // Without a port nothing can be connected to.
-        let portless = self.check_port.is_none()
-            && self.port == 0
-            && self
-                .service
-                .servers
-                .iter()
-                .any(|s| s.address.parse::<std::net::SocketAddr>().is_err());
-        if checked && portless {
-            self.service
-                .lose("checks: without `checkport` nothing can be checked");
-        } else if checked {
-            let interval = self.defaults.interval.clamp(0.01, 86_400.0);
-            let timeout = self.defaults.timeout.unwrap_or(5.0).clamp(0.01, 600.0);
-            let mut check = BTreeMap::new();
-            check.insert("type", quote("tcp"));
-            if let Some(port) = self.check_port {
-                check.insert("port", port.to_string());
-            }
-            check.insert("interval", duration(interval));
-            check.insert("timeout", duration(timeout.min(interval)));
-            check.insert("rise", "1".to_owned());
-            check.insert("fall", self.defaults.failures.to_string());
-            self.service.check = check;
-        }
+        self.checks();
         let quiesce = if self.defaults.quiescent {
             "quiesce"
         } else {
@@ -321,6 +277,97 @@ impl Building {
             self.fallback(&fallback);
         }
         Some(self.service)
+    }
+
+    fn checks(&mut self) {
+        let interval = self.defaults.interval.clamp(0.01, 86_400.0);
+        let timeout = self.defaults.timeout.unwrap_or(5.0).clamp(0.01, 600.0);
+        let mut check = Check::new();
+        if let Some(port) = self.check_port {
+            check.insert("port", port.to_string());
+        }
+        check.insert("interval", duration(interval));
+        check.insert("timeout", duration(timeout.min(interval)));
+        check.insert("rise", "1".to_owned());
+        check.insert("fall", self.defaults.failures.to_string());
+        let with_type = |mut check: Check, kind: &str| {
+            check.insert("type", quote(kind));
+            check
+        };
+        let datagrams = self.protocol.as_deref() == Some("udp");
+        let number = self.check.parse::<f64>().is_ok();
+        let kind = match self.check.as_str() {
+            _ if number => "negotiate",
+            kind => kind,
+        };
+        // Without a port nothing can be connected to.
+        let portless = self.check_port.is_none()
+            && self.port == 0
+            && self
+                .service
+                .servers
+                .iter()
+                .any(|s| s.address.parse::<std::net::SocketAddr>().is_err());
+        if portless && matches!(kind, "connect" | "negotiate") {
+            self.service
+                .lose("checks: without `checkport` nothing can be checked");
+            return;
+        }
+        let check = match kind {
+            "off" | "on" => return,
+            "connect" => with_type(check, "tcp"),
+            "ping" => {
+                check.remove("port");
+                with_type(check, "ping")
+            }
+            "external" => {
+                let first = self.service.addresses.first();
+                let address = first.and_then(|text| address(text));
+                let (address, port) = match (address, self.service.fwmark) {
+                    (Some((ip, port)), _) => (ip.to_string(), port.unwrap_or(0).to_string()),
+                    (None, mark) => (mark.unwrap_or_default().0.to_string(), "-".to_owned()),
+                };
+                match self.negotiation.external(check, &address, &port) {
+                    Some(check) => check,
+                    None => {
+                        self.service.lose(
+                            "checktype=external: `checkcommand` is no whole path: the servers are not checked",
+                        );
+                        return;
+                    }
+                }
+            }
+            "negotiate" => {
+                if number {
+                    self.service
+                        .lose(format!("checktype={}: each check negotiates", self.check));
+                }
+                let port = self.check_port.unwrap_or(self.port);
+                match self.negotiation.negotiate(check.clone(), port, datagrams) {
+                    Ok(check) => check,
+                    Err(what) if datagrams => {
+                        self.service.lose(format!(
+                            "checktype={}, {what}: the servers are not checked",
+                            self.check
+                        ));
+                        return;
+                    }
+                    Err(what) => {
+                        self.service.lose(format!(
+                            "checktype={}, {what}: a TCP connection is tried in its place",
+                            self.check
+                        ));
+                        with_type(check, "tcp")
+                    }
+                }
+            }
+            other => {
+                self.service
+                    .lose(format!("checktype={other}: the servers are not checked"));
+                return;
+            }
+        };
+        self.service.check = check;
     }
 
     fn fallback(&mut self, value: &str) {

@@ -3,6 +3,7 @@
 //!
 //! What has no counterpart stands as a comment beside what it was said of, and is counted.
 
+mod checks;
 mod keepalived;
 mod ldirectord;
 mod lvs_conf;
@@ -525,6 +526,151 @@ virtual_server fwmark 7
         );
     }
 
+    /// The kind and the target of each server's check.
+    fn checks(config: &Config) -> Vec<String> {
+        let servers = config.services.iter().flat_map(|one| &one.servers);
+        let told = |server: &crate::config::Server| match &server.check {
+            Some(check) => {
+                let target = check.probe.target(server.address);
+                format!("{} {target}", check.probe.name())
+            }
+            None => "none".to_owned(),
+        };
+        servers.map(told).collect()
+    }
+
+    #[test]
+    fn each_kind_of_keepalived_has_its_counterpart() {
+        let server = |n: u8, check: &str| format!("real_server 10.0.0.{n} 80 {{ {check} }}\n");
+        let all = [
+            ("TCP_CHECK { connect_port 81 }", "tcp 10.0.0.1:81", ""),
+            (
+                "HTTP_GET { url { path /a\n status_code 200 301-302 }\n url { path /b\n virtualhost x.example }\n }",
+                "http http://10.0.0.2:80",
+                "",
+            ),
+            (
+                "SSL_GET { enable_sni\n virtualhost x.example\n url { path /a\n regex \"o+k\" } }",
+                "https https://10.0.0.3:80",
+                "",
+            ),
+            (
+                "SMTP_CHECK { helo_name me.example\n host { connect_port 25 } }",
+                "smtp smtp at 10.0.0.4:25",
+                "",
+            ),
+            (
+                "DNS_CHECK { type soa\n name example.org\n }",
+                "dns dns at 10.0.0.5:80",
+                "",
+            ),
+            (
+                "UDP_CHECK { payload \"00 ff\"\n require_reply\n }",
+                "udp udp 10.0.0.6:80",
+                "",
+            ),
+            ("PING_CHECK { retry 2 }", "ping ping 10.0.0.7", ""),
+            (
+                "MISC_CHECK { misc_path \"/bin/check 'a b' c\"\n misc_dynamic\n misc_timeout 3 }",
+                "exec /bin/check about 10.0.0.8:80",
+                "",
+            ),
+            (
+                "MISC_CHECK { misc_path check\n }",
+                "none",
+                "MISC_CHECK: the server is not checked",
+            ),
+            (
+                "BFD_CHECK { name x }",
+                "none",
+                "BFD_CHECK: the server is not checked",
+            ),
+            (
+                "HTTP_GET { url { path no-slash }\n }",
+                "tcp 10.0.0.11:80",
+                "HTTP_GET: a TCP connection is tried in its place",
+            ),
+            (
+                "HTTP_GET { url { path /\n digest 00 }\n bindto 10.9.9.9\n }",
+                "http http://10.0.0.12:80",
+                "not compared",
+            ),
+        ];
+        let servers: String = (1..)
+            .zip(all)
+            .map(|(n, (check, ..))| server(n, check))
+            .collect();
+        let text =
+            format!("virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n{servers}}}\n");
+        let (done, config) = converted(Kind::Keepalived, &text);
+        let expected: Vec<&str> = all.iter().map(|(_, told, _)| *told).collect();
+        assert_eq!(checks(&config), expected, "{}", done.toml);
+        for (_, _, words) in all.iter().filter(|(_, _, words)| !words.is_empty()) {
+            assert!(done.toml.contains(words), "{words}: {}", done.toml);
+        }
+        assert_eq!(done.lost.len(), 5, "{:?}", done.lost);
+        for words in [
+            "urls = [{ path = \"/a\", status = \"200,301-302\" }, { path = \"/b\" }]",
+            "command = [\"/bin/check\", \"a b\", \"c\"]",
+            "dynamic = true",
+            "record = \"SOA\"",
+            "payload_hex = \"00 ff\"",
+        ] {
+            assert!(done.toml.contains(words), "{words}: {}", done.toml);
+        }
+    }
+
+    #[test]
+    fn each_check_of_ldirectord_has_its_counterpart() {
+        let service = |n: usize, lines: &str| {
+            format!("virtual=192.0.2.{n}:80\n\treal=10.0.0.{n}:80 masq\n\t{lines}\n")
+        };
+        let all = [
+            ("checktype=connect", "tcp 10.0.0.1:80"),
+            ("checktype=ping", "ping ping 10.0.0.2"),
+            (
+                "request=\"a?b\"\n\treceive=\"ok$\"\n\tvirtualhost=x.example",
+                "http http://10.0.0.3:80",
+            ),
+            (
+                "service=https\n\tcheckport=443",
+                "https https://10.0.0.4:443",
+            ),
+            ("service=smtp\n\tcheckport=25", "smtp smtp at 10.0.0.5:25"),
+            (
+                "protocol=udp\n\tservice=dns\n\trequest=\"x.example\"\n\treceive=\"10.1.1.1\"",
+                "dns dns at 10.0.0.6:80",
+            ),
+            (
+                "checktype=external\n\tcheckcommand=\"/bin/check\"",
+                "exec /bin/check about 10.0.0.7:80",
+            ),
+            ("checktype=3\n\tservice=http", "http http://10.0.0.8:80"),
+            ("service=mysql\n\tlogin=\"x\"", "tcp 10.0.0.9:80"),
+            (
+                "checktype=external-perl\n\tcheckcommand=\"/bin/check\"",
+                "none",
+            ),
+            ("checktype=off", "none"),
+        ];
+        let text: String = (1..)
+            .zip(all)
+            .map(|(n, (lines, _))| service(n, lines))
+            .collect();
+        let (done, config) = converted(Kind::Ldirectord, &text);
+        let expected: Vec<&str> = all.iter().map(|(_, told)| *told).collect();
+        assert_eq!(checks(&config), expected, "{}", done.toml);
+        // The third attempt, mysql, and perl.
+        assert_eq!(done.lost.len(), 3, "{:?}", done.lost);
+        for words in [
+            "command = [\"/bin/check\", \"192.0.2.7\", \"80\", \"{address}\", \"{port}\"]",
+            "path = \"/a?b\", regex = \"ok$\"",
+            "answer = \"10.1.1.1\"",
+        ] {
+            assert!(done.toml.contains(words), "{words}: {}", done.toml);
+        }
+    }
+
     #[test]
     fn ldirectord() {
         let text = "checktimeout=3\ncheckinterval=1\nquiescent=yes\nlogfile=\"local0\"\n\
@@ -538,9 +684,15 @@ virtual_server fwmark 7
         assert_eq!(config.services[0].servers.len(), 4);
         assert_eq!(config.services[0].servers[0].config.weight, 5);
         assert!(
-            done.lost.iter().any(|lost| lost.contains("negotiate")),
+            !done.lost.iter().any(|lost| lost.contains("negotiate")),
             "{:?}",
             done.lost
+        );
+        assert_eq!(checks(&config)[0], "http http://10.0.0.11:80");
+        assert!(
+            done.toml.contains("path = \"/index.html\""),
+            "{}",
+            done.toml
         );
         assert!(config.services[1].servers[0].check.is_none());
     }
@@ -592,6 +744,10 @@ virtual_server fwmark 7
                     Just("virtual_server 192.0.2.1 80 {\n".to_owned()),
                     Just("real_server 10.0.0.1 80 {\n".to_owned()),
                     Just("TCP_CHECK {\n".to_owned()),
+                    Just("HTTP_GET {\nurl {\npath /\n".to_owned()),
+                    Just("MISC_CHECK {\nmisc_path \"".to_owned()),
+                    Just("UDP_CHECK {\npayload ".to_owned()),
+                    Just("\n\tservice=http\n\trequest=".to_owned()),
                     Just("}\n".to_owned()),
                     Just("\nvirtual=192.0.2.1:80\n".to_owned()),
                     Just("\n\treal=10.0.0.1:80 masq\n".to_owned()),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{
-    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, Reloaded, ServerStatus,
-    ServiceStatus, Status,
+    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, ProxyStatus, Reloaded,
+    ServerStatus, ServiceStatus, Status,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Daemon;
 use crate::admin::unix_time;
-use crate::config::Service;
+use crate::config::{BelowQuorum, Service};
 use crate::decide::{self, Decision, ServerView};
 use crate::door::{Asked, Look, answer};
 use crate::engine::{Found, Seen};
@@ -206,7 +206,7 @@ impl<P: Prober> Daemon<P> {
         for service in &self.config.services {
             let views = self.views(service);
             let before = self.decisions.get(&service.id).copied().unwrap_or_default();
-            let settled = self.is_settled(service);
+            let settled = self.is_settled(service) || self.begins_down(service);
             let now = decide::decide(service, &views, settled, before);
             if now != before {
                 let usable = decide::usable(&views);
@@ -216,6 +216,29 @@ impl<P: Prober> Daemon<P> {
         }
         for (id, name, before, now, usable) in news {
             self.tell_decision(id, &name, before, now, usable);
+        }
+    }
+
+    /// Nothing is known of it, and that is as good as down.
+    fn begins_down(&self, service: &Service) -> bool {
+        service.alpha && self.generation == 1
+    }
+
+    /// Tells that a service ends with the daemon.
+    pub(super) fn tell_end(&mut self, service: &Service) {
+        let before = self.decisions.get(&service.id).copied();
+        let before = before.unwrap_or_default();
+        let words = "the service ends with lvsd (omega)";
+        tracing::warn!(service = %service.name, "{words}");
+        let about = About {
+            service: Some((&service.name, service.id)),
+            server: None,
+        };
+        if before.quorum {
+            self.events.tell("quorum_lost", about, words);
+        }
+        if !before.withdrawn && service.below_quorum == BelowQuorum::GiveUp {
+            self.events.tell("vip_withdrawn", about, words);
         }
     }
 
@@ -312,6 +335,13 @@ impl<P: Prober> Daemon<P> {
             drift: found.drift.clone(),
             refused: found.refused.clone(),
             check_lag_ms: u64::try_from(self.checks.peek_lag().as_millis()).unwrap_or(u64::MAX),
+            proxy: self.proxy.map(|counts| ProxyStatus {
+                connections: counts.connections as u64,
+                most: counts.most as u64,
+                full: counts.full,
+                evicted: counts.evicted,
+                refused: counts.refused,
+            }),
         }
     }
 

@@ -11,7 +11,7 @@
 mod asks;
 mod changes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod waiting;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -38,6 +38,7 @@ use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
+use crate::proxy;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
@@ -46,6 +47,9 @@ use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
 const READY_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the engine may take to let go of services that end with the daemon.
+const OMEGA_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the daemon is told from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +161,11 @@ struct Daemon<P> {
     found: (Arc<Found>, Option<Instant>),
     /// The engine's process, and whether it answers.
     contact: (Option<u32>, bool),
+    /// What the proxy has taken and refused.
+    proxy: Option<proxy::Counts>,
     notice: watch::Sender<Notice>,
+    /// The task that tells the notify program: how to have it end, and its end.
+    telling: (oneshot::Sender<()>, tokio::task::JoinHandle<()>),
 }
 
 /// What is to be done when the file that is being read has been read.
@@ -198,8 +206,9 @@ pub async fn run<P: Prober>(
                 Signal::StopAll => break true,
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
-            Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
+            // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
+            Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
             () = tokio::time::sleep_until(daemon.next) => {
                 match daemon.step(link, &mut signals).await? {
                     Some(back) => link = back,
@@ -212,6 +221,9 @@ pub async fn run<P: Prober>(
         }
     };
     daemon.farewell(all, link.proxied_connections());
+    let Some(link) = daemon.omega(all, link, &mut signals).await? else {
+        return Ok(());
+    };
     if all {
         waiting::stop(link).await
     } else {
@@ -238,7 +250,9 @@ impl<P: Prober> Daemon<P> {
         let now = Instant::now();
         let events = options.events.clone();
         let (notice, watched) = watch::channel(Notice::default());
-        tokio::spawn(notify_command::serve(events.listen(), watched));
+        let (end, ending) = oneshot::channel();
+        let telling = notify_command::serve(events.listen(), watched, ending);
+        let telling = (end, tokio::spawn(telling));
         Self {
             events,
             admin: Admin::recall(options.admin.take()),
@@ -250,7 +264,9 @@ impl<P: Prober> Daemon<P> {
             load_status: LoadStatus::default(),
             found: (Arc::default(), None),
             contact: (None, false),
+            proxy: None,
             notice,
+            telling,
             options,
             config: Config::default(),
             vips: BTreeSet::new(),
@@ -287,6 +303,57 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
+    /// Ends the services that end with the daemon, and says so. With `all` the engine, which ends, does the former.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    async fn omega(
+        mut self,
+        all: bool,
+        mut link: Box<Links>,
+        signals: &mut Signals,
+    ) -> Result<Option<Box<Links>>, String> {
+        let services = std::mem::take(&mut self.config.services);
+        let (end, stay): (Vec<Service>, _) = services.into_iter().partition(|one| one.omega);
+        self.config.services = stay;
+        if end.is_empty() {
+            return Ok(Some(link));
+        }
+        let stays = |ip: &IpAddr| {
+            let mut stay = self.config.services.iter();
+            stay.any(|service| service.virtual_ip() == Some(*ip))
+        };
+        self.vips.retain(stays);
+        self.goal_changed();
+        // An engine that does not take it must not keep the daemon from ending.
+        let deadline = Instant::now() + OMEGA_LIMIT;
+        while !all && self.changed && link.contact().1 {
+            let step = self.step(link, signals);
+            match tokio::time::timeout_at(deadline, step).await {
+                Ok(Ok(Some(back))) => link = back,
+                Ok(other) => return other,
+                Err(_) => {
+                    tracing::error!(
+                        "the engine did not let go of {} within {OMEGA_LIMIT:?}; `lvsadm -D` does",
+                        counted(end.len(), "service")
+                    );
+                    return Ok(None);
+                }
+            }
+        }
+        for service in &end {
+            self.tell_end(service);
+        }
+        let limit = self.notice.borrow().limit;
+        let (end, told) = self.telling;
+        // Whatever it answers, it knows.
+        let _ = end.send(());
+        if tokio::time::timeout(limit, told).await.is_err() {
+            tracing::warn!("the notify command was not told of everything within {limit:?}");
+        }
+        Ok(Some(link))
+    }
+
     /// The engine is to be given another goal, at once.
     fn goal_changed(&mut self) {
         self.changed = true;
@@ -320,7 +387,8 @@ impl<P: Prober> Daemon<P> {
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
-        let mut hurries = pin!(signals.hurries(&engine));
+        let lets_go = self.config.services.iter().any(|service| service.omega);
+        let mut hurries = pin!(signals.hurries(&engine, lets_go));
         self.changed = false;
         let (mut link, step) = loop {
             tokio::select! {
@@ -329,15 +397,15 @@ impl<P: Prober> Daemon<P> {
                 // The thread that waits for it cannot be called back; whoever starts us again
                 // begins afresh.
                 hang = &mut hurries => return hang.map(|()| None),
+                Some(report) = self.reports.recv() => {
+                    self.take_all(report);
+                    news.store(true, Ordering::Release);
+                }
                 Some(asked) = asks::next(&mut self.asks) => {
                     self.take_ask(asked);
                     if self.changed {
                         news.store(true, Ordering::Release);
                     }
-                }
-                Some(report) = self.reports.recv() => {
-                    self.take_all(report);
-                    news.store(true, Ordering::Release);
                 }
             }
         };
@@ -367,6 +435,7 @@ impl<P: Prober> Daemon<P> {
             self.events.tell("drift", About::default(), deed);
         }
         self.take_contact(link.contact());
+        self.proxy = link.proxied();
         Ok(Some(link))
     }
 
@@ -575,13 +644,14 @@ impl<P: Prober> Daemon<P> {
         let mut desired = desired(
             &self.config,
             &self.vips,
-            &self.admin,
+            (&self.admin, self.generation == 1),
             |key| self.health(key),
             |key| self.checks.advice(key),
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
         desired.generation = self.generation;
-        let proxied = Proxied::part(&mut desired, self.config.proxied());
+        let checks = self.checks.descriptors();
+        let proxied = Proxied::part(&mut desired, self.config.proxied(), checks);
         Goal {
             proxied,
             desired,
@@ -592,11 +662,11 @@ impl<P: Prober> Daemon<P> {
     }
 }
 
-/// What the file and people ask for, with servers of such health.
+/// What the file and people ask for, with servers of such health. `first`: the file is the first one that the daemon has.
 fn desired(
     config: &Config,
     vips: &BTreeSet<IpAddr>,
-    admin: &Admin,
+    (admin, first): (&Admin, bool),
     health: impl Fn(&health::Key) -> Health,
     advice: impl Fn(&health::Key) -> Advice,
     decision: impl Fn(&ServiceId) -> Decision,
@@ -619,6 +689,8 @@ fn desired(
             }
             let health = match health(&(service.id, server.address)) {
                 Health::Down if decision.panic => Health::Up,
+                // Nothing is taken over from whoever was here before.
+                Health::Unknown if service.alpha && first => Health::Down,
                 health => health,
             };
             DesiredServer {
@@ -692,13 +764,13 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
     let mut desired = desired(
         config,
         &vips,
-        admin,
+        (admin, false),
         health,
         |_| Advice::NONE,
         |_| Decision::default(),
     );
     // The daemon that runs has them, and nobody else.
-    let proxied = Proxied::part(&mut desired, config.proxied());
+    let proxied = Proxied::part(&mut desired, config.proxied(), 0);
     let goal = Goal {
         proxied: None,
         desired,

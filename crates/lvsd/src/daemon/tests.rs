@@ -320,7 +320,7 @@ async fn a_start_without_services_takes_them_later() {
 
 /// What is logged on this thread.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -333,24 +333,33 @@ impl std::io::Write for Log {
 }
 
 impl Log {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        // With one subscriber in the whole process, `tracing` asks the thread that first comes by a
+        // line whether anybody wants it, and goes by that for ever: a test that listens to nothing
+        // would answer for those that do.
+        static SECOND: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
+        SECOND.get_or_init(|| {
+            let nobody = tracing_subscriber::fmt().with_writer(std::io::sink);
+            tracing::Dispatch::new(nobody.finish())
+        });
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false);
         tracing::subscriber::set_default(subscriber.with_writer(move || log.clone()).finish())
     }
 
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
     /// Waits until it says `words`, in real time.
     async fn says(&self, words: &str) {
         for _ in 0..10_000 {
-            if String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words) {
+            if self.text().contains(words) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        panic!(
-            "no {words:?} in: {}",
-            String::from_utf8_lossy(&self.0.lock().unwrap())
-        );
+        panic!("no {words:?} in: {}", self.text());
     }
 }
 
@@ -1155,6 +1164,265 @@ async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
         );
     }
     daemon.stop().await;
+}
+
+/// What happens to one of four servers.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Dies(u8),
+    Lives(u8),
+    Drained(u8),
+    Ready(u8),
+}
+
+/// What should be, by the documentation.
+#[derive(Clone, Debug)]
+struct Model {
+    quorum: (usize, usize),
+    share: usize,
+    sorry: bool,
+    up: [bool; 4],
+    drained: [bool; 4],
+    has_quorum: bool,
+}
+
+impl Model {
+    /// Weights of the servers and of the sorry server, and whether the VIP is owned.
+    fn turn(&mut self, turn: Turn) -> (Vec<i32>, Option<i32>, bool) {
+        match turn {
+            Turn::Dies(n) => self.up[usize::from(n)] = false,
+            Turn::Lives(n) => self.up[usize::from(n)] = true,
+            Turn::Drained(n) => self.drained[usize::from(n)] = true,
+            Turn::Ready(n) => self.drained[usize::from(n)] = false,
+        }
+        let count = |is: &dyn Fn(usize) -> bool| (0..4).filter(|n| is(*n)).count();
+        let usable = count(&|n| self.up[n] && !self.drained[n]);
+        let wanted = count(&|n| !self.drained[n]);
+        if usable < self.quorum.1 {
+            self.has_quorum = false;
+        } else if usable >= self.quorum.0 {
+            self.has_quorum = true;
+        }
+        let sorry = self.sorry && !self.has_quorum;
+        let too_few = usable * 100 < wanted * self.share;
+        let all = too_few && !(sorry && usable == 0);
+        let weight = |n: usize| i32::from(!self.drained[n] && (self.up[n] || all));
+        let owned = self.has_quorum || all;
+        ((0..4).map(weight).collect(), sorry.then_some(1), owned)
+    }
+}
+
+fn turns() -> impl proptest::strategy::Strategy<Value = Vec<Turn>> {
+    use proptest::prelude::*;
+    let turn = (0..4u8, 0..6u8).prop_map(|(n, what)| match what {
+        0 | 1 => Turn::Dies(n),
+        2 | 3 => Turn::Lives(n),
+        4 => Turn::Drained(n),
+        _ => Turn::Ready(n),
+    });
+    proptest::collection::vec(turn, 1..12)
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 32, ..Default::default() })]
+
+    /// Quorum with hysteresis, minimum share, sorry server and VIP, by whatever turns of fate and of people.
+    #[test]
+    fn decisions_follow_the_model(
+        up in 1..=4usize,
+        less in 0..3usize,
+        share in proptest::sample::select(vec![0usize, 30, 60, 100]),
+        sorry in proptest::bool::ANY,
+        turns in turns(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let mut model = Model {
+            quorum: (up, up.saturating_sub(less).max(1)),
+            share,
+            sorry,
+            up: [true; 4],
+            drained: [false; 4],
+            has_quorum: true,
+        };
+        let mut text = format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n\
+             quorum = {{ up = {}, down = {} }}\nmin_share = {share}\nbelow_quorum = \"give-up\"\n\
+             check = {{ type = \"tcp\", interval = \"1s\", timeout = \"1s\", rise = 1, fall = 1 }}\n",
+            model.quorum.0, model.quorum.1
+        );
+        if sorry {
+            text.push_str("sorry = \"10.0.0.99:80\"\n");
+        }
+        for n in 0..4 {
+            text.push_str(&format!("[[service.server]]\naddress = \"10.0.0.{n}:80\"\n"));
+        }
+        runtime.block_on(async {
+            let daemon = Running::start(World::default(), Dead::default(), &text);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            for (number, turn) in turns.iter().enumerate() {
+                let (weights, sorry, owned) = model.turn(*turn);
+                let admin = |n: u8, state| {
+                    daemon.ask::<AdminDone>(Ask::Admin(AdminSpec {
+                        target: Target {
+                            service: None,
+                            host: [10, 0, 0, n].into(),
+                            port: None,
+                        },
+                        state,
+                        who: None,
+                        why: None,
+                        until: None,
+                    }))
+                };
+                match *turn {
+                    Turn::Dies(n) => daemon.dead.set(&format!("10.0.0.{n}:80"), true),
+                    Turn::Lives(n) => daemon.dead.set(&format!("10.0.0.{n}:80"), false),
+                    Turn::Drained(n) => drop(admin(n, AdminState::Drain).await.unwrap()),
+                    Turn::Ready(n) => drop(admin(n, AdminState::Ready).await.unwrap()),
+                }
+                tokio::time::sleep(Duration::from_secs(4)).await;
+                let now: Vec<i32> = daemon.world.weights(web()).iter().map(|(_, w)| *w).collect();
+                let wanted: Vec<i32> = weights.into_iter().chain(sorry).collect();
+                assert_eq!(now, wanted, "after {:?} of {turns:?}", number + 1);
+                let vip = "192.0.2.10".parse().unwrap();
+                let owns = daemon.world.engine().vips().contains(&vip);
+                assert_eq!(owns, owned, "after {:?} of {turns:?}", number + 1);
+            }
+            daemon.stop().await;
+        });
+    }
+}
+
+/// A server in maintenance keeps its connections for as long as `drain` says, and no longer.
+#[tokio::test(start_paused = true)]
+async fn a_drain_has_a_deadline() {
+    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.world.connect(web(), "10.0.0.1:80".parse().unwrap());
+    daemon.admin(AdminState::Maintenance).await;
+    let since = Instant::now();
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    daemon.weights(&drained).await;
+    daemon.weights(&[("10.0.0.2:80", 3)]).await;
+    let took = since.elapsed().as_secs();
+    assert!((60..65).contains(&took), "{took}");
+    daemon.stop().await;
+}
+
+/// With `alpha` nobody is trusted who was there before: what serves has to pass a check first.
+#[tokio::test(start_paused = true)]
+async fn alpha_takes_over_nothing_that_was_not_checked() {
+    for alpha in [false, true] {
+        let line = if alpha { "alpha = true\n" } else { "" };
+        let text = FILE.replace(
+            "forward = \"nat\"",
+            &format!(
+                "forward = \"nat\"\n{line}below_quorum = \"give-up\"\nsorry = \"10.0.0.99:80\"\ndrain = \"0s\""
+            ),
+        );
+        let first = Running::start(World::default(), Dead::default(), &text);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        first.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let world = first.end(Signal::Stop).await;
+        let slow = Slow::default();
+        slow.hold("10.0.0.1:80");
+        slow.hold("10.0.0.2:80");
+        let again = Running::start_with(world, Dead::default(), slow.clone(), &text);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let vip = "192.0.2.10".parse().unwrap();
+        let owned = again.world.engine().vips().contains(&vip);
+        assert_eq!(owned, !alpha);
+        if alpha {
+            let sorry = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)];
+            again.weights(&sorry).await;
+        } else {
+            again.weights(&both).await;
+        }
+        slow.release("10.0.0.1:80");
+        slow.release("10.0.0.2:80");
+        again.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(again.world.engine().vips().contains(&vip));
+        // A reload with new servers waits for them as without it.
+        slow.hold("10.0.0.3:80");
+        again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        again.weights(&both).await;
+        slow.release("10.0.0.3:80");
+        again
+            .weights(&[("10.0.0.2:80", 3), ("10.0.0.3:80", 1)])
+            .await;
+        again.stop().await;
+    }
+}
+
+/// With `omega` a service goes with the daemon, and others stay.
+#[tokio::test]
+async fn omega_ends_a_service_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = directory.path().join("told");
+    for signal in [Signal::Stop, Signal::StopAll] {
+        let _ = std::fs::remove_file(&told);
+        let log = Log::default();
+        let _listening = log.listen();
+        let user = rustix::process::getuid().as_raw();
+        let text = format!(
+            "[lvsd]\nnotify = [\"/bin/sh\", \"-c\", \"cat >> {}\"]\nnotify_user = \"{user}\"\n{}",
+            told.display(),
+            TWO.replace(
+                "name = \"slow\"",
+                "name = \"slow\"\nomega = true\nbelow_quorum = \"give-up\""
+            )
+        );
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        log.says("ready: 2 services, 2 of 2 servers up").await;
+        let vips = |world: &World| -> Vec<String> {
+            let engine = world.engine();
+            engine.vips().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
+        daemon.events();
+        // Also where the signal comes in the middle of a request.
+        daemon.world.hang(true);
+        while !daemon.world.hung() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        daemon.signals.send(signal).await.unwrap();
+        log.says("waiting up to 10s for the engine (pid 1), which is at a request")
+            .await;
+        daemon.world.hang(false);
+        daemon.task.await.unwrap().unwrap();
+        let world = daemon.world;
+        let events = std::fs::read_to_string(&told).unwrap();
+        for event in ["quorum_lost", "vip_withdrawn"] {
+            let line = events.lines().find(|line| line.contains(event));
+            let line = line.unwrap_or_else(|| panic!("{event}: {events}"));
+            assert!(
+                line.contains("\"slow\"") && line.contains("omega"),
+                "{line}"
+            );
+        }
+        assert!(
+            !events.contains("quorum_lost\",\"service\":\"web"),
+            "{events}"
+        );
+        if signal == Signal::Stop {
+            assert!(world.running());
+            assert_eq!(vips(&world), ["192.0.2.10"]);
+            assert_eq!(world.weights(web()).len(), 1);
+            assert_eq!(world.engine().0.services.len(), 1);
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

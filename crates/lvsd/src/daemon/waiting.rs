@@ -39,12 +39,12 @@ impl Signals {
 
     /// Ends when we are told to stop while `engine` is at a request: at once if it is to be left
     /// alone, else, with what to say, when it does not answer for as long as a stop may take. It
-    /// says at once what is waited for; the signal is kept.
-    pub(super) async fn hurries(&mut self, engine: &str) -> Result<(), String> {
+    /// says at once what is waited for; the signal is kept. `lets_go`: some services end with us.
+    pub(super) async fn hurries(&mut self, engine: &str, lets_go: bool) -> Result<(), String> {
         loop {
             match self.early {
-                Some(Signal::Stop) => return Ok(()),
-                Some(Signal::StopAll) => break,
+                Some(Signal::Stop) if !lets_go => return Ok(()),
+                Some(Signal::Stop | Signal::StopAll) => break,
                 Some(Signal::Reload | Signal::ForcedReload) | None => {
                     let signal = self.receiver.recv().await;
                     self.early = Some(signal.unwrap_or(Signal::Stop));

@@ -141,6 +141,8 @@ struct State {
     given: Given,
     /// Lists are refused as a whole: it cannot read one of the changes.
     reads_no_lists: bool,
+    /// Servers that have a connection.
+    busy: Vec<(ServiceId, SocketAddr)>,
 }
 
 /// What an engine does with a request.
@@ -219,6 +221,11 @@ impl World {
 
     pub(crate) fn crash(&self) {
         self.state().engine = None;
+    }
+
+    /// A client connects to a server, and stays.
+    pub(crate) fn connect(&self, service: ServiceId, server: SocketAddr) {
+        self.state().busy.push((service, server));
     }
 
     pub(crate) fn hang(&self, hangs: bool) {
@@ -374,7 +381,14 @@ impl EngineControl for FakeControl {
     }
 
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
-        Ok(self.held()?.services)
+        let mut services = self.held()?.services;
+        let busy = self.with(|state| state.busy.clone())?;
+        for service in &mut services {
+            for server in &mut service.servers {
+                server.active += u32::from(busy.contains(&(service.service, server.server)));
+            }
+        }
+        Ok(services)
     }
 
     fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {

@@ -21,13 +21,17 @@ pub struct Proxied {
     pub desired: Desired,
     /// How they are proxied.
     pub options: HashMap<ServiceId, proxy::Options>,
+    /// Descriptors that are left to health checks.
+    pub checks: usize,
 }
 
 impl Proxied {
-    /// Takes the services that are proxied out of what is desired; nothing if there are none.
+    /// Takes the services that are proxied out of what is desired; nothing if there are none. So many descriptors are left to
+    /// `checks`.
     pub fn part(
         desired: &mut Desired,
         options: HashMap<ServiceId, proxy::Options>,
+        checks: usize,
     ) -> Option<Box<Self>> {
         if options.is_empty() {
             return None;
@@ -47,6 +51,7 @@ impl Proxied {
                 ..Desired::default()
             },
             options,
+            checks,
         }))
     }
 }
@@ -125,6 +130,7 @@ impl Links {
         let nothing = Proxied::default();
         let proxied = goal.proxied.as_deref().unwrap_or(&nothing);
         proxy.set_options(proxied.options.clone());
+        proxy.leave_room(proxied.options.len(), proxied.checks);
         let goal = Goal {
             desired: proxied.desired.clone(),
             readied: goal.readied.clone(),
@@ -153,6 +159,11 @@ impl Links {
         self.proxy
             .as_ref()
             .map_or(0, |(proxy, _)| proxy.connections())
+    }
+
+    /// What the proxy has taken and refused; `None` if nothing is proxied.
+    pub fn proxied(&self) -> Option<proxy::Counts> {
+        self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
 
     /// Ends the engine, as [`Link::stop`].

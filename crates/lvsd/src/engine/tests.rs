@@ -47,7 +47,7 @@ prop_compose! {
     fn goal()(
         services in proptest::collection::btree_map(
             0..3u8,
-            (any::<bool>(), any::<bool>(), proptest::collection::btree_map(0..4u8, (1..4i32, any::<bool>()), 0..4)),
+            (any::<bool>(), any::<bool>(), proptest::collection::btree_map(0..4u8, (0..4i32, any::<bool>(), 0..4u8), 0..4)),
             0..3,
         ),
         vips in proptest::collection::btree_set(0..3u8, 0..3),
@@ -62,13 +62,14 @@ prop_compose! {
                 filter: SourceFilter::default(),
                 on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
                 drain: Duration::ZERO,
-                servers: servers.into_iter().map(|(n, (weight, up))| DesiredServer {
+                servers: servers.into_iter().map(|(n, (weight, up, admin))| DesiredServer {
                     address: address(n),
                     line: Line(0),
                     config: ServerConfig::new(weight, Forwarding::Nat),
                     health: if up { Health::Up } else { Health::Down },
                     stays: false,
-                    leaves: false,
+                    // In maintenance; a drain is the weight 0.
+                    leaves: admin == 0,
                 }).collect(),
             }).collect(),
             vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),

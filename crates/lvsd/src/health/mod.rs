@@ -36,7 +36,7 @@ use permits::{Permits, Standing};
 pub use pins::Pins;
 pub use probe::{Network, Probe, ProbeError, Prober};
 pub use state::State;
-pub use timing::Times;
+pub use timing::Quantiles;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
@@ -82,9 +82,9 @@ pub struct Change {
 #[derive(Debug, Default)]
 pub struct Timing {
     /// From when a check was due until it began.
-    pub lag: Times,
+    pub lag: Quantiles,
     /// From its begin to its result.
-    pub duration: Times,
+    pub duration: Quantiles,
     /// The same by kind and result, for whoever scrapes it.
     tally: Arc<Tally>,
 }
@@ -116,8 +116,8 @@ struct Task {
     since: Instant,
     /// What the engine had counted when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
-    /// Condemns the server, for this reason.
-    orders: mpsc::UnboundedSender<String>,
+    /// Has it asked at once: so many attempts of clients to connect have failed.
+    prompts: mpsc::Sender<u32>,
     abort: AbortHandle,
 }
 
@@ -226,7 +226,7 @@ impl<P: Prober> Checks<P> {
         known: Option<(bool, Instant, String, Advice)>,
     ) -> Task {
         self.next += 1;
-        let (orders, receiver) = mpsc::unbounded_channel();
+        let (prompts, prompted) = mpsc::channel(1);
         let (up, since, reason, advice) = match known {
             Some((up, since, reason, advice)) => (Some(up), since, reason, advice),
             None => (None, Instant::now(), String::new(), Advice::NONE),
@@ -237,7 +237,7 @@ impl<P: Prober> Checks<P> {
             timing: Arc::clone(&self.timing),
             serving: self.serving.subscribe(),
             sender: self.sender.clone(),
-            orders: receiver,
+            prompts: prompted,
             task: self.next,
             state: State::new(check.rise, check.fall, up),
             advice,
@@ -252,7 +252,7 @@ impl<P: Prober> Checks<P> {
             advice,
             since,
             unanswered: HashMap::new(),
-            orders,
+            prompts,
             abort: self.runtime.spawn(runner.run()).abort_handle(),
         }
     }
@@ -290,7 +290,8 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Takes the attempts to connect in a row that the engine has seen fail, for each server that is in several services
-    /// once each: as many as its check allows (`passive`) say that it is down.
+    /// once each. After as many as its check allows (`passive`) it is asked at once, and one bad answer is enough. Attempts
+    /// alone say nothing: any stranger can make some that fail.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -305,15 +306,18 @@ impl<P: Prober> Checks<P> {
                 *since = if task.up == Some(true) { 0 } else { count };
             }
             if count - *since >= limit {
-                let attempts = count - *since;
+                // One that waits is enough; and a task that has ended asks nothing any more.
+                let _ = task.prompts.try_send(count - *since);
                 *since = count;
-                let reason = format!(
-                    "the last {attempts} attempts of clients to connect had no answer (passive)"
-                );
-                // A task that has ended has nothing to say any more.
-                let _ = task.orders.send(reason);
             }
         }
+    }
+
+    /// Descriptors that all checks need at a time, at most.
+    pub fn descriptors(&self) -> usize {
+        let each = self.tasks.keys().map(|check| check.probe.descriptors());
+        let all = each.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        all.fold(0, usize::saturating_add).min(self.permits.size())
     }
 
     fn task(&self, key: &Key) -> Option<&Task> {
@@ -377,7 +381,7 @@ struct Runner<P> {
     timing: Arc<Timing>,
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
-    orders: mpsc::UnboundedReceiver<String>,
+    prompts: mpsc::Receiver<u32>,
     task: u64,
     check: Arc<Check>,
     state: State,
@@ -391,31 +395,59 @@ impl<P: Prober> Runner<P> {
         // a random part of the interval, so that the checks of many servers spread out.
         let mut first = true;
         let mut due = Instant::now();
+        let mut prompt = None;
         loop {
             if self.check.via.is_some() && self.serving.wait_for(Option::is_some).await.is_err() {
                 return;
             }
-            let result = self.probe(due).await;
-            if !self.take(result).await {
+            let begun = Instant::now();
+            let goes_on = match prompt {
+                Some(attempts) => self.prompted(attempts, due).await,
+                None => {
+                    let result = self.probe(due).await;
+                    self.take(result).await
+                }
+            };
+            if !goes_on {
                 return;
             }
-            let pause = self.pause() * if first { fraction() } else { 1.0 };
+            let pause = match prompt.take() {
+                // It may be back as soon as it went.
+                Some(_) if self.state.up() == Some(false) => self.check.fast_interval.as_secs_f64(),
+                _ if first => self.pause() * fraction(),
+                _ => self.pause(),
+            };
             first = false;
             // What took longer than the pause is no delay of the next one.
             due = (due + Duration::from_secs_f64(pause)).max(Instant::now());
             tokio::select! {
-                order = self.orders.recv() => match order {
-                    Some(reason) => {
-                        if self.state.condemn().is_some() && !self.report(reason) {
-                            return;
-                        }
-                        due = Instant::now() + self.check.fast_interval;
-                        tokio::time::sleep_until(due).await;
+                attempts = self.prompts.recv() => {
+                    prompt = attempts;
+                    if prompt.is_none() {
+                        return;
                     }
-                    None => return,
-                },
+                    // However often clients fail, it is not asked more often than in doubt.
+                    due = due.min((begun + self.check.fast_interval).max(Instant::now()));
+                    tokio::time::sleep_until(due).await;
+                }
                 () = tokio::time::sleep_until(due) => {}
             }
+        }
+    }
+
+    /// Asks because clients got no answer; false if nobody wants to know any more.
+    async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
+        self.timing.tally.prompted();
+        let result = self.probe(due).await;
+        match result {
+            Err(ProbeError::Server(reason)) if self.has_way() => {
+                let reason = format!(
+                    "{}; the last {attempts} attempts of clients to connect had no answer either (passive)",
+                    short(reason)
+                );
+                self.state.condemn().is_none() || self.report(reason)
+            }
+            result => self.take(result).await,
         }
     }
 
@@ -424,7 +456,9 @@ impl<P: Prober> Runner<P> {
             Some(true) => Standing::Good,
             Some(false) | None => Standing::Doubtful,
         };
-        let _permit = self.permits.get(self.check.server.ip(), standing).await;
+        let descriptors = self.check.probe.descriptors();
+        let target = self.check.server.ip();
+        let _permit = self.permits.get(target, standing, descriptors).await;
         let waited = due.elapsed();
         self.timing.lag.count(waited);
         self.timing.tally.waited(waited);
@@ -450,8 +484,9 @@ impl<P: Prober> Runner<P> {
         }
         let (good, reason, advice) = match result {
             Ok(advice) => (true, String::new(), advice),
-            Err(ProbeError::Server(reason)) => (false, reason, Advice::NONE),
+            Err(ProbeError::Server(reason)) => (false, short(reason), Advice::NONE),
             Err(ProbeError::Local(reason)) => {
+                let reason = short(reason);
                 if !self.complained {
                     tracing::warn!(
                         %server,
@@ -515,6 +550,21 @@ impl<P: Prober> Runner<P> {
         let spread = f64::from(self.check.jitter) / 100.0;
         pause.as_secs_f64() * (1.0 + spread * (2.0 * fraction() - 1.0))
     }
+}
+
+/// Bytes of a reason: servers and programs have a say in some.
+const REASON_MAX: usize = 256;
+
+/// A reason without what is beyond [`REASON_MAX`].
+fn short(mut reason: String) -> String {
+    if reason.len() > REASON_MAX {
+        let ends = (0..=REASON_MAX - 3).rev();
+        let end = ends.into_iter().find(|end| reason.is_char_boundary(*end));
+        reason.truncate(end.unwrap_or(0));
+        reason.push_str("...");
+        reason.shrink_to_fit();
+    }
+    reason
 }
 
 /// A number from 0 to 1, different each time; nothing depends on how random it is.

@@ -4,7 +4,7 @@
 //! A probe of a black hole holds its permit for the whole timeout. Those of targets that are not
 //! known to answer get half of all permits at most, so that they never keep a probe of a good
 //! server waiting; and one address gets a few, so that one host with many services does not keep
-//! the others waiting.
+//! the others waiting. A probe that needs several descriptors counts as several.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,11 +15,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Probes to one address.
 const PER_TARGET: usize = 64;
-/// Probes in all, whatever the number of descriptors.
+/// Descriptors of probes in all, whatever this process may have.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Descriptors for everything else.
+/// Descriptors for everything else; and of all that there may be, one in so many.
 const RESERVED: usize = 128;
+const OTHERS_PART: usize = 4;
 
 /// What is known of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(super) enum Standing {
 
 #[derive(Debug)]
 pub(super) struct Permits {
+    size: usize,
     all: Semaphore,
     doubtful: Semaphore,
     targets: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
@@ -52,19 +54,31 @@ impl Permits {
     pub(super) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        Self::with(files.saturating_sub(RESERVED).clamp(LEAST, MOST))
+        let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
+        Self::with(most.clamp(LEAST, MOST))
+    }
+
+    /// Descriptors that probes have at most.
+    pub(super) const fn size(&self) -> usize {
+        self.size
     }
 
     fn with(all: usize) -> Self {
         Self {
+            size: all,
             all: Semaphore::new(all),
             doubtful: Semaphore::new(all / 2),
             targets: Mutex::default(),
         }
     }
 
-    /// Waits for the right to probe `target`.
-    pub(super) async fn get(&self, target: IpAddr, standing: Standing) -> Permit<'_> {
+    /// Waits for the right to probe `target`, with so many descriptors.
+    pub(super) async fn get(
+        &self,
+        target: IpAddr,
+        standing: Standing,
+        descriptors: u32,
+    ) -> Permit<'_> {
         let one = Arc::clone(
             self.targets()
                 .entry(target)
@@ -79,9 +93,9 @@ impl Permits {
             _all: None,
         };
         if standing == Standing::Doubtful {
-            permit._doubtful = self.doubtful.acquire().await.ok();
+            permit._doubtful = self.doubtful.acquire_many(descriptors).await.ok();
         }
-        permit._all = self.all.acquire().await.ok();
+        permit._all = self.all.acquire_many(descriptors).await.ok();
         permit
     }
 
@@ -131,16 +145,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn black_holes_leave_room_for_good_servers() {
         let permits = Permits::with(4);
-        let _one = permits.get(host(1), Standing::Doubtful).await;
-        let _two = permits.get(host(2), Standing::Doubtful).await;
-        let third = permits.get(host(3), Standing::Doubtful);
+        let _one = permits.get(host(1), Standing::Doubtful, 1).await;
+        let _two = permits.get(host(2), Standing::Doubtful, 1).await;
+        let third = permits.get(host(3), Standing::Doubtful, 1);
         let third = tokio::time::timeout(Duration::from_secs(60), third);
         assert!(third.await.is_err());
         let since = tokio::time::Instant::now();
         for n in 4..6 {
-            let _good = permits.get(host(n), Standing::Good).await;
+            let _good = permits.get(host(n), Standing::Good, 1).await;
         }
         assert_eq!(since.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_needs_several_descriptors_waits_for_several() {
+        let permits = Permits::with(8);
+        let _many = permits.get(host(1), Standing::Good, 5).await;
+        let _few = permits.get(host(2), Standing::Good, 3).await;
+        let more = permits.get(host(3), Standing::Good, 1);
+        let more = tokio::time::timeout(Duration::from_secs(60), more);
+        assert!(more.await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -148,15 +172,15 @@ mod tests {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {
-            held.push(permits.get(host(1), Standing::Good).await);
+            held.push(permits.get(host(1), Standing::Good, 1).await);
         }
-        let more = permits.get(host(1), Standing::Good);
+        let more = permits.get(host(1), Standing::Good, 1);
         assert!(
             tokio::time::timeout(Duration::from_secs(60), more)
                 .await
                 .is_err()
         );
-        let _other = permits.get(host(2), Standing::Good).await;
+        let _other = permits.get(host(2), Standing::Good, 1).await;
         held.clear();
         assert_eq!(
             permits.targets().len(),

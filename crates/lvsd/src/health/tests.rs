@@ -159,34 +159,98 @@ async fn one_failed_check_is_not_the_truth_about_who_serves() {
     }
 }
 
+/// Clients alone condemn nobody: whoever wants to can have any number of attempts fail.
 #[tokio::test(start_paused = true)]
-async fn what_clients_get_no_answer_to_condemns_a_server() {
+async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
-    let config = config(&[(1, "type = \"tcp\", passive = 3, rise = 2, jitter = 0")]);
+    let config = config(&[(
+        1,
+        "type = \"tcp\", passive = 3, rise = 2, fall = 3, interval = \"100s\", fast_interval = \"1s\", jitter = 0",
+    )]);
     checks.set(&config);
     let key = keys(&config)[0];
     let up = reports.recv().await.expect("up");
     assert_eq!(checks.take(up).len(), 1);
-    for count in [1, 2, 0, 2] {
+    let take = |checks: &mut Checks<Well>, count| {
         checks.take_unanswered([(key, count)].into_iter());
+    };
+    let asked = |well: &Well| well.asked.lock().unwrap().len();
+    // The second one, at a random time.
+    tokio::time::sleep(Duration::from_secs(101)).await;
+    let before = asked(&well);
+    for count in [1, 2, 0, 2] {
+        take(&mut checks, count);
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert!(reports.try_recv().is_err(), "an answer came in between");
-    checks.take_unanswered([(key, 3)].into_iter());
+    assert_eq!(asked(&well), before, "an answer came in between");
+    // A stranger's flood: the server is asked, not more than once in `fast_interval`, and is well.
+    let begun = Instant::now();
+    for count in 1..=100 {
+        take(&mut checks, 3 * count);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let more = asked(&well) - before;
+    let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+    assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
+    assert!(reports.try_recv().is_err(), "nobody is condemned");
+    assert!(checks.timing.tally.get().prompted > 0);
+
+    // Where the check fails as well, once is enough.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    *well.down.lock().unwrap() = true;
+    take(&mut checks, 303);
+    let since = Instant::now();
     let down = reports.recv().await.expect("down");
+    assert!(since.elapsed() <= Duration::from_secs(1));
     let change = checks.take(down).pop().expect("a change");
     assert!(
-        !change.up && change.reason.contains("3 attempts"),
+        !change.up && change.reason.contains("refused") && change.reason.contains("3 attempts"),
         "{change:?}"
     );
     // Clients that are still there and try again keep nobody down.
-    checks.take_unanswered([(key, 30)].into_iter());
+    *well.down.lock().unwrap() = false;
+    take(&mut checks, 330);
     let up = reports.recv().await.expect("up again");
     assert!(checks.take(up).pop().expect("a change").up);
-    checks.take_unanswered([(key, 32)].into_iter());
+    let before = asked(&well);
+    take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert!(reports.try_recv().is_err(), "two more");
-    checks.take_unanswered([(key, 33)].into_iter());
-    assert!(!reports.recv().await.expect("down").up);
+    assert_eq!(asked(&well), before, "two more");
+}
+
+/// What a server or a program says is told as far as one wants to read it.
+#[tokio::test(start_paused = true)]
+async fn reasons_are_short() {
+    struct Wordy;
+    impl Prober for Wordy {
+        async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
+            Err(ProbeError::Server("ä".repeat(1 << 20)))
+        }
+    }
+    let (mut checks, mut reports) = Checks::new(Wordy, None);
+    let config = config(&[(1, "type = \"tcp\"")]);
+    checks.set(&config);
+    let report = reports.recv().await.expect("down");
+    let change = checks.take(report).pop().expect("a change");
+    assert!(
+        (250..=256).contains(&change.reason.len()),
+        "{}",
+        change.reason
+    );
+    assert!(change.reason.ends_with("ä..."));
+    let known = checks.known(&keys(&config)[0]).expect("known");
+    assert!(known.reason.capacity() <= 256);
+}
+
+#[tokio::test(start_paused = true)]
+async fn checks_say_how_many_descriptors_they_need() {
+    let (mut checks, _reports) = Checks::new(Well::default(), None);
+    let exec = "type = \"exec\", command = \"/bin/true\"";
+    checks.set(&config(&[
+        (1, "type = \"tcp\""),
+        (2, "type = \"tcp\""),
+        (3, exec),
+    ]));
+    assert_eq!(checks.descriptors(), 1 + 4);
 }

@@ -8,15 +8,15 @@ const STEPS: usize = 8;
 /// 1 µs to an hour.
 const BUCKETS: usize = 32 * STEPS;
 
-/// Times, counted.
+/// Times, of which any share can be asked for.
 #[derive(Debug)]
-pub struct Times {
+pub struct Quantiles {
     buckets: Box<[AtomicU64]>,
     total_us: AtomicU64,
     longest_us: AtomicU64,
 }
 
-impl Default for Times {
+impl Default for Quantiles {
     fn default() -> Self {
         Self {
             buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
@@ -26,7 +26,7 @@ impl Default for Times {
     }
 }
 
-impl Times {
+impl Quantiles {
     /// Counts a time.
     pub fn count(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_an_eighth_too_long_at_most() {
-        let times = Times::default();
+        let times = Quantiles::default();
         assert_eq!(times.quantile(0.99), Duration::ZERO);
         for us in 1..=10_000 {
             times.count(Duration::from_micros(us));

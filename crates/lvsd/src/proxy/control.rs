@@ -14,7 +14,7 @@ use lvs_core::{FilterLists, OnServerDown};
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;
-use super::desk::{Desk, Gate};
+use super::desk::{Counts, Desk, Gate};
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 use crate::config::Dataplane;
@@ -24,8 +24,10 @@ use crate::host_addresses::Addresses;
 
 /// Connections at a time, if there are descriptors for them.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Descriptors that others need.
-const RESERVE: usize = 256;
+/// Connections for which there is room in any case.
+const CONNECTIONS_MIN: usize = 16;
+/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files, threads' event loops.
+const RESERVE: usize = 384;
 /// Descriptors of pipes, if there are many.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
@@ -69,20 +71,32 @@ impl Proxy {
     /// # Errors
     /// The system has no threads, descriptors or random numbers left.
     pub fn start() -> io::Result<Self> {
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
-        // Two of a connection, beside those of pipes.
-        let pipes = PIPE_DESCRIPTORS.min(descriptors / 4);
-        let most = descriptors.saturating_sub(RESERVE + pipes) / 2;
-        let most = most.clamp(16, CONNECTIONS_MAX);
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+        let most = most(files(), RESERVE);
         let desk = Arc::new(Desk::new(most, u64::from_ne_bytes(seed)));
         Ok(Self(Arc::new(Whole {
             workers: Workers::start(&desk)?,
             desk,
             listening: Mutex::default(),
         })))
+    }
+
+    /// Leaves descriptors for the listeners of so many services, and for `checks`.
+    pub fn leave_room(&self, services: usize, checks: usize) {
+        let others = RESERVE + checks + services * self.0.workers.len();
+        self.0.desk.set_most(most(files(), others));
+    }
+
+    /// Serves so many at a time.
+    #[cfg(test)]
+    pub(super) fn serve_at_most(&self, most: usize) {
+        self.0.desk.set_most(most);
+    }
+
+    /// What it has taken and refused.
+    pub fn counts(&self) -> Counts {
+        self.0.desk.counts()
     }
 
     /// How services are proxied from now on.
@@ -181,6 +195,20 @@ impl Proxy {
         }
         Ok(())
     }
+}
+
+/// Descriptors that this process may have.
+fn files() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+}
+
+/// How many connections can be served with so many descriptors, of which others need some.
+fn most(files: usize, others: usize) -> usize {
+    // Two of a connection, beside those of pipes.
+    let pipes = PIPE_DESCRIPTORS.min(files / 4);
+    let most = files.saturating_sub(others + pipes) / 2;
+    most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
 /// Why nobody can listen there, and what to do.
@@ -311,5 +339,19 @@ impl EngineControl for ProxyHost {
 
     fn stop(&mut self) -> Result<(), ControlError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_and_listeners_have_their_descriptors_first() {
+        assert_eq!(most(1 << 20, RESERVE), CONNECTIONS_MAX);
+        let alone = most(8192, RESERVE);
+        assert_eq!(alone, (8192 - RESERVE - PIPE_DESCRIPTORS) / 2);
+        assert_eq!(most(8192, RESERVE + 2000), alone - 1000);
+        assert_eq!(most(1024, RESERVE + 2000), CONNECTIONS_MIN);
     }
 }

@@ -16,6 +16,7 @@ use lvs_core::{
 use tokio::sync::Notify;
 
 use super::Options;
+use super::clients::{Clients, Seat, Seated};
 
 /// As long as ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
@@ -75,14 +76,39 @@ pub(super) struct Desk {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
-    /// Connections and clients that are served, and at most.
-    used: AtomicUsize,
-    most: usize,
-    /// Connections that were refused because there were that many.
-    pub(super) full: AtomicU64,
-    /// Connections for which there was no server.
-    pub(super) refused: AtomicU64,
+    /// TCP connections that are served.
+    streams: AtomicUsize,
+    /// Clients that send datagrams.
+    clients: Arc<Clients>,
+    /// Connections and clients at most.
+    most: AtomicUsize,
+    /// Connections and clients that were refused because there were that many.
+    full: AtomicU64,
+    /// Clients that had to give way to others.
+    evicted: AtomicU64,
+    /// Connections and clients for which there was no server.
+    refused: AtomicU64,
 }
+
+/// What a proxy has taken and refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections, and clients that send datagrams.
+    pub connections: usize,
+    /// As many are served at a time.
+    pub most: usize,
+    /// Those that were refused because there were that many.
+    pub full: u64,
+    /// Clients that had to give way to others.
+    pub evicted: u64,
+    /// Those for which there was no server.
+    pub refused: u64,
+}
+
+/// Of this many places one is kept for datagrams, whatever TCP takes.
+const KEPT_PART: usize = 16;
+/// Of this many places one at most is for datagrams, whose senders nobody knows.
+const DATAGRAM_PART: usize = 2;
 
 impl Desk {
     pub(super) fn new(most: usize, seed: u64) -> Self {
@@ -103,9 +129,11 @@ impl Desk {
             }),
             zero: std::time::Instant::now(),
             options: RwLock::default(),
-            used: AtomicUsize::new(0),
-            most,
+            streams: AtomicUsize::new(0),
+            clients: Arc::default(),
+            most: AtomicUsize::new(most),
             full: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }
     }
@@ -126,7 +154,23 @@ impl Desk {
 
     /// How many are served.
     pub(super) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.streams.load(Ordering::Relaxed) + self.clients.held()
+    }
+
+    /// Serves so many at a time from now on; those that are there stay.
+    pub(super) fn set_most(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            connections: self.used(),
+            most: self.most.load(Ordering::Relaxed),
+            full: number(&self.full),
+            evicted: number(&self.evicted),
+            refused: number(&self.refused),
+        }
     }
 
     pub(super) fn set_options(&self, options: HashMap<ServiceId, Options>) {
@@ -138,14 +182,34 @@ impl Desk {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Room for one more; `None` if there is none.
+    /// Room for one more connection; `None` if there is none.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
-        if self.used.fetch_add(1, Ordering::Relaxed) >= self.most {
-            self.used.fetch_sub(1, Ordering::Relaxed);
+        let most = self.most.load(Ordering::Relaxed);
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed);
+        let place = Place(Arc::clone(self));
+        if streams >= most - most / KEPT_PART || streams + self.clients.held() >= most {
             self.full.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        Some(Place(Arc::clone(self)))
+        Some(place)
+    }
+
+    /// Room for one more client that sends datagrams to `service`; `None` if there is none.
+    pub(super) fn seat(&self, service: ServiceId, client: SocketAddr) -> Option<Seat> {
+        let most = self.most.load(Ordering::Relaxed);
+        let crowded = self.used() >= most;
+        let room = (most / DATAGRAM_PART, crowded);
+        match self.clients.seat(service, client, room, self.clock()) {
+            Seated::Free(seat) => Some(seat),
+            Seated::Instead(seat) => {
+                self.evicted.fetch_add(1, Ordering::Relaxed);
+                Some(seat)
+            }
+            Seated::Full => {
+                self.full.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
     }
 
     /// The server of a new connection; `None` if it gets none, for whatever reason the director has.
@@ -199,12 +263,12 @@ impl Desk {
     }
 }
 
-/// Room for a connection, given back when it is dropped.
+/// Room for a TCP connection, given back when it is dropped.
 pub(super) struct Place(Arc<Desk>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.used.fetch_sub(1, Ordering::Relaxed);
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -301,10 +365,10 @@ impl Entry {
         );
     }
 
-    /// Waits until nothing has moved for so long.
-    pub(super) async fn idle(&self, limit: Duration) {
-        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    /// Waits until nothing has moved for as long as `limit` then says.
+    pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
+            let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);
             let still = self.desk.clock() - self.moved.load(Ordering::Relaxed);
             if still >= limit {
                 return;

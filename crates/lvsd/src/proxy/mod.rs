@@ -11,6 +11,7 @@
 //! thresholds, limits, filters, drains and counters are the engine's. [`control`] lets the daemon configure it as it configures an
 //! engine: the same reconciliation, the same plans. Each worker is a thread with an event loop and listeners of its own.
 
+mod clients;
 pub mod control;
 mod desk;
 pub mod header;
@@ -24,6 +25,7 @@ mod workers;
 use std::time::Duration;
 
 pub use control::Proxy;
+pub use desk::Counts;
 
 /// How a service is proxied: `proxy = { ... }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

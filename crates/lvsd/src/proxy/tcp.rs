@@ -108,7 +108,7 @@ async fn relay(
     let done = tokio::select! {
         done = both => done.is_ok(),
         () = entry.gate.closed() => false,
-        () = entry.idle(options.idle_timeout) => false,
+        () = entry.idle(|| options.idle_timeout) => false,
     };
     if !done {
         reset(&client);

@@ -357,3 +357,61 @@ async fn datagrams_keep_their_server_until_it_goes() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_ne!(ask().await, first);
 }
+
+/// Whoever can claim any address takes no client its server, and no newcomer his place.
+#[tokio::test]
+async fn a_flood_of_datagrams_costs_the_flood() {
+    const MOST: usize = 64;
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let there = server.local_addr().unwrap();
+    // It answers everybody: it knows no more than the proxy.
+    tokio::spawn(async move {
+        let mut buffer = [0; 2000];
+        while let Ok((length, client)) = server.recv_from(&mut buffer).await {
+            let _ = server.send_to(&buffer[..length], client).await;
+        }
+    });
+    let free = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let bench = Bench::at(ServiceId::Udp { address }, Options::default(), &[there]);
+    bench.proxy.0.serve_at_most(MOST);
+    let ask = |from: String| async move {
+        let client = UdpSocket::bind(from).await.unwrap();
+        client.connect(address).await.unwrap();
+        let asked = async || {
+            let mut buffer = [0; 100];
+            for _ in 0..50 {
+                client.send(b"?").await.unwrap();
+                let answer = client.recv(&mut buffer);
+                let answer = tokio::time::timeout(Duration::from_millis(200), answer).await;
+                if matches!(answer, Ok(Ok(1))) {
+                    return;
+                }
+            }
+            panic!("no answer");
+        };
+        asked().await;
+        asked().await;
+        client
+    };
+    // Its server sees it by one socket as long as it keeps its place.
+    let talking = ask("127.0.0.1:0".to_owned()).await;
+    for n in 0..1000_u16 {
+        let [high, low] = n.to_be_bytes();
+        let one = UdpSocket::bind(format!("127.1.{high}.{low}:0"))
+            .await
+            .unwrap();
+        one.send_to(b"x", address).await.unwrap();
+        if n % 16 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let _newcomer = ask("127.2.0.1:0".to_owned()).await;
+    talking.send(b"?").await.unwrap();
+    talking.recv(&mut [0; 10]).await.unwrap();
+    let counts = bench.proxy.0.counts();
+    assert!(counts.evicted > 0, "{counts:?}");
+    assert_eq!(counts.most, MOST);
+    assert!(counts.connections <= MOST / 2 + 1024, "{counts:?}");
+}

@@ -1,7 +1,7 @@
 //! Datagrams between clients and the servers that they get.
 //!
 //! Each client has a socket of its own towards its server, so that answers are told apart; it is closed when nothing has moved for
-//! a while, when the server says that nobody listens, or when the server goes.
+//! a while, when the server says that nobody listens, when the server goes, or when another client needs the place (`clients`).
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,8 @@ use lvs_core::api::ServiceId;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use super::desk::{Desk, Entry, Gate, Place, Way};
+use super::clients::Seat;
+use super::desk::{Desk, Entry, Gate, Way};
 
 /// The longest datagram.
 const DATAGRAM_MAX: usize = 65_535;
@@ -23,7 +24,7 @@ const DATAGRAM_MAX: usize = 65_535;
 struct Session {
     socket: UdpSocket,
     entry: Entry,
-    _place: Place,
+    seat: Seat,
 }
 
 /// Takes datagrams until `gate` is closed.
@@ -68,7 +69,8 @@ pub(super) async fn serve(
                     tokio::select! {
                         _ = answers => {}
                         () = served.entry.gate.closed() => {}
-                        () = served.entry.idle(limit) => {}
+                        () = served.entry.idle(|| served.seat.patience(limit)) => {}
+                        () = served.seat.taken() => {}
                     }
                     // The receiver goes with the service.
                     let _ = over.send(client);
@@ -79,6 +81,7 @@ pub(super) async fn serve(
         // A server that takes no more loses some, as on any way.
         if session.socket.try_send(&buffer[..length]).is_ok() {
             session.entry.moved(Way::In, length);
+            session.seat.sent(desk.clock());
         }
     }
 }
@@ -90,8 +93,9 @@ async fn begin(
     client: SocketAddr,
     length: usize,
 ) -> Option<Session> {
-    let place = desk.place()?;
+    // Nobody gives way to whom limits and filters refuse.
     let entry = desk.open(service, Protocol::UDP, client, virt, length)?;
+    let seat = desk.seat(service, client)?;
     let any: SocketAddr = match entry.server {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -101,7 +105,7 @@ async fn begin(
     Some(Session {
         socket,
         entry,
-        _place: place,
+        seat,
     })
 }
 
@@ -127,7 +131,10 @@ async fn answers(
             io::Result::Ok(length)
         });
         match answered {
-            Ok(length) => session.entry.moved(Way::Out, length),
+            Ok(length) => {
+                session.seat.answered();
+                session.entry.moved(Way::Out, length);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }

@@ -61,6 +61,11 @@ impl Workers {
         Ok(Self(all))
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Binds a service's address, and takes nothing yet.
     pub(super) fn bind(&self, service: ServiceId, address: SocketAddr) -> io::Result<Listeners> {
         let sockets = self.0.iter().map(|_| bind(&service, address));

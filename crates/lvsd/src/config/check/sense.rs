@@ -44,6 +44,17 @@ impl Checker<'_> {
             }
         }
         for server in std::mem::take(&mut self.servers) {
+            if let Some(listener) = services.iter().find(|other| self.listens(other, &server)) {
+                let title = format!(
+                    "the server {} is the service {}, which listens there",
+                    server.address,
+                    label(&listener.id)
+                );
+                self.report(Diagnostic::error(server.place, title).help(
+                    "each connection would come back to the proxy until none is left: give the address and port of a real server",
+                ));
+                continue;
+            }
             let beside = vips.get(&server.address.ip()).into_iter().flatten();
             // The service itself has been asked already.
             let mut others = beside.filter(|service| service.id != server.service);
@@ -59,6 +70,21 @@ impl Checker<'_> {
                 .help("give the address of a real server; a VIP is none, whatever it leads to");
             self.report(finding);
         }
+    }
+
+    /// Whether `service` is proxied at all addresses of this host, of which the server's is one.
+    fn listens(&self, service: &Service, server: &ServerPlace) -> bool {
+        let Some((protocol, own)) = endpoint(&service.id).filter(|_| service.proxy.is_some())
+        else {
+            return false;
+        };
+        let (ip, port) = (server.address.ip(), server.address.port());
+        let same = endpoint(&server.service).is_some_and(|(its, _)| its == protocol);
+        if !same || port != own.port() || !own.ip().is_unspecified() {
+            return false;
+        }
+        let here = ip.is_loopback() || self.facts.is_some_and(|facts| facts.has_address(ip));
+        own.is_ipv4() == ip.is_ipv4() && here
     }
 
     /// A service of a mark gets no packet without a rule that sets it.

@@ -222,6 +222,8 @@ impl Checker<'_> {
             drain,
             quorum,
             below_quorum,
+            alpha: raw.alpha.as_ref().is_some_and(|alpha| *alpha.get_ref()),
+            omega: raw.omega.as_ref().is_some_and(|omega| *omega.get_ref()),
             min_share,
             sorry,
             servers,

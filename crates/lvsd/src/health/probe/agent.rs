@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::line::{Line, Lines};
 use super::words::{self, LINE_MAX};
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
+use super::{Advice, Asked, Kind, Port, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// A line of an agent.
@@ -37,12 +37,8 @@ impl Kind for Agent {
         Some(Self { port, send })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let port = self.port.bind(server)?;
-        Ok(Self {
-            port,
-            ..self.clone()
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {
@@ -51,7 +47,7 @@ impl Kind for Agent {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let target = self.port.address(asked.server);
-        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let failed = asked.failing(target);
         let mut stream = asked.connect(target).await?;
         stream
             .write_all(self.send.as_bytes())

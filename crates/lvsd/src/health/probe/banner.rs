@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
-use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Kind, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// Bytes that are read at most.
@@ -33,17 +33,13 @@ impl Kind for Banner {
         Some(Self { expect })
     }
 
-    fn bind(&self, _: SocketAddr) -> Result<Self, Misfit> {
-        Ok(self.clone())
-    }
-
     fn target(&self, server: SocketAddr) -> String {
         server.to_string()
     }
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let server = asked.server;
-        let failed = |error: std::io::Error| asked.failed(&error, server);
+        let failed = asked.failing(server);
         let stream = asked.connect(server).await?;
         let mut line = String::new();
         let mut reader = BufReader::new(stream.take(LINE_MAX));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
+use super::{Advice, Asked, Kind, Port, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// What is read of an answer; the question says so.
@@ -94,12 +94,8 @@ impl Kind for Dns {
         })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let port = self.port.bind(server)?;
-        Ok(Self {
-            port,
-            ..self.clone()
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {
@@ -108,7 +104,7 @@ impl Kind for Dns {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let target = self.port.address(asked.server);
-        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let failed = asked.failing(target);
         let socket = asked.datagrams(target).await?;
         let id = fresh_id();
         let question = question(id, &self.name, self.record).unwrap_or_default();

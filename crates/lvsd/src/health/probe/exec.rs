@@ -28,6 +28,8 @@ pub struct Exec {
 impl Kind for Exec {
     const NAME: &'static str = "exec";
     const KEYS: &'static [&'static str] = &["command", "dynamic", "user"];
+    // Its output, both ends of it while it is started, and its process.
+    const DESCRIPTORS: u32 = 4;
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         let command = keys.strings("command")?.unwrap_or_default();

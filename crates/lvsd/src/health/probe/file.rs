@@ -1,12 +1,22 @@
 //! `type = "file"`: a file says how the server is, in the words of HAProxy's agents.
 
-use std::io::Read;
+use std::collections::HashSet;
+use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Kind, Misfit, ProbeError};
 use crate::config::{Diagnostic, Keys};
+
+/// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
+const READS_MAX: usize = 64;
+/// The same of one directory, which is on one disk.
+const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,21 +62,21 @@ impl Kind for File {
         self.path.clone()
     }
 
-    async fn run(&self, _: &Asked<'_>) -> Result<Advice, ProbeError> {
-        let path = PathBuf::from(&self.path);
-        // A file may be on a disk that does not answer, or be a pipe.
-        let read = tokio::task::spawn_blocking(move || first_line(&path)).await;
+    async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+        static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
+        // Well before the check's own time is up: a disk that does not answer says nothing about the server.
+        let limit = asked.timeout.mul_f32(0.9);
+        let read = READS.read(Path::new(&self.path), limit, first_line).await;
         let wrong = |why: String| ProbeError::Server(format!("{}: {why}", self.path));
         let line = match read {
-            Ok(Ok(line)) => line,
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(line) => line,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return match self.missing_ok {
                     true => Ok(Advice::NONE),
                     false => Err(wrong("there is no such file".to_owned())),
                 };
             }
-            Ok(Err(error)) => return Err(ProbeError::Local(format!("{}: {error}", self.path))),
-            Err(error) => return Err(ProbeError::Local(error.to_string())),
+            Err(error) => return Err(ProbeError::Local(format!("{}: {error}", self.path))),
         };
         if line.iter().all(u8::is_ascii_whitespace) {
             return Ok(Advice::NONE);
@@ -79,7 +89,79 @@ impl Kind for File {
     }
 }
 
-fn first_line(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+/// Files that are being read. One that a disk keeps is not read again until it comes back.
+#[derive(Debug, Default)]
+struct Reads {
+    paths: Mutex<HashSet<PathBuf>>,
+    /// One has come back.
+    back: Notify,
+}
+
+/// A file that is being read, until this is dropped.
+#[derive(Debug)]
+struct Reading {
+    reads: &'static Reads,
+    path: PathBuf,
+}
+
+impl Reads {
+    fn all(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads one with `read`, in a thread of its own.
+    async fn read<R>(&'static self, path: &Path, limit: Duration, read: R) -> io::Result<Vec<u8>>
+    where
+        R: FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,
+    {
+        let work = async {
+            let reading = loop {
+                let back = self.back.notified();
+                match self.begin(path) {
+                    Some(reading) => break reading,
+                    None => back.await,
+                }
+            };
+            let read = move || {
+                let result = read(&reading.path);
+                drop(reading);
+                result
+            };
+            let done = tokio::task::spawn_blocking(read).await;
+            done.map_err(io::Error::other)?
+        };
+        match tokio::time::timeout(limit, work).await {
+            Ok(read) => read,
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the disk has not answered in time",
+            )),
+        }
+    }
+
+    /// The right to read a file, if nobody reads it, and neither too many of its directory nor too many at all are read.
+    fn begin(&'static self, path: &Path) -> Option<Reading> {
+        let mut all = self.all();
+        let beside = all.iter().filter(|other| other.parent() == path.parent());
+        if all.contains(path) || all.len() >= READS_MAX || beside.count() >= DIRECTORY_MAX {
+            return None;
+        }
+        all.insert(path.to_owned());
+        Some(Reading {
+            reads: self,
+            path: path.to_owned(),
+        })
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.reads.all().remove(&self.path);
+        self.reads.back.notify_waiters();
+    }
+}
+
+fn first_line(path: &Path) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt;
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = std::fs::OpenOptions::new()
@@ -128,5 +210,38 @@ mod tests {
             probe(&check, server).await,
             Err(ProbeError::Local(_))
         ));
+    }
+    /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere nothing.
+    #[tokio::test]
+    async fn a_disk_that_hangs_keeps_a_few_threads() {
+        static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = std::sync::Arc::new(Mutex::new(held));
+        let limit = Duration::from_millis(60);
+        let hang = |path: String| {
+            let held = std::sync::Arc::clone(&held);
+            async move {
+                let read = move |_: &Path| {
+                    let _ = held.lock().unwrap().recv();
+                    Ok(Vec::new())
+                };
+                READS.read(Path::new(&path), limit, read).await
+            }
+        };
+        for n in 0..20 {
+            // The same file again and again, and others beside it.
+            for path in ["/nfs/same".to_owned(), format!("/nfs/{n}")] {
+                let error = hang(path).await.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            }
+        }
+        assert_eq!(READS.all().len(), DIRECTORY_MAX);
+        let good = |_: &Path| Ok(b"up".to_vec());
+        let elsewhere = READS.read(Path::new("/run/x"), Duration::from_secs(30), good);
+        assert_eq!(elsewhere.await.unwrap(), b"up");
+        // When it is back, so are they.
+        drop(release);
+        let back = READS.read(Path::new("/nfs/same"), Duration::from_secs(30), good);
+        assert_eq!(back.await.unwrap(), b"up");
     }
 }

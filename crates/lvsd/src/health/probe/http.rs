@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
 use crate::config::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
@@ -228,7 +228,7 @@ fn status(text: &str) -> Option<Vec<(u16, u16)>> {
 
 impl Http {
     /// The keys that `https` has as well.
-    pub(super) const KEYS: &'static [&'static str] = &[
+    pub(super) const OWN: [&'static str; 9] = [
         "port",
         "host",
         "path",
@@ -266,14 +266,6 @@ impl Http {
             return None;
         }
         Some(Self { port, host, pages })
-    }
-
-    pub(super) fn bound(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let port = self.port.bind(server)?;
-        Ok(Self {
-            port,
-            ..self.clone()
-        })
     }
 
     /// The server's address.
@@ -485,15 +477,15 @@ fn in_words(error: &hyper::Error) -> String {
 
 impl Kind for Http {
     const NAME: &'static str = "http";
-    const KEYS: &'static [&'static str] = Self::KEYS;
+    const KEYS: &'static [&'static str] = &Self::OWN;
     const VIA: Option<Protocol> = Some(Protocol::TCP);
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         Self::read(keys)
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        self.bound(server)
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {

@@ -6,7 +6,7 @@ use lvs_core::Protocol;
 
 use super::http::Http;
 use super::tls::Tls;
-use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Kind, Port, ProbeError};
 use crate::config::Keys;
 
 /// Pages of a server that talks TLS.
@@ -18,21 +18,23 @@ pub struct Https {
 
 impl Kind for Https {
     const NAME: &'static str = "https";
-    const KEYS: &'static [&'static str] = &[
-        "port",
-        "host",
-        "path",
-        "method",
-        "status",
-        "body",
-        "regex",
-        "redirects",
-        "urls",
-        "sni",
-        "ca",
-        "cert",
-        "key",
-    ];
+    const KEYS: &'static [&'static str] = {
+        let [
+            port,
+            host,
+            path,
+            method,
+            status,
+            body,
+            regex,
+            redirects,
+            urls,
+        ] = Http::OWN;
+        &[
+            port, host, path, method, status, body, regex, redirects, urls, "sni", "ca", "cert",
+            "key",
+        ]
+    };
     const VIA: Option<Protocol> = Some(Protocol::TCP);
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
@@ -45,12 +47,8 @@ impl Kind for Https {
         })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let http = self.http.bound(server)?;
-        Ok(Self {
-            http,
-            tls: self.tls.clone(),
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        self.http.port()
     }
 
     fn target(&self, server: SocketAddr) -> String {

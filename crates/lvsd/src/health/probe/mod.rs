@@ -167,6 +167,11 @@ impl Asked<'_> {
         Ok(socket)
     }
 
+    /// The same, for whoever has several calls that may fail.
+    fn failing(&self, target: SocketAddr) -> impl Fn(io::Error) -> ProbeError + Copy {
+        move |error| self.failed(&error, target)
+    }
+
     /// What an error of a connection to `target` says.
     pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
         ProbeError::of_socket(error, self.told(&target.to_string()))
@@ -259,7 +264,7 @@ pub(crate) fn quoted(bytes: &[u8]) -> String {
 }
 
 /// One kind of health check.
-pub(crate) trait Kind: Sized {
+pub(crate) trait Kind: Clone + Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
@@ -270,12 +275,25 @@ pub(crate) trait Kind: Sized {
     const FALL: u32 = 3;
     /// The protocol of the services by whose way it can go.
     const VIA: Option<Protocol> = None;
+    /// Descriptors that a probe has open at a time.
+    const DESCRIPTORS: u32 = 1;
 
     /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
+    /// Where its port is, if it asks at one.
+    fn port(&mut self) -> Option<&mut Port> {
+        None
+    }
+
     /// The same for one server: what depends on its address is filled in.
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit>;
+    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
+        let mut bound = self.clone();
+        if let Some(port) = bound.port() {
+            *port = port.bind(server)?;
+        }
+        Ok(bound)
+    }
 
     /// Where it goes, for messages.
     fn target(&self, server: SocketAddr) -> String;
@@ -334,6 +352,13 @@ macro_rules! kinds {
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::VIA,)+
+                }
+            }
+
+            /// Descriptors that one of it has open at a time.
+            pub(crate) const fn descriptors(&self) -> u32 {
+                match self {
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::DESCRIPTORS,)+
                 }
             }
 

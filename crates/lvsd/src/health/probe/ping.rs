@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Kind, ProbeError};
 use crate::config::Keys;
 
 const PAYLOAD: &[u8; 16] = b"lvsd health ping";
@@ -22,10 +22,6 @@ impl Kind for Ping {
 
     fn parse(_: &mut Keys<'_>) -> Option<Self> {
         Some(Self)
-    }
-
-    fn bind(&self, _: SocketAddr) -> Result<Self, Misfit> {
-        Ok(self.clone())
     }
 
     fn target(&self, server: SocketAddr) -> String {

@@ -6,7 +6,7 @@ use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::line::{Line, Lines};
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
 use crate::config::{Diagnostic, Keys};
 
 /// RFC 5321 has 512 bytes; servers with long greetings exist.
@@ -45,12 +45,8 @@ impl Kind for Smtp {
         Some(Self { port, helo })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let port = self.port.bind(server)?;
-        Ok(Self {
-            port,
-            ..self.clone()
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {

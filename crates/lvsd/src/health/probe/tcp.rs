@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lvs_core::Protocol;
 use lvs_core::api::ServiceId;
 
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError};
+use super::{Advice, Asked, Kind, Port, ProbeError};
 use crate::config::{Diagnostic, Keys};
 
 /// A TCP connection to the server.
@@ -37,10 +37,8 @@ impl Kind for Tcp {
         Some(Self { port })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        Ok(Self {
-            port: self.port.bind(server)?,
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Misfit, Port, ProbeError, quoted};
+use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
 use crate::config::{Diagnostic, Keys};
 
 /// The longest payload, and the longest answer that is looked at.
@@ -55,12 +55,8 @@ impl Kind for Udp {
         })
     }
 
-    fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
-        let port = self.port.bind(server)?;
-        Ok(Self {
-            port,
-            ..self.clone()
-        })
+    fn port(&mut self) -> Option<&mut Port> {
+        Some(&mut self.port)
     }
 
     fn target(&self, server: SocketAddr) -> String {
@@ -69,7 +65,7 @@ impl Kind for Udp {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let target = self.port.address(asked.server);
-        let failed = |error: std::io::Error| asked.failed(&error, target);
+        let failed = asked.failing(target);
         let socket = asked.datagrams(target).await?;
         socket.send(&self.payload).await.map_err(failed)?;
         let mut answer = [0; PAYLOAD_MAX];

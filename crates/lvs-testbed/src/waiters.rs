@@ -1,0 +1,63 @@
+//! Clients that wait for an answer that does not come; the subcommand `wait`, run on a client host.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+
+/// Who waits.
+#[derive(Clone, Debug, clap::Args)]
+pub struct WaitOptions {
+    /// The server's address and port
+    pub target: SocketAddr,
+    /// How many connections
+    #[arg(long, default_value_t = 100)]
+    pub connections: usize,
+    /// Give up after this many milliseconds
+    #[arg(long = "for", value_name = "MS", default_value_t = 60_000)]
+    pub for_ms: u64,
+}
+
+/// The subcommand: opens connections, sends half a request over each, prints `waiting`, and for each that ends a line with the
+/// time (microseconds since 1970) and how: `reset`, `closed` or `late`.
+///
+/// # Errors
+///
+/// When a connection cannot be opened.
+pub fn main(options: &WaitOptions) -> Result<()> {
+    let all = Arc::new(Barrier::new(options.connections + 1));
+    let limit = Duration::from_millis(options.for_ms);
+    let mut threads = Vec::new();
+    for _ in 0..options.connections {
+        let mut stream = TcpStream::connect(options.target)
+            .with_context(|| format!("cannot connect to {}", options.target))?;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n")?;
+        stream.set_read_timeout(Some(limit))?;
+        let all = Arc::clone(&all);
+        threads.push(std::thread::spawn(move || {
+            all.wait();
+            let how = match stream.read(&mut [0; 1024]) {
+                Ok(_) => "closed",
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => "reset",
+                Err(_) => "late",
+            };
+            println!("{} {how}", now_us());
+        }));
+    }
+    println!("waiting");
+    all.wait();
+    for thread in threads {
+        // One that panics has said so.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+/// Microseconds since 1970.
+#[must_use]
+pub fn now_us() -> u128 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_micros())
+}
