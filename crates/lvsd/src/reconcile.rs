@@ -519,6 +519,7 @@ mod tests {
             adopt in any::<bool>(),
         ) -> Desired {
             Desired {
+                sync: None,
                 filter: None,
                 file: Files::default(),
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
