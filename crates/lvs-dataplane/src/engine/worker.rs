@@ -233,6 +233,8 @@ impl Worker {
         self.network.take(view);
         if config {
             self.decider.sweep();
+            // A master that is to stop waits until this view was taken, and sends what it then has.
+            self.send_sync();
         }
         if self.pipeline.held.has_local_clients() {
             let env = env(&self.network);

@@ -61,7 +61,7 @@ fn send(
             match sockets.send(&message) {
                 // The others wait behind it, as many as may.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && !stop.is_asked() => {
-                    if let Some(socket) = sockets.iter().nth(message.port.into()) {
+                    if let Some((_, socket)) = sockets.of(&message) {
                         wait_writable(socket.as_fd(), PATIENCE);
                     }
                 }

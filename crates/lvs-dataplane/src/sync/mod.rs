@@ -172,18 +172,20 @@ impl Daemons {
     /// are to stop have.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = self.running();
+        // One that is stopped and started again may have other ports and buffers.
+        let anew = |role| {
+            let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
+            new.any(|daemon| daemon.role == role)
+        };
         let (keep, stop): (Vec<_>, Vec<_>) = running
             .drain(..)
-            .partition(|running| wanted.contains(&running.daemon));
+            .partition(|running| wanted.contains(&running.daemon) && !anew(running.daemon.role));
         *running = keep;
         end(stop);
-        for Prepared { running: new, go } in prepared {
-            let runs = |running: &Running| running.daemon == new.daemon;
+        // The last start of a role is the one that counts.
+        for Prepared { running: new, go } in prepared.into_iter().rev() {
+            let runs = |running: &Running| running.daemon.role == new.daemon.role;
             if wanted.contains(&new.daemon) && !running.iter().any(runs) && go.send(()).is_ok() {
-                if new.daemon.role == SyncRole::Master {
-                    // Of a master before it, perhaps.
-                    self.outbox.take();
-                }
                 running.push(new);
             }
         }

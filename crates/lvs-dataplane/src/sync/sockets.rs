@@ -103,12 +103,18 @@ impl Sockets {
         self.open.iter()
     }
 
+    /// The socket of a message, and its number.
+    pub(super) fn of(&self, message: &sync::Message) -> Option<(u16, &UdpSocket)> {
+        let number = message
+            .port
+            .checked_rem(u16::try_from(self.open.len()).ok()?)?;
+        Some((number, self.open.get(usize::from(number))?))
+    }
+
     /// Sends a message to its port.
     pub(super) fn send(&self, message: &sync::Message) -> io::Result<()> {
-        let number = usize::from(message.port) % self.open.len().max(1);
-        let socket = self.open.get(number);
-        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-        let number = u16::try_from(number).unwrap_or(0);
+        let away = || io::Error::from(io::ErrorKind::NotConnected);
+        let (number, socket) = self.of(message).ok_or_else(away)?;
         socket.send_to(&message.bytes, self.target(number))?;
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option, socklen};
 
 /// Numbers of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and which of them counts what was lost.
@@ -89,13 +90,15 @@ pub fn multicast_sender(
     Ok(socket)
 }
 
-/// A socket that receives what comes for `group` at an interface, and nothing else.
+/// A socket that receives what other hosts send to `group` at an interface, and nothing else: this host's own users may send
+/// there too, and are not heard.
 ///
 /// # Errors
 /// If there is no such interface, no right to bind to it, or somebody has the port for himself.
 pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket(interface, group.ip())?;
     let fd = socket.as_raw_fd();
+    only_from_others(fd)?;
     let one: libc::c_int = 1;
     set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &one)?;
     match group {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::bpf::Program;
 use super::{Plain, check, check_len, get_option, set_option, socklen};
@@ -55,8 +55,36 @@ const fn network(byte: u32) -> u32 {
 
 /// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
 const OUTGOING: u32 = 4;
+/// `PACKET_LOOPBACK`.
+const LOOPBACK: u32 = 5;
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: u32 = 0x4000;
+
+/// Hands a program of the classic packet filter to a socket.
+fn set_program(
+    fd: RawFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        // The kernel only reads through it.
+        filter: program.as_ptr().cast_mut(),
+    };
+    set_option(fd, level, option, &program)
+}
+
+/// Has a socket receive nothing of what this host itself sends to multicast groups.
+pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
+    let program = [
+        op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
+        op(IF_EQUAL, 0, 1, LOOPBACK),
+        op(RETURN, 0, 0, 0),
+        op(RETURN, 0, 0, WHOLE),
+    ];
+    set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
 
 /// Returns 1 for what begins a TCP connection, and 0 for everything else: which of two sockets a frame is for.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
@@ -199,12 +227,7 @@ impl PacketSocket {
         option: libc::c_int,
         program: &[libc::sock_filter],
     ) -> io::Result<()> {
-        let program = libc::sock_fprog {
-            len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-            // The kernel only reads through it.
-            filter: program.as_ptr().cast_mut(),
-        };
-        set_option(self.fd.as_raw_fd(), level, option, &program)
+        set_program(self.fd.as_raw_fd(), level, option, program)
     }
 
     /// Shares what comes in on the interface that both are bound to with `other`, which receives what begins a TCP connection
