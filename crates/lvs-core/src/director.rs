@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::memory::{Layout, Memory};
+use crate::sync::Message;
 use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tuple, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
@@ -141,7 +142,7 @@ impl Director {
     }
 
     /// The next synchronisation message to send, if a master runs and one is full or two seconds old.
-    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         let now = self.pass(now);
         self.shard.take_sync_message(now)
     }

@@ -662,7 +662,7 @@ fn a_backup_takes_over_what_a_master_sends() {
     let mut messages = 0;
     while let Some(message) = active.take_sync_message(now) {
         messages += 1;
-        standby.handle_sync(&message, now);
+        standby.handle_sync(&message.bytes, now);
     }
     assert!(
         messages > 1,
@@ -692,6 +692,96 @@ fn a_backup_takes_over_what_a_master_sends() {
             (b.active(), b.inactive(), b.templates())
         );
     }
+}
+
+/// What a master sends until `now`, as (port, entries) of each message.
+fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entry>)> {
+    let messages = core::iter::from_fn(|| director.take_sync_message(now));
+    messages
+        .map(|message| {
+            let read = sync::wire::parse(&message.bytes, 0).unwrap();
+            assert!(!read.damaged);
+            (message.port, read.entries)
+        })
+        .collect()
+}
+
+/// `ip_vs_sync_conn`: a connection's messages go to one port, and connections to all of them.
+#[test]
+fn connections_are_spread_over_ports_and_stay_there() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
+    let control = &mut director.control;
+    control.set_sysctl("sync_ports", "4").unwrap();
+    let backup = sync::Backup::new(0, None, 1500, false);
+    control.start_backup(backup).unwrap();
+    control.set_sysctl("sync_ports", "2").unwrap();
+    // As many as the one that runs already.
+    let master = sync::Master::new(0, None, false);
+    control.start_master(master).unwrap();
+    assert_eq!(control.master().map(|master| master.ports), Some(4));
+    control.set_sysctl("sync_threshold", "1 1").unwrap_err();
+    control.set_sysctl("sync_threshold", "0 1").unwrap();
+    let mut ports = std::collections::BTreeMap::<_, std::collections::BTreeSet<u16>>::new();
+    let mut count = [0; 4];
+    for round in 1..4 {
+        for n in 0..400u16 {
+            let client = format!("192.0.2.{}:{}", n % 7 + 1, 1000 + n);
+            for flags in [TcpFlags::SYN, TcpFlags::ACK] {
+                let _ =
+                    director.handle_packet(&tcp(&client, VIP, flags), Instant::from_secs(round));
+            }
+        }
+        for (port, entries) in sent(&mut director, Instant::from_secs(round + 2)) {
+            count[usize::from(port)] += entries.len();
+            for entry in entries {
+                ports.entry(entry.client).or_default().insert(port);
+            }
+        }
+    }
+    assert_eq!(ports.len(), 400);
+    assert!(ports.values().all(|ports| ports.len() == 1), "{ports:?}");
+    assert!(count.iter().all(|&count| count > 1200 / 8), "{count:?}");
+}
+
+/// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get lost.
+#[test]
+fn a_counted_message_ends_where_its_count_does() {
+    let counts = |master: sync::Master| {
+        let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
+        director.control.start_master(master).unwrap();
+        for n in 0..300u16 {
+            for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::ACK] {
+                let client = format!("192.0.2.1:{}", 1000 + n);
+                let _ = director.handle_packet(&tcp(&client, VIP, flags), Instant::ZERO);
+            }
+        }
+        let sent = sent(&mut director, Instant::from_secs(2)).into_iter();
+        sent.map(|(_, entries)| entries.len()).collect::<Vec<_>>()
+    };
+    let master = sync::Master::new(0, Some(60_000), false);
+    assert_eq!(counts(master), [300 - 256]);
+    assert_eq!(counts(master.counted()), [255, 45]);
+}
+
+/// What waits when a master is stopped is sent, and what comes after it is not.
+#[test]
+fn a_master_that_stops_says_what_it_had_to_say() {
+    let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
+    let open = |director: &mut Director, client: &str| {
+        for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::ACK] {
+            let _ = director.handle_packet(&tcp(client, VIP, flags), Instant::ZERO);
+        }
+    };
+    let master = sync::Master::new(3, None, false);
+    director.control.start_master(master).unwrap();
+    open(&mut director, "192.0.2.1:1000");
+    director.control.stop_master().unwrap();
+    open(&mut director, "192.0.2.1:1001");
+    let messages = sent(&mut director, Instant::ZERO);
+    assert_eq!(messages.len(), 1);
+    assert_eq!(messages[0].1.len(), 1);
+    director.control.start_master(master).unwrap();
+    assert_eq!(sent(&mut director, Instant::from_secs(9)), []);
 }
 
 /// Connections of one client in two shards share a template, which ends after the last of them.

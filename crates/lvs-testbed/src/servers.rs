@@ -17,6 +17,8 @@ pub struct NginxOptions {
     pub ports: Vec<u16>,
     /// Whether connections stay open for further requests.
     pub keepalive: bool,
+    /// Bytes a second that one response takes at most; 0 for no limit.
+    pub rate: u64,
 }
 
 impl Default for NginxOptions {
@@ -24,6 +26,7 @@ impl Default for NginxOptions {
         Self {
             ports: vec![80],
             keepalive: true,
+            rate: 0,
         }
     }
 }
@@ -84,6 +87,7 @@ http {{
     tcp_nopush on;
     keepalive_timeout {keepalive};
     keepalive_requests 100000;
+    limit_rate {rate};
     default_type application/octet-stream;
     client_max_body_size 0;
     {temporary}
@@ -98,6 +102,7 @@ http {{
     }}
 }}
 ",
+        rate = options.rate,
         home = home.display(),
         www = www.display(),
     );

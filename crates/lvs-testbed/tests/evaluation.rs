@@ -35,6 +35,7 @@ fn the_published_evaluation_runs_as_printed() -> Result<()> {
         &NginxOptions {
             ports: vec![8080],
             keepalive: false,
+            ..NginxOptions::default()
         },
     )?;
 

@@ -9,7 +9,7 @@ use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip};
 fn web_server(site: &Site, port: u16) -> Result<Proc> {
     let options = NginxOptions {
         ports: vec![port],
-        keepalive: true,
+        ..NginxOptions::default()
     };
     nginx(&site.director, &options)
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use lvs_core::api::{
     Call, FilterSpec, LocalPool, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec,
-    Sysctl,
+    SyncDaemon, Sysctl,
 };
 use lvs_core::{FilterLists, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, SourceFilter};
 
@@ -48,6 +48,8 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
+    /// Synchronisation daemons; `None` leaves those that are there.
+    pub sync: Option<Vec<SyncDaemon>>,
     /// Rules for marks; `None` leaves those that are there.
     pub marks: Option<Vec<String>>,
     /// Rules that give services of many ports their marks. They come behind the others.
@@ -111,6 +113,8 @@ pub struct Actual {
     pub vips: BTreeSet<IpAddr>,
     /// The values of the desired sysctls, where it has them.
     pub sysctls: Vec<(String, String)>,
+    /// Its synchronisation daemons.
+    pub daemons: Vec<SyncDaemon>,
     /// Its rules for marks.
     pub marks: Vec<String>,
     /// Its filters that are not off, by service; without one, that of all.
@@ -136,6 +140,37 @@ pub struct Plan {
     pub urgent: usize,
 }
 
+/// Stops synchronisation daemons that are not wanted, or not as they are, and starts those that are.
+fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
+    let Some(wanted) = &desired.sync else {
+        return;
+    };
+    for there in &actual.daemons {
+        if !wanted.iter().any(|wanted| is_as_wanted(wanted, there)) {
+            changes.push(Call::DaemonStop {
+                role: there.role,
+                syncid: there.syncid,
+            });
+        }
+    }
+    for wanted in wanted {
+        let mut there = actual.daemons.iter();
+        if !there.any(|there| is_as_wanted(wanted, there)) {
+            changes.push(Call::DaemonStart(wanted.clone()));
+        }
+    }
+}
+
+/// Whether a daemon that runs is the one that is wanted. How long messages are that nobody has chosen a length for depends
+/// on the interface.
+fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
+    let mut complete = wanted.completed(1500);
+    if wanted.maxlen.is_none() {
+        complete.maxlen = there.maxlen;
+    }
+    complete == *there
+}
+
 /// What has to be done so that `actual` becomes `desired`.
 pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     let mut plan = Plan::default();
@@ -148,6 +183,8 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }));
         }
     }
+    // After the sysctls, some of which count when a daemon starts.
+    follow_daemons(desired, actual, &mut plan.changes);
     let marks = marks(desired, actual);
     if marks != actual.marks {
         plan.changes.push(Call::MarkSet { rules: marks });
@@ -434,6 +471,7 @@ pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::api::SyncRole;
     use proptest::prelude::*;
 
     use super::*;
@@ -481,6 +519,7 @@ mod tests {
             adopt in any::<bool>(),
         ) -> Desired {
             Desired {
+                sync: None,
                 filter: None,
                 file: Files::default(),
                 services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
@@ -930,6 +969,47 @@ mod tests {
         assert_eq!(told(&plan(1, 0, minute, &[])), "-2");
         assert_eq!(told(&plan(0, 7, minute, &[2])), "-2");
         assert_eq!(told(&plan(1, 7, Duration::ZERO, &[])), "-2");
+    }
+
+    #[test]
+    fn daemons_are_those_of_the_file() {
+        let daemon = |role, syncid| SyncDaemon {
+            role,
+            interface: "eth0".to_owned(),
+            syncid,
+            maxlen: None,
+            group: None,
+            port: None,
+            ttl: None,
+        };
+        let (master, backup) = (daemon(SyncRole::Master, 5), daemon(SyncRole::Backup, 5));
+        let changes = |sync: Option<Vec<SyncDaemon>>, daemons: &[SyncDaemon]| {
+            let desired = Desired {
+                sync,
+                ..Desired::default()
+            };
+            let actual = Actual {
+                daemons: daemons.iter().map(|there| there.completed(9000)).collect(),
+                ..Actual::default()
+            };
+            diff(&desired, &actual).changes
+        };
+        let both = [master.clone(), backup.clone()];
+        let stop = |role, syncid| Call::DaemonStop { role, syncid };
+        let start = Call::DaemonStart(master.clone());
+        assert_eq!(changes(None, &both), []);
+        assert_eq!(changes(Some(both.to_vec()), &both), []);
+        let other = daemon(SyncRole::Master, 6);
+        assert_eq!(
+            changes(Some(both.to_vec()), &[other, backup.clone()]),
+            [stop(SyncRole::Master, 6), start.clone()]
+        );
+        assert_eq!(
+            changes(Some(vec![master]), &[backup]),
+            [stop(SyncRole::Backup, 5), start]
+        );
+        let none = [stop(SyncRole::Master, 5), stop(SyncRole::Backup, 5)];
+        assert_eq!(changes(Some(Vec::new()), &both), none);
     }
 
     #[test]

@@ -198,6 +198,7 @@ mod tests {
             ("RawDaemon", "[lvsd]"),
             ("RawDataplane", "[dataplane]"),
             ("RawMark", "[[mark]]"),
+            ("RawSync", "[sync]"),
         ] {
             // The reader itself says which keys it has.
             let Err(report) = crate::config::Config::from_toml(

@@ -197,6 +197,40 @@ pub struct Info {
     pub total: Stats,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
+    /// What the synchronisation daemons have counted.
+    pub sync: SyncCounts,
+}
+
+/// What synchronisation daemons have counted: all that ran since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncCounts {
+    /// Messages that a master has sent.
+    pub sent: u64,
+    /// Bytes of them.
+    pub sent_bytes: u64,
+    /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
+    pub queue_full: u64,
+    /// Messages that the interface did not take.
+    pub not_sent: u64,
+    /// Datagrams that a backup has received.
+    pub received: u64,
+    /// Bytes of them.
+    pub received_bytes: u64,
+    /// Connections and templates that were taken over, or brought up to date.
+    pub taken: u64,
+    /// Datagrams that found no room in a socket's buffer.
+    pub lost: u64,
+    /// Datagrams that are longer than messages may be.
+    pub too_long: u64,
+    /// Messages that were damaged, or parts of which were.
+    pub malformed: u64,
+    /// Messages with another syncid.
+    pub other_id: u64,
+    /// Connections that make no sense.
+    pub nonsense: u64,
+    /// Connections for which the table had no room.
+    pub no_room: u64,
 }
 
 /// Where established connections are forwarded.
@@ -530,6 +564,8 @@ pub enum FailureCode {
     Permission,
     /// No such network interface (ENODEV).
     NoDevice,
+    /// The interface of a synchronisation daemon is down (ENETUNREACH).
+    Unreachable,
     /// No daemon of that role is running (ESRCH).
     NotRunning,
     /// A daemon of that role is running (EEXIST).

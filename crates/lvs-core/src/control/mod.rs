@@ -36,6 +36,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
+pub use self::take_over::TakenOver;
 use crate::conn::memory::{Layout, Memory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;
@@ -196,6 +197,8 @@ pub struct Control {
     /// The synchronisation backup that runs.
     backup: Option<Backup>,
     sync: Queue,
+    /// Ports of the synchronisation daemons that run.
+    sync_ports: u16,
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
@@ -257,6 +260,7 @@ impl Control {
             occupancy: vec![0; shards],
             backup: None,
             sync: Queue::default(),
+            sync_ports: 1,
             local: Vec::new(),
             full_nat: FullNat::default(),
             mixed: 0,

@@ -1,10 +1,8 @@
 //! Synchronisation daemons, and messages about templates.
 
-use alloc::vec::Vec;
-
 use super::Control;
 use super::check;
-use crate::sync::{Backup, Master, SyncRole};
+use crate::sync::{self, Backup, Master, Message, SyncRole};
 use crate::{Error, Instant};
 
 impl Control {
@@ -14,7 +12,11 @@ impl Control {
     /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than its service's is there.
     pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
         check::start_daemon(self, SyncRole::Master)?;
-        self.settings.master = Some(master);
+        self.sync_ports = self.next_sync_ports();
+        self.settings.master = Some(Master {
+            ports: self.sync_ports,
+            ..master
+        });
         self.changed();
         Ok(())
     }
@@ -38,6 +40,7 @@ impl Control {
     /// As [`start_master`](Self::start_master).
     pub fn start_backup(&mut self, backup: Backup) -> Result<(), Error> {
         check::start_daemon(self, SyncRole::Backup)?;
+        self.sync_ports = self.next_sync_ports();
         self.backup = Some(backup);
         self.changed();
         Ok(())
@@ -66,6 +69,14 @@ impl Control {
         self.backup
     }
 
+    /// How many ports a daemon will use that is started now: what `sync_ports` says, or, while one runs, as many as that one.
+    pub fn next_sync_ports(&self) -> u16 {
+        if self.settings.master.is_some() || self.backup.is_some() {
+            return self.sync_ports;
+        }
+        sync::ports(self.settings.sysctls.sync_ports)
+    }
+
     /// A message about a connection has room for one family only.
     ///
     /// # Errors
@@ -76,7 +87,10 @@ impl Control {
 
     /// The next synchronisation message about templates that ended their time outside of any shard, if one is full or
     /// old enough. A director of one shard has them all in [`Shard::take_sync_message`](crate::Shard::take_sync_message).
-    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
+        if self.settings.master.is_none() {
+            self.sync.finish(&self.settings.sysctls);
+        }
         self.sync.take(now, &self.settings.sysctls)
     }
 }

@@ -25,6 +25,22 @@ const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 /// Seconds that an entry gets whose message tells none and whose protocol has none.
 const TIMEOUT: u32 = 180;
 
+/// What has become of connections that came by synchronisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// They are known now.
+    pub taken: u64,
+    /// They make no sense.
+    pub nonsense: u64,
+    /// The table is full.
+    pub no_room: u64,
+}
+
+enum Refused {
+    Nonsense,
+    Full,
+}
+
 impl Control {
     /// Takes over the connections of a message. Connections go to `shard`, templates to the control half. Nothing
     /// happens without a backup, or with a shard of another director.
@@ -33,16 +49,44 @@ impl Control {
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
             return;
         }
-        self.sweep(shard);
-        for entry in wire::parse(message, backup.syncid).unwrap_or_default() {
-            self.take_over(shard, entry, now);
+        if let Ok(read) = wire::parse(message, backup.syncid) {
+            self.take_over(shard, read.entries, now);
         }
     }
 
-    fn take_over(&mut self, shard: &mut Shard, mut entry: Entry, now: Instant) {
+    /// Takes over connections that [`wire::parse`] has read for the backup that runs. Connections go to `shard`, templates
+    /// to the control half; what makes no sense is left out. Gives how many of them were taken: of the others there is no
+    /// room for some, and some make no sense. Without a backup, or with a shard of another director, that is none.
+    pub fn take_over(
+        &mut self,
+        shard: &mut Shard,
+        entries: impl IntoIterator<Item = Entry>,
+        now: Instant,
+    ) -> TakenOver {
+        let mut taken = TakenOver::default();
+        if self.backup.is_none() || !self.owns(shard) {
+            return taken;
+        }
+        self.sweep(shard);
+        for entry in entries {
+            match self.take_over_entry(shard, entry, now) {
+                Ok(()) => taken.taken += 1,
+                Err(Refused::Nonsense) => taken.nonsense += 1,
+                Err(Refused::Full) => taken.no_room += 1,
+            }
+        }
+        taken
+    }
+
+    fn take_over_entry(
+        &mut self,
+        shard: &mut Shard,
+        mut entry: Entry,
+        now: Instant,
+    ) -> Result<(), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
-            return;
+            return Err(Refused::Nonsense);
         }
         let states = if template {
             Some(2)
@@ -50,13 +94,13 @@ impl Control {
             State::count(entry.protocol)
         };
         if states.is_none_or(|states| entry.state >= states) {
-            return;
+            return Err(Refused::Nonsense);
         }
         if entry.data.is_some() {
             let name = entry.engine.as_deref().unwrap_or_default();
             let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
             if name != persistence_sip::SIP.as_bytes() {
-                return;
+                return Err(Refused::Nonsense);
             }
         }
         if entry.protocol == Protocol(0)
@@ -67,13 +111,19 @@ impl Control {
         }
         let flags = entry.flags & TAKEN | flag::SYNC;
         if template {
-            self.take_over_template(&entry, flags, now);
+            self.take_over_template(&entry, flags, now)
         } else {
-            self.take_over_connection(shard, &entry, flags, now);
+            self.take_over_connection(shard, &entry, flags, now)
         }
     }
 
-    fn take_over_connection(&mut self, shard: &mut Shard, entry: &Entry, flags: u32, now: Instant) {
+    fn take_over_connection(
+        &mut self,
+        shard: &mut Shard,
+        entry: &Entry,
+        flags: u32,
+        now: Instant,
+    ) -> Result<(), Refused> {
         let key = Key {
             protocol: entry.protocol,
             client: entry.client,
@@ -86,13 +136,15 @@ impl Control {
         {
             if flags & flag::INACTIVE != 0 {
                 // News of the end of a connection that has been replaced.
-                return;
+                return Ok(());
             }
             replaced = found.take();
         }
         let index = match found {
             Some(index) => {
                 let slot = shard.table.get(index);
+                // Who forwards it in the kernel knows nothing of what changes now.
+                slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);
                 slot.set(flags & UPDATED);
@@ -119,9 +171,7 @@ impl Control {
                     .settings
                     .helper_flags(key.protocol, key.virt, slot.flags);
                 let active = slot.flags & flag::INACTIVE == 0;
-                let Some(index) = shard.open(slot, None, now) else {
-                    return;
-                };
+                let index = shard.open(slot, None, now).ok_or(Refused::Full)?;
                 if let Some(server) = server {
                     server.bind(active);
                 }
@@ -147,6 +197,7 @@ impl Control {
             shard.end(replaced);
             shard.reap();
         }
+        Ok(())
     }
 
     /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
@@ -174,7 +225,12 @@ impl Control {
         }
     }
 
-    fn take_over_template(&mut self, entry: &Entry, flags: u32, now: Instant) {
+    fn take_over_template(
+        &mut self,
+        entry: &Entry,
+        flags: u32,
+        now: Instant,
+    ) -> Result<(), Refused> {
         let key = Key {
             protocol: entry.protocol,
             client: entry.client,
@@ -221,9 +277,7 @@ impl Control {
                 if let Some(server) = &server {
                     template.server = server.id().0.into();
                 }
-                let Some(made) = self.templates.insert(template, now) else {
-                    return;
-                };
+                let made = self.templates.insert(template, now).ok_or(Refused::Full)?;
                 if let Some(server) = server {
                     server.bind_template();
                 }
@@ -238,6 +292,7 @@ impl Control {
         template.assured.store(entry.state & 1 != 0, Relaxed);
         template.timeout.store(timeout, Relaxed);
         self.templates.restart(index, now);
+        Ok(())
     }
 
     /// The configured server of an entry (`ip_vs_find_dest`).

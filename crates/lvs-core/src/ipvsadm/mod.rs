@@ -104,6 +104,7 @@ pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
         FailureCode::Full => "Memory allocation problem",
         FailureCode::Range => "Numerical result out of range",
         FailureCode::NoDevice => "No such device",
+        FailureCode::Unreachable => "Network is unreachable",
         FailureCode::NoLocalAddress => {
             "full NAT needs a local address of the service's family: give the engine --local-address, or \
              `lvsadm local add`"

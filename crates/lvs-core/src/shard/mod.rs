@@ -273,6 +273,10 @@ impl Shard {
 
     /// Takes a copy of the settings of this generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
+        if settings.master != self.settings.master {
+            // With another master, messages are of another kind.
+            self.sync.finish(&self.settings.sysctls);
+        }
         self.settings.clone_from(settings);
         self.generation = generation;
     }

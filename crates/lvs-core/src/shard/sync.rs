@@ -1,17 +1,27 @@
 //! What synchronisation sends of a shard's connections.
 
-use alloc::vec::Vec;
-
 use super::Shard;
 use crate::Instant;
 use crate::conn::{self, Template, flag};
 use crate::sync::wire::{Entry, Sequences};
-use crate::sync::{HZ, Subject, needed, sync_counted_template};
+use crate::sync::{HZ, Message, Subject, needed, sync_counted_template};
 
 impl Shard {
     /// The next synchronisation message to send, if one is full or old enough.
-    pub fn take_sync_message(&mut self, now: Instant) -> Option<Vec<u8>> {
+    pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         self.sync.take(now, &self.settings.sysctls)
+    }
+
+    /// Messages that found as many waiting as `sync_qlen_max` says.
+    pub fn lost_sync_messages(&self) -> u64 {
+        self.sync.lost()
+    }
+
+    /// How many messages may wait to be sent (`sync_qlen_max` for each port).
+    pub fn sync_messages_max(&self) -> usize {
+        let ports = self.settings.master.map_or(1, |master| master.ports);
+        let max = usize::try_from(self.settings.sysctls.sync_qlen_max).unwrap_or(0);
+        max.saturating_mul(ports.into())
     }
 
     /// When to ask for a message next; `None` while there is nothing to send.

@@ -11,11 +11,24 @@ pub mod wire;
 
 pub(crate) use self::queue::{HZ, Queue, Subject, needed, sync_counted_template, sync_template};
 use alloc::string::String;
+use alloc::vec::Vec;
 
 /// The UDP port of the first thread of a daemon.
 pub const PORT: u16 = 8848;
 /// The multicast group unless another one is given.
 pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
+
+/// Ports that a daemon uses at most (`IP_VS_SYNC_PORTS_MAX`).
+pub const PORTS_MAX: u16 = 64;
+
+/// A message of a master's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What is added to the daemon's port: a connection's messages all go to the same one.
+    pub port: u16,
+    /// The payload of the datagram.
+    pub bytes: Vec<u8>,
+}
 
 /// A master's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +37,11 @@ pub struct Master {
     pub syncid: u8,
     /// Length at which a message is full, in bytes of UDP payload.
     pub maxlen: u16,
+    /// Ports that connections are spread over, a power of two: [`Control::start_master`](crate::Control::start_master)
+    /// sets it from `sync_ports`.
+    pub ports: u16,
+    /// Connections at which a message is full.
+    pub count_max: u32,
 }
 
 impl Master {
@@ -34,6 +52,17 @@ impl Master {
         Self {
             syncid,
             maxlen: maxlen.map_or(1500 - headers, |len| len.clamp(1, u16::MAX - headers)),
+            ports: 1,
+            count_max: u32::MAX,
+        }
+    }
+
+    /// The same, but for messages that have no more connections than they can tell. The kernel counts modulo 256, so that
+    /// its backups lose 256 connections of each longer message.
+    pub fn counted(self) -> Self {
+        Self {
+            count_max: u8::MAX.into(),
+            ..self
         }
     }
 }
@@ -58,6 +87,13 @@ impl Backup {
             maxlen: maxlen.map_or(mtu - headers, |len| len.clamp(1024, u16::MAX - headers)),
         }
     }
+}
+
+/// Ports of a daemon that is started with this value of `sync_ports`.
+pub fn ports(sysctl: u32) -> u16 {
+    u16::try_from(sysctl)
+        .unwrap_or(u16::MAX)
+        .clamp(1, PORTS_MAX)
 }
 
 /// Role of a synchronisation daemon.
@@ -107,4 +143,24 @@ pub struct SyncDaemon {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub ttl: Option<u8>,
+}
+
+impl SyncDaemon {
+    /// The same with what it was not told, at an interface of this MTU.
+    #[must_use]
+    pub fn completed(&self, mtu: u32) -> Self {
+        let ipv6 = self.group.is_some_and(|group| group.is_ipv6());
+        let maxlen = match self.role {
+            SyncRole::Master => Master::new(self.syncid, self.maxlen, ipv6).maxlen,
+            SyncRole::Backup => Backup::new(self.syncid, self.maxlen, mtu, ipv6).maxlen,
+        };
+        let given = |number: Option<u16>| number.filter(|&number| number != 0);
+        Self {
+            maxlen: Some(maxlen),
+            group: Some(self.group.unwrap_or_else(|| GROUP.into())),
+            port: Some(given(self.port).unwrap_or(PORT)),
+            ttl: Some(self.ttl.filter(|&ttl| ttl != 0).unwrap_or(1)),
+            ..self.clone()
+        }
+    }
 }

@@ -2,12 +2,12 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 
-use super::Master;
 use super::wire::{self, Entry};
+use super::{Master, Message};
 use crate::conn::{NO_SLOT, State, Template};
 use crate::{Instant, Protocol, Sysctls};
 
@@ -16,9 +16,15 @@ const SEND_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HZ: u32 = 250;
 
-/// Messages that wait to be sent, the last one still being filled.
+/// Messages that wait to be sent, by port.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
+    ports: Vec<PortQueue>,
+}
+
+/// Messages for one port, the last one still being filled.
+#[derive(Debug, Default)]
+struct PortQueue {
     buffer: Vec<u8>,
     count: u32,
     version: u32,
@@ -26,10 +32,67 @@ pub(crate) struct Queue {
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
+    /// Messages that found no room.
+    lost: u64,
 }
 
 impl Queue {
     pub(crate) fn push(&mut self, entry: &Entry, master: Master, sysctls: &Sysctls, now: Instant) {
+        let ports = usize::from(master.ports.max(1));
+        if self.ports.len() < ports {
+            self.ports.resize_with(ports, PortQueue::default);
+        }
+        let port = match ports {
+            1 => 0,
+            ports => usize::from(spread(entry)) & (ports - 1),
+        };
+        self.ports[port].push(entry, master, sysctls, now);
+    }
+
+    pub(crate) fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Message> {
+        let mut ports = (0..).zip(&mut self.ports);
+        ports.find_map(|(port, queue)| {
+            let bytes = queue.take(now, sysctls)?;
+            Some(Message { port, bytes })
+        })
+    }
+
+    pub(crate) fn next_message(&self) -> Option<Instant> {
+        let ports = self.ports.iter();
+        ports.filter_map(PortQueue::next_message).min()
+    }
+
+    /// What is there is to be sent now: there is no master any more.
+    pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
+        for queue in &mut self.ports {
+            if !queue.buffer.is_empty() {
+                queue.close(sysctls);
+            }
+        }
+    }
+
+    /// Messages that found no room.
+    pub(crate) fn lost(&self) -> u64 {
+        self.ports.iter().map(|queue| queue.lost).sum()
+    }
+}
+
+/// A number that connections differ in, and that stays the same while a connection lives.
+fn spread(entry: &Entry) -> u16 {
+    let last = match entry.client.ip() {
+        IpAddr::V4(addr) => u32::from(addr),
+        IpAddr::V6(addr) => {
+            let [.., a, b, c, d] = addr.octets();
+            u32::from_be_bytes([a, b, c, d])
+        }
+    };
+    let ports = u32::from(entry.client.port()) << 16 | u32::from(entry.virt.port());
+    let mixed = (last ^ ports).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as u16
+}
+
+impl PortQueue {
+    fn push(&mut self, entry: &Entry, master: Master, sysctls: &Sysctls, now: Instant) {
         let version = sysctls.sync_version;
         let Some(len) = entry.len(version) else {
             return;
@@ -37,7 +100,7 @@ impl Queue {
         if !self.buffer.is_empty() {
             let pad = self.padding(version);
             // Version 0 has no room for a count of 256.
-            let wrapped = version == 0 && self.count == 256;
+            let wrapped = version == 0 && self.count == 256 || self.count == master.count_max;
             if self.version != version || wrapped || self.buffer.len() + pad + len > self.room {
                 self.close(sysctls);
             }
@@ -70,17 +133,19 @@ impl Queue {
         // The buffer that finds the queue full is the one that is lost.
         if self.full.len() < usize::try_from(sysctls.sync_qlen_max).unwrap_or(0) {
             self.full.push_back(message);
+        } else {
+            self.lost += 1;
         }
     }
 
-    pub(crate) fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Vec<u8>> {
+    fn take(&mut self, now: Instant, sysctls: &Sysctls) -> Option<Vec<u8>> {
         if !self.buffer.is_empty() && now.saturating_since(self.begun) >= SEND_AFTER {
             self.close(sysctls);
         }
         self.full.pop_front()
     }
 
-    pub(crate) fn next_message(&self) -> Option<Instant> {
+    fn next_message(&self) -> Option<Instant> {
         if !self.full.is_empty() {
             return Some(Instant::ZERO);
         }

@@ -152,46 +152,69 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
     message[if version == 0 { 0 } else { 4 }] = count as u8;
 }
 
+/// What could be read of a message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// Connections and templates.
+    pub entries: Vec<Entry>,
+    /// The rest of the message, or a connection in it, could not be understood.
+    pub damaged: bool,
+}
+
+/// Why nothing of a message is heeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// It is too short for a header, or its length is not what it says.
+    Malformed,
+    /// It is from a master with another syncid.
+    OtherId,
+}
+
 /// The connections of a message, as far as they can be read: an error ends the message, an unknown option that must be
 /// understood leaves its connection out.
 ///
-/// `None` if the message as a whole is not for a backup with `syncid`, or its length is wrong
-/// (`ip_vs_process_message`).
-pub fn parse(message: &[u8], syncid: u8) -> Option<Vec<Entry>> {
+/// # Errors
+/// If the message as a whole is not for a backup with `syncid`, or its length is wrong (`ip_vs_process_message`).
+pub fn parse(message: &[u8], syncid: u8) -> Result<Entries, Unread> {
     let [first, id, high, low, rest @ ..] = message else {
-        return None;
+        return Err(Unread::Malformed);
     };
     if usize::from(u16::from_be_bytes([*high, *low])) != message.len() {
-        return None;
+        return Err(Unread::Malformed);
     }
     if syncid != 0 && *id != syncid {
-        return None;
+        return Err(Unread::OtherId);
     }
-    Some(match (first, rest) {
+    Ok(match (first, rest) {
         (0, [count, 1, 0, 0, ..]) => parse_v1(message, *count),
         _ => parse_v0(rest, *first),
     })
 }
 
-fn parse_v1(message: &[u8], count: u8) -> Vec<Entry> {
-    let mut entries = Vec::new();
+fn parse_v1(message: &[u8], count: u8) -> Entries {
+    let mut all = Entries::default();
     let mut at = 8;
     for _ in 0..count {
-        let Some(rest) = message.get(at..).filter(|rest| rest.len() >= 36) else {
-            break;
-        };
-        let size = u16::from_be_bytes([rest[2], rest[3]]);
-        let (version, size) = (size >> 12, usize::from(size & 0xfff));
-        if version != 0 || size > rest.len() {
-            break;
+        let rest = message.get(at..).filter(|rest| rest.len() >= 36);
+        let entry = rest.ok_or(()).and_then(|rest| {
+            let size = u16::from_be_bytes([rest[2], rest[3]]);
+            let (version, size) = (size >> 12, usize::from(size & 0xfff));
+            if version != 0 || size > rest.len() {
+                return Err(());
+            }
+            at += (size + 3) & !3;
+            parse_entry(rest, size)
+        });
+        match entry {
+            Ok(Some(entry)) => all.entries.push(entry),
+            Ok(None) => all.damaged = true,
+            Err(()) => {
+                all.damaged = true;
+                break;
+            }
         }
-        match parse_entry(rest, size) {
-            Ok(entry) => entries.extend(entry),
-            Err(()) => break,
-        }
-        at += (size + 3) & !3;
     }
-    entries
+    all
 }
 
 /// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the message.
@@ -266,10 +289,11 @@ fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     Ok(Some(entry))
 }
 
-fn parse_v0(mut rest: &[u8], count: u8) -> Vec<Entry> {
-    let mut entries = Vec::new();
+fn parse_v0(mut rest: &[u8], count: u8) -> Entries {
+    let mut all = Entries::default();
     for _ in 0..count {
         let Some((bytes, after)) = rest.split_at_checked(24) else {
+            all.damaged = true;
             break;
         };
         rest = after;
@@ -282,6 +306,7 @@ fn parse_v0(mut rest: &[u8], count: u8) -> Vec<Entry> {
         let mut sequences = None;
         if flags & SEQ_MASK != 0 {
             let Some((bytes, after)) = rest.split_at_checked(SEQ_LEN) else {
+                all.damaged = true;
                 break;
             };
             rest = after;
@@ -291,7 +316,7 @@ fn parse_v0(mut rest: &[u8], count: u8) -> Vec<Entry> {
             }
             sequences = Some(numbers);
         }
-        entries.push(Entry {
+        all.entries.push(Entry {
             protocol: Protocol(bytes[1]),
             client: SocketAddr::new(addr(8), word(2)),
             virt: SocketAddr::new(addr(12), word(4)),
@@ -305,7 +330,7 @@ fn parse_v0(mut rest: &[u8], count: u8) -> Vec<Entry> {
             data: None,
         });
     }
-    entries
+    all
 }
 
 #[cfg(test)]

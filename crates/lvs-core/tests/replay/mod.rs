@@ -858,7 +858,11 @@ impl<'a> Replay<'a> {
             }
             if step["op"] == "wait" {
                 while let Some(message) = replay.director.take_sync_message(replay.now) {
-                    let hex: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
+                    let hex: String = message
+                        .bytes
+                        .iter()
+                        .map(|byte| format!("{byte:02x}"))
+                        .collect();
                     sent.push((number, hex));
                 }
             }

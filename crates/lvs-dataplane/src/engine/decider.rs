@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::sync::wire::Entry;
 use lvs_core::{
     AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, IcmpError, Instant,
-    Offer, PacketMeta, Shard, Tuple, Verdict,
+    Offer, PacketMeta, Shard, TakenOver, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -98,6 +99,13 @@ impl Decider {
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
         self.shared.control_for_packet().sweep(&mut self.shard);
+    }
+
+    /// Takes over connections that another director has told of.
+    pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
+        self.shared
+            .control_for_packet()
+            .take_over(&mut self.shard, entries, now)
     }
 
     /// Whether a rule for marks could take packets of a connection, in either direction.

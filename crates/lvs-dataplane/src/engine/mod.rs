@@ -26,7 +26,7 @@ pub mod bench {
 use std::fmt;
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Instant as SystemInstant, SystemTime, UNIX_EPOCH};
 
@@ -326,6 +326,10 @@ impl Engine {
         };
         let side = HostSide::new(WORKERS.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
+        if let Some(daemons) = shared.daemons() {
+            let director: Weak<Shared> = Arc::downgrade(&shared);
+            daemons.serve(director);
+        }
         shared.not_in_kernel(why_not);
         if let Some(in_kernel) = &in_kernel {
             // A successor goes by its own when it has taken over.
@@ -343,7 +347,7 @@ impl Engine {
         let common = Arc::new(common.with_workers(WORKERS));
         let (requests, queues): (Vec<_>, Vec<_>) =
             shards.iter().map(|_| Requests::new(shared.clone())).unzip();
-        let records = in_kernel
+        let left = in_kernel
             .as_ref()
             .filter(|kernel| kernel.is_successor())
             .map(|kernel| {
@@ -351,7 +355,9 @@ impl Engine {
                 successor::restore(&mut control, &View::default(), kernel, now)
             });
         let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
-        if let (Some(in_kernel), Some(records), Some(adoption)) = (&in_kernel, records, adoption) {
+        let mut daemons = Vec::new();
+        if let (Some(in_kernel), Some(left), Some(adoption)) = (&in_kernel, left, adoption) {
+            daemons = left.daemons;
             // Packets that come meanwhile wait in the sockets; the host does not see them.
             for warning in keeper.update(Update::All) {
                 warn!("{warning}");
@@ -363,7 +369,7 @@ impl Engine {
             let shard = &mut shards[0];
             let mut control = shared.control();
             control.sweep(shard);
-            in_kernel.take_counts(&mut control, &records);
+            in_kernel.take_counts(&mut control, &left.records);
             let now = shared.now();
             let mut adoption = adoption.of_a_clock_ahead(in_kernel.clock_ahead(now));
             while control.adopt(shard, &mut adoption, now, usize::MAX) {}
@@ -403,6 +409,14 @@ impl Engine {
                 in_kernel.leave_nothing();
             }
         })?;
+        for daemon in daemons {
+            if let Err(failure) = engine.call(Call::DaemonStart(daemon)) {
+                warn!(
+                    "of what the engine before this one had: {}",
+                    failure.message
+                );
+            }
+        }
         Ok(engine)
     }
 
@@ -472,6 +486,10 @@ impl Engine {
             if thread.join().is_err() {
                 tracing::error!("the thread {name} has failed");
             }
+        }
+        // What the packet workers had to say at last is sent.
+        if let Some(daemons) = self.shared.daemons() {
+            daemons.end();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lvs_core::api::ReasonCount;
+use lvs_core::api::{ReasonCount, SyncCounts};
 use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
@@ -29,6 +29,8 @@ pub(super) struct Report {
     pub(super) unsent: u64,
     /// Requests that the keeper had no room for.
     pub(super) unasked: u64,
+    /// Synchronisation messages that found as many waiting as may.
+    pub(super) unsynced: u64,
     /// Ports, what serves them, and frames that came there too fast.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     pub(super) common: Arc<Common>,
@@ -48,6 +50,7 @@ impl Report {
             unresolved: pipeline.held.dropped,
             unsent: 0,
             unasked: 0,
+            unsynced: 0,
             ports: Vec::new(),
             common: pipeline.common().clone(),
         }
@@ -68,6 +71,7 @@ impl Report {
         self.unresolved += other.unresolved;
         self.unsent += other.unsent;
         self.unasked += other.unasked;
+        self.unsynced += other.unsynced;
         for (port, backend, lost) in other.ports {
             match self.ports.iter_mut().find(|(known, ..)| *known == port) {
                 Some((_, _, all)) => *all += lost,
@@ -145,6 +149,22 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
     ];
     let told = remedies::KERNEL.into_iter().zip(counts);
     told.map(|((action, told), count)| reason(action, count, told))
+}
+
+/// What synchronisation has lost or refused.
+pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
+    let counts = [
+        counts.queue_full,
+        counts.not_sent,
+        counts.lost,
+        counts.too_long,
+        counts.malformed,
+        counts.other_id,
+        counts.nonsense,
+        counts.no_room,
+    ];
+    let told = remedies::SYNC.into_iter().zip(counts);
+    told.map(|(told, count)| reason("sync", count, told))
 }
 
 /// A counted reason, for a listing; `told` is its name, its meaning and its remedy.

@@ -1,6 +1,7 @@
 //! What the threads of an engine share: the director's control half, a clock, and ways to one another.
 
 use std::io;
+use std::iter;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
@@ -8,6 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{Failure, FailureCode, InKernelInfo};
+use lvs_core::sync::Message;
+use lvs_core::sync::wire::Entry;
 use lvs_core::{Control, Instant};
 
 use super::Packets;
@@ -22,6 +25,7 @@ use crate::in_kernel::InKernel;
 use crate::io::port::{Port, Ports};
 use crate::mailbox::{Closing, Mailbox};
 use crate::packet::net::PortId;
+use crate::sync::{Daemons, Director, Ticket};
 
 /// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,6 +82,7 @@ pub(super) struct HostSide {
     /// Those of the last view.
     ways: AtomicU64,
     doors: Vec<Door>,
+    daemons: Daemons,
     /// Packet workers that have not ended.
     working: AtomicUsize,
     /// The ports of those that have: what depends on them goes first.
@@ -93,6 +98,7 @@ impl HostSide {
             doors: (0..workers)
                 .map(|_| Door::new())
                 .collect::<Result<_, _>>()?,
+            daemons: Daemons::new()?,
             working: AtomicUsize::new(workers),
             ports: Mutex::default(),
         })
@@ -367,6 +373,13 @@ impl Shared {
             .unwrap_or_default()
     }
 
+    // --- synchronisation ----------------------------------------------------------------------------------------------
+
+    /// The synchronisation daemons; an engine without interfaces has none.
+    pub(super) fn daemons(&self) -> Option<&Daemons> {
+        Some(&self.host()?.daemons)
+    }
+
     // --- the keeper -------------------------------------------------------------------------------------------------
 
     pub(super) fn keeper(&self) -> Option<&Mailbox<Keeper>> {
@@ -399,6 +412,22 @@ impl Shared {
         answer
             .recv_timeout(KEEPER_TIMEOUT)
             .map_err(|_| does_not_answer("keeper of the host"))
+    }
+}
+
+impl Director for Shared {
+    fn messages(&self) -> Vec<Message> {
+        let now = self.now();
+        let mut control = self.control();
+        iter::from_fn(|| control.take_sync_message(now)).collect()
+    }
+
+    fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
+        // There is one worker: with several, a connection goes to the one that its packets go to.
+        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+            door.mailbox
+                .post(move |worker| worker.take_over(entries, ticket));
+        }
     }
 }
 

@@ -4,7 +4,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::api::{
-    Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts,
+    Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, Sysctl,
+    Timeouts,
 };
 use lvs_core::{Control, Instant, Sysctls};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,17 @@ struct Kept {
     calls: Vec<Call>,
     /// Where counters are: service, server, record.
     records: Vec<(ServiceId, SocketAddr, u32)>,
+    /// Synchronisation daemons that ran.
+    daemons: Vec<SyncDaemon>,
+}
+
+/// What a successor goes on with beside what is made of it at once.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Where counters are.
+    pub(super) records: Vec<Record>,
+    /// Synchronisation daemons to be started when there are threads.
+    pub(super) daemons: Vec<SyncDaemon>,
 }
 
 /// Keeps what there is now.
@@ -76,6 +88,7 @@ pub(super) fn keep(control: &Control, in_kernel: &InKernel) {
         kept.calls
             .push(Call::LocalSet(LocalPool { addresses, hairpin }));
     }
+    kept.daemons = control.daemons().to_vec();
     let services = control.services().filter_map(|service| {
         let virt = match ServiceId::from(service.key()) {
             ServiceId::Tcp { address } => (6, address),
@@ -98,20 +111,20 @@ pub(super) fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// Makes what a predecessor has left: services, servers and settings, and gives where their counters are.
+/// Makes what a predecessor has left: services, servers and settings, and gives the rest.
 pub(super) fn restore(
     control: &mut Control,
     host: &dyn Host,
     in_kernel: &InKernel,
     now: Instant,
-) -> Vec<Record> {
+) -> Left {
     let kept: Kept = match in_kernel.saved().map(|text| serde_json::from_slice(&text)) {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
             warn!("what the engine before this one has left cannot be read: {error}");
-            return Vec::new();
+            return Left::default();
         }
-        None => return Vec::new(),
+        None => return Left::default(),
     };
     if control.apply(&kept.calls, host, now).is_err() {
         // What this engine cannot do any more is left out, and nothing else.
@@ -128,12 +141,14 @@ pub(super) fn restore(
         services = control.services().count(),
         "going on where another engine was killed"
     );
-    kept.records
-        .into_iter()
-        .map(|(service, server, record)| Record {
-            service: service.into(),
-            server,
-            record,
-        })
-        .collect()
+    let records = kept.records.into_iter();
+    let records = records.map(|(service, server, record)| Record {
+        service: service.into(),
+        server,
+        record,
+    });
+    Left {
+        records: records.collect(),
+        daemons: kept.daemons,
+    }
 }

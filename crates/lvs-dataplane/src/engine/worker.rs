@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
+use lvs_core::sync::wire::Entry;
 use lvs_core::{ConnId, Instant, Shard};
 use tracing::{debug, error, info};
 
@@ -32,6 +33,7 @@ use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request};
 use crate::packet::ways::{Way, Ways};
+use crate::sync::Ticket;
 use crate::sys::{Poller, run_in_slices};
 
 /// Batches of one port before the others have their turn.
@@ -48,6 +50,9 @@ const BUSY: Duration = Duration::from_millis(50);
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
+
+/// By when every message is due, full or not.
+const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -185,8 +190,10 @@ impl Worker {
                 self.do_jobs();
             }
             self.timers();
+            self.send_sync();
             self.door().note_gap(started.elapsed());
         }
+        self.send_last_sync();
         self.say_farewell();
         shared.keep_ports(self.ports);
     }
@@ -210,6 +217,8 @@ impl Worker {
         }
         let next = self.decider.shard.next_wakeup();
         let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        let sync = self.decider.shard.next_sync_message();
+        let next = sync.map_or(next, |at| at.min(next));
         // Rounded up: a wake-up a moment too early would find nothing due.
         next.saturating_since(now) + Duration::from_millis(1)
     }
@@ -381,6 +390,41 @@ impl Worker {
             self.ports.give_back(port, frames);
         }
         self.output.recycle();
+    }
+
+    // --- synchronisation ----------------------------------------------------------------------------------------------
+
+    /// Gives the master what there is to send.
+    fn send_sync(&mut self) {
+        if let Some(at) = self.decider.shard.next_sync_message() {
+            let now = self.shared.now();
+            if at <= now {
+                self.send_sync_until(now);
+            }
+        }
+    }
+
+    /// Gives the master everything, whether it is time for it or not: this worker ends.
+    fn send_last_sync(&mut self) {
+        self.send_sync_until(self.shared.now() + SYNC_AT_LAST);
+    }
+
+    fn send_sync_until(&mut self, now: Instant) {
+        let Some(daemons) = self.shared.daemons() else {
+            return;
+        };
+        let shard = &mut self.decider.shard;
+        let max = shard.sync_messages_max();
+        while let Some(message) = shard.take_sync_message(now) {
+            if !daemons.outbox.push(message, max) {
+                daemons.counts.queue_full.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes over connections that the backup has received.
+    pub(super) fn take_over(&mut self, entries: Vec<Entry>, ticket: Ticket) {
+        ticket.done(self.decider.take_over(entries, self.shared.now()));
     }
 
     // --- the path in the kernel ---------------------------------------------------------------------------------------
@@ -571,6 +615,7 @@ impl Packets for Worker {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
         report.unasked = self.requests.refused;
+        report.unsynced = self.decider.shard.lost_sync_messages();
         for (port, io) in self.ports.iter_mut() {
             let backend = io.capabilities().name;
             report.ports.push((port, backend, io.drops()));

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use lvs_core::LocalAddress;
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::mark::MarkRule;
-use lvs_core::{Error, LocalAddress};
 
 use super::interception;
 use super::local_nodes;
@@ -269,9 +269,6 @@ impl Tables {
 /// Changes are checked against the latest view: nobody waits for the keeper with the control half locked.
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
-        if let Need::Daemon(_) = need {
-            return Err(Error::Unsupported("synchronisation daemon").into());
-        }
         if self.tables.is_routed() {
             interception::permits_routed(need, &self.tables.state)?;
         }

@@ -7,6 +7,7 @@
 mod arena;
 mod bpf;
 mod device;
+mod multicast;
 mod packet;
 pub(crate) mod peercred;
 mod poll;
@@ -26,6 +27,7 @@ pub use bpf::{
     monotonic, mount_bpf, shared_table,
 };
 pub use device::{set_mac, set_mtu, set_up};
+pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};

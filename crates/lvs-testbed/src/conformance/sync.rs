@@ -109,7 +109,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                     left -= part;
                     bed.wait(part);
                     while let Some(message) = bed.director.take_sync_message(bed.now) {
-                        sent.push((i64::try_from(number).unwrap_or(-1), hex(&message)));
+                        sent.push((i64::try_from(number).unwrap_or(-1), hex(&message.bytes)));
                     }
                 }
             }

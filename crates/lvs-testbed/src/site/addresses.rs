@@ -68,6 +68,21 @@ impl Site {
         Ok(script)
     }
 
+    /// As the director's, without what is to move: the virtual addresses, and what the servers send to.
+    pub(super) fn standby_script(&self) -> Result<String> {
+        let script = self.director_script()?;
+        let moves = |line: &&str| {
+            let vips = [format!("{}/32", self.vip), format!("{}/128", self.vip6)];
+            !vips.iter().any(|vip| line.contains(vip))
+        };
+        let kept: Vec<&str> = script.lines().filter(moves).collect();
+        let script = kept.join("\n") + "\n";
+        Ok(script
+            .replace("192.0.2.1/", "192.0.2.2/")
+            .replace("10.0.0.1/", "10.0.0.2/")
+            .replace("::1/64", "::2/64"))
+    }
+
     pub(super) fn router_script(&self) -> Result<String> {
         let options = &self.options;
         let (vip, vip6) = (self.vip, self.vip6);
@@ -143,6 +158,7 @@ pub(super) fn links<'a>(
     options: &SiteOptions,
     client: &'a Host,
     director: &'a Host,
+    standby: Option<&'a Host>,
     router: Option<&'a Host>,
     servers: &'a [Host],
 ) -> Vec<Link<'a>> {
@@ -151,16 +167,24 @@ pub(super) fn links<'a>(
         ports.extend(servers.iter().map(|server| (server, "eth0")));
         ports
     };
+    let both = |device: &'static str| {
+        let directors = [Some(director), standby].into_iter().flatten();
+        directors.map(move |director| (director, device))
+    };
+    let and_both = |mut ports: Vec<(&'a Host, &'static str)>, device| {
+        ports.extend(both(device));
+        ports
+    };
     match (options.topology, router) {
         (Topology::TwoArm, _) | (_, None) => vec![
             Link::Lan {
                 name: "front",
-                ports: vec![(client, "eth0"), (director, "eth0")],
+                ports: and_both(vec![(client, "eth0")], "eth0"),
                 mtu,
             },
             Link::Lan {
                 name: "back",
-                ports: with(vec![(director, "eth1")]),
+                ports: with(and_both(vec![], "eth1")),
                 mtu,
             },
         ],
@@ -172,7 +196,7 @@ pub(super) fn links<'a>(
             },
             Link::Lan {
                 name: "lan",
-                ports: with(vec![(router, "eth1"), (director, "eth0")]),
+                ports: with(and_both(vec![(router, "eth1")], "eth0")),
                 mtu,
             },
         ],
@@ -182,10 +206,18 @@ pub(super) fn links<'a>(
                 b: (router, "eth0"),
                 mtu,
             },
-            Link::Cable {
-                a: (router, "eth1"),
-                b: (director, "eth0"),
-                mtu,
+            if standby.is_some() {
+                Link::Lan {
+                    name: "front",
+                    ports: and_both(vec![(router, "eth1")], "eth0"),
+                    mtu,
+                }
+            } else {
+                Link::Cable {
+                    a: (router, "eth1"),
+                    b: (director, "eth0"),
+                    mtu,
+                }
             },
             Link::Lan {
                 name: "back",

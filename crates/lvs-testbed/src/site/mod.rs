@@ -110,6 +110,8 @@ pub struct SiteOptions {
     pub ip_forward: bool,
     /// How the servers' nginx is to be set up.
     pub nginx: NginxOptions,
+    /// A second director stands by, on the same networks as the first.
+    pub standby: bool,
 }
 
 impl SiteOptions {
@@ -130,6 +132,7 @@ impl SiteOptions {
             offloads: true,
             ip_forward: false,
             nginx: NginxOptions::default(),
+            standby: false,
         }
     }
 }
@@ -147,6 +150,8 @@ pub struct Site {
     pub router: Option<Host>,
     /// Where the engine runs.
     pub director: Host,
+    /// The second director, where there is one.
+    pub standby: Option<Host>,
     /// The real servers.
     pub servers: Vec<Host>,
     /// The virtual address.
@@ -170,17 +175,22 @@ impl Site {
         let with_router = options.topology != Topology::TwoArm;
         let mut names: Vec<String> = ["client", "director", "router"].map(str::to_owned).to_vec();
         names.truncate(if with_router { 3 } else { 2 });
+        if options.standby {
+            names.push("standby".to_owned());
+        }
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
         let mut host = || hosts.next().context("as many hosts as names");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
+        let standby = if options.standby { Some(host()?) } else { None };
         let servers: Vec<Host> = hosts.collect();
 
         testbed.connect(&links(
             &options,
             &client,
             &director,
+            standby.as_ref(),
             router.as_ref(),
             &servers,
         ))?;
@@ -208,6 +218,7 @@ impl Site {
             client,
             router,
             director,
+            standby,
             servers,
             vip,
             vip6,
@@ -224,6 +235,9 @@ impl Site {
             (&self.client, self.client_script()?),
             (&self.director, self.director_script()?),
         ];
+        if let Some(standby) = &self.standby {
+            scripts.push((standby, self.standby_script()?));
+        }
         if let Some(router) = &self.router {
             scripts.push((router, self.router_script()?));
         }
@@ -345,13 +359,28 @@ impl Site {
     /// As [`Self::start_engine`].
     pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
         self.engine = None;
+        let engine = self.start_engine_on(&self.director, launcher, extra)?;
+        self.engine = Some(engine);
+        self.lvsadm("-L -n").map(drop)
+    }
+
+    /// The same on one of the directors.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_engine`].
+    pub fn start_engine_on(
+        &self,
+        director: &Host,
+        launcher: &[&str],
+        extra: &[&str],
+    ) -> Result<Proc> {
         let program = programs::find("lvs-dataplane")?.display().to_string();
         let mut words = launcher.to_vec();
         words.push(&program);
         words.extend(self.engine_arguments());
         words.extend_from_slice(extra);
-        let mut engine = self.director.spawn(words[0], &words[1..])?;
-        let director = &self.director;
+        let mut engine = director.spawn(words[0], &words[1..])?;
         let mut ended = false;
         wait_until(
             "the engine's control socket",
@@ -367,8 +396,61 @@ impl Site {
             "the engine ended at once; it printed:\n{}",
             engine.log()
         );
-        self.engine = Some(engine);
-        self.lvsadm("-L -n").map(drop)
+        Ok(engine)
+    }
+
+    /// The second director.
+    ///
+    /// # Errors
+    ///
+    /// When the site has none.
+    pub fn standby(&self) -> Result<&Host> {
+        self.standby.as_ref().context("a site without standby")
+    }
+
+    /// The first director loses its links. A host whose engine alone has died answers what comes to an address of its own,
+    /// with resets.
+    ///
+    /// # Errors
+    ///
+    /// When `ip` refuses.
+    pub fn unplug(&self) -> Result<()> {
+        let script =
+            "for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done";
+        self.director.sh(script).map(drop)
+    }
+
+    /// The virtual address, and with it what servers send to the director, moves from one director to the other, as VRRP
+    /// would move it. The first has lost its links then.
+    ///
+    /// # Errors
+    ///
+    /// When the site has no second director.
+    pub fn fail_over(&self) -> Result<()> {
+        let (vip, vip6) = (self.vip, self.vip6);
+        self.unplug()?;
+        let mut script = format!(
+            "ip addr add {vip}/32 dev eth0
+ip addr add {vip6}/128 dev eth0 nodad
+"
+        );
+        if self.options.topology == Topology::TwoArm {
+            script.push_str(
+                "ip addr add 10.0.0.1/24 dev eth1
+ip addr add fd00:10::1/64 dev eth1 nodad
+",
+            );
+        }
+        self.standby()?.sh(&script)?;
+        let neighbours = self
+            .servers
+            .iter()
+            .chain([&self.client])
+            .chain(&self.router);
+        for host in neighbours {
+            host.sh("ip neigh flush all; ip -6 neigh flush all")?;
+        }
+        Ok(())
     }
 
     /// Runs `lvsadm` on the director; the arguments are separated by blanks.
@@ -377,8 +459,17 @@ impl Site {
     ///
     /// When it exits other than with 0.
     pub fn lvsadm(&self, arguments: &str) -> Result<String> {
+        self.lvsadm_on(&self.director, arguments)
+    }
+
+    /// The same on one of the directors.
+    ///
+    /// # Errors
+    ///
+    /// When it exits other than with 0.
+    pub fn lvsadm_on(&self, director: &Host, arguments: &str) -> Result<String> {
         let words: Vec<&str> = arguments.split_ascii_whitespace().collect();
-        self.director
+        director
             .run(programs::find("lvsadm")?, &words)
             .with_context(|| format!("lvsadm {arguments}"))
     }

@@ -390,7 +390,7 @@ pub(crate) fn upload(site: &Site) -> Result<()> {
 pub(crate) fn on_port(port: u16) -> NginxOptions {
     NginxOptions {
         ports: vec![port],
-        keepalive: true,
+        ..NginxOptions::default()
     }
 }
 

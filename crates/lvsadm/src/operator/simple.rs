@@ -31,6 +31,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 "host" => "Left to this host",
                 "kernel" => "Forwarded in the kernel",
                 "up" => "Handed to the engine by the path in the kernel",
+                "sync" => "Synchronisation",
                 other => other,
             };
             writeln!(run.output, "{title}:")?;

@@ -28,7 +28,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lvs_core::api::{LocalPool, ServiceId};
+use lvs_core::api::{LocalPool, ServiceId, SyncDaemon};
 use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
 use rustix::io::Errno;
 
@@ -57,6 +57,8 @@ pub struct Config {
     pub api: Api,
     /// Options of an engine that the daemon starts.
     pub dataplane: Dataplane,
+    /// The synchronisation daemons of the engine; `None` leaves those that it has.
+    pub sync: Option<Vec<SyncDaemon>>,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.

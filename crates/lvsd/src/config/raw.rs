@@ -22,6 +22,8 @@ pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
     pub(super) api: RawApi,
     pub(super) dataplane: RawDataplane,
+    /// Connections are told to other directors, and taken over from them.
+    pub(super) sync: Option<Spanned<RawSync>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
@@ -127,6 +129,26 @@ pub(super) struct RawDataplane {
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
+}
+
+/// `[sync]`: synchronisation with other directors.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawSync {
+    /// `master` tells of connections, `backup` takes them over, `both` does both. Default: `both`.
+    pub(super) role: Option<Spanned<String>>,
+    /// Interface of the multicast group. Required.
+    pub(super) interface: Option<Spanned<String>>,
+    /// Identity in messages, 0 to 255; a backup with 0 takes all. Default: 0.
+    pub(super) syncid: Option<Spanned<Whole>>,
+    /// Multicast group, of IPv4 or IPv6. Default: 224.0.0.81.
+    pub(super) group: Option<Spanned<String>>,
+    /// First UDP port. Default: 8848.
+    pub(super) port: Option<Spanned<Whole>>,
+    /// Time to live of messages. Default: 1.
+    pub(super) ttl: Option<Spanned<Whole>>,
+    /// Longest message in bytes. Default: as the kernel's daemons choose it.
+    pub(super) maxlen: Option<Spanned<Whole>>,
 }
 
 /// `[[service]]`.

@@ -49,6 +49,15 @@ max_connections = 1000000
 when_full = "drop"
 program = "/usr/sbin/lvs-dataplane"
 
+[sync]
+role = "both"
+interface = "eth2"
+syncid = 5
+group = "224.0.0.81"
+port = 8848
+ttl = 1
+maxlen = 1400
+
 [sysctl]
 conn_reuse_mode = 1
 sync_threshold = "3 50"
@@ -1123,6 +1132,39 @@ fn the_old_name_of_on_check_failure_is_reported() {
     let said = errors(&file("on_down = \"remove\"\non_check_failure = \"remove\""));
     assert!(said.contains("and both are given"), "{said}");
     assert!(said.contains("help: remove `on_down`"), "{said}");
+}
+
+#[test]
+fn synchronisation_is_asked_for_with_an_interface() {
+    use lvs_core::api::SyncRole;
+    assert_eq!(load("").sync, None, "it stays as it is");
+    let daemons = load("[sync]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
+    let daemons = daemons.expect("they are wanted");
+    let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
+    assert_eq!(roles, [SyncRole::Master, SyncRole::Backup]);
+    assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
+    let one = load("[sync]\ninterface = \"eth2\"\nrole = \"backup\"\n").sync;
+    assert_eq!(one.map(|daemons| daemons.len()), Some(1));
+    for (text, title) in [
+        ("role = \"both\"", "[sync] has no interface"),
+        (
+            "interface = \"10.0.0.1/24\"",
+            "is not the name of an interface",
+        ),
+        (
+            "interface = \"eth2\"\ngroup = \"10.0.0.1\"",
+            "is not a multicast group",
+        ),
+        (
+            "interface = \"eth2\"\nsyncid = 256",
+            "syncid 256 is out of range",
+        ),
+        ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
+        ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
+    ] {
+        let said = errors(&format!("[sync]\n{text}\n"));
+        assert!(said.contains(title), "{said}");
+    }
 }
 
 #[test]

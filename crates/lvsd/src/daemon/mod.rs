@@ -732,6 +732,7 @@ fn desired(
         services,
         vips,
         sysctls: config.sysctls.clone(),
+        sync: config.sync.clone(),
         // A file without any leaves to others what they have set.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
         port_marks: config.port_marks.clone(),

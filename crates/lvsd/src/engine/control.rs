@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
-    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, Sysctl,
+    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
 
 /// Owner that the daemon writes into its services.
@@ -44,6 +44,12 @@ pub trait EngineControl: Send {
     /// # Errors
     /// See [`ControlError`].
     fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError>;
+
+    /// The synchronisation daemons.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError>;
 
     /// The rules for marks.
     ///

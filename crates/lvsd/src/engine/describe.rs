@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_core::api::{Call, ServiceId};
+use lvs_core::api::{Call, ServiceId, SyncRole};
 use lvs_core::{Forwarding, Tunnel};
 
 use crate::config::{Files, Line, label};
@@ -70,6 +70,17 @@ impl<'a> Names<'a> {
                         .map_or_else(String::new, |id| place(id, None))
                 )
             }
+            Call::DaemonStart(daemon) => format!(
+                "{} the synchronisation {} on {}",
+                verb("start", "started"),
+                role(daemon.role),
+                daemon.interface
+            ),
+            Call::DaemonStop { role: of, .. } => format!(
+                "{} the synchronisation {}",
+                verb("stop", "stopped"),
+                role(*of)
+            ),
             Call::LocalSet(pool) => format!(
                 "set {}{}",
                 counted(pool.addresses.len(), "local address"),
@@ -152,5 +163,12 @@ impl<'a> Names<'a> {
             None => service.line,
         };
         format!(" at {}", self.file.place(line))
+    }
+}
+
+const fn role(role: SyncRole) -> &'static str {
+    match role {
+        SyncRole::Master => "master",
+        SyncRole::Backup => "backup",
     }
 }

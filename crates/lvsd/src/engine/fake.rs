@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lvs_core::api::{
     Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
-    ServiceInfo, Sysctl,
+    ServiceInfo, SyncDaemon, Sysctl,
 };
 use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
 
@@ -63,6 +63,7 @@ impl Engine {
             services: control.services().map(service).collect(),
             vips: control.own_vips().iter().copied().collect(),
             sysctls: Sysctls::NAMES.iter().filter_map(sysctl).collect(),
+            daemons: control.daemons().to_vec(),
             marks: control.marks().iter().map(ToString::to_string).collect(),
             filters: control
                 .filters()
@@ -402,6 +403,10 @@ impl EngineControl for FakeControl {
 
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
         Ok(self.held()?.filters)
+    }
+
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError> {
+        Ok(self.held()?.daemons)
     }
 
     fn local(&mut self) -> Result<LocalPool, ControlError> {

@@ -24,6 +24,8 @@ pub struct Given {
     marks: bool,
     /// A filter for all services was set.
     filter: bool,
+    /// Synchronisation daemons were started.
+    daemons: bool,
     /// Servers to which others than lvsd have given weight 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
 }
@@ -44,6 +46,10 @@ impl Given {
 
     pub(super) fn has_sysctls(&self) -> bool {
         !self.sysctls.is_empty()
+    }
+
+    pub(super) fn has_daemons(&self) -> bool {
+        self.daemons
     }
 
     /// The servers that are drained by hand.
@@ -134,6 +140,15 @@ impl Given {
                 // Until it is off.
                 self.filter = actual.filters.contains_key(&None);
                 desired.filter = self.filter.then(SourceFilter::default);
+            }
+            None => {}
+        }
+        match &desired.sync {
+            Some(daemons) => self.daemons = !daemons.is_empty(),
+            None if self.daemons => {
+                // Until they are gone.
+                self.daemons = !actual.daemons.is_empty();
+                desired.sync = self.daemons.then(Vec::new);
             }
             None => {}
         }

@@ -166,6 +166,7 @@ impl Goal {
             || !wanted.port_marks.is_empty()
             || wanted.marks.is_some()
             || wanted.local.is_some()
+            || wanted.sync.is_some()
     }
 }
 
@@ -720,6 +721,9 @@ impl Link {
         actual.filters = lost_only(control.filters(), refusals)?.unwrap_or_default();
         if goal.desired.local.is_some() {
             actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
+        }
+        if goal.desired.sync.is_some() || self.given.has_daemons() {
+            actual.daemons = lost_only(control.daemons(), refusals)?.unwrap_or_default();
         }
         if !goal.desired.sysctls.is_empty() || self.given.has_sysctls() {
             let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();

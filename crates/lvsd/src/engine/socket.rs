@@ -6,7 +6,7 @@ use std::time::Duration;
 use lvs_core::FilterLists;
 use lvs_core::api::{
     Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ReasonCount,
-    ServiceId, ServiceInfo, Sysctl,
+    ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
 use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
@@ -70,6 +70,10 @@ impl EngineControl for Connection {
         self.0
             .collect(&Call::ServiceList { service: None })
             .map_err(translate)
+    }
+
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError> {
+        self.0.collect(&Call::DaemonList {}).map_err(translate)
     }
 
     fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {

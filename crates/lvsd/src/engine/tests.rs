@@ -16,7 +16,7 @@ use crate::reconcile::{DesiredServer, DesiredService, Health};
 #[derive(Clone, Debug)]
 enum Event {
     /// The file, or the health of servers, is another one.
-    Goal(Desired),
+    Goal(Box<Desired>),
     /// The daemon is replaced by another one.
     Restart,
     /// The engine dies.
@@ -87,7 +87,7 @@ fn event() -> impl Strategy<Value = Event> {
         Just(Fault::Lost),
     ];
     prop_oneof![
-        4 => goal().prop_map(Event::Goal),
+        4 => goal().prop_map(|goal| Event::Goal(Box::new(goal))),
         1 => Just(Event::Restart),
         1 => Just(Event::Crash),
         3 => proptest::collection::vec(fault, 1..6).prop_map(Event::Wrong),
@@ -187,8 +187,8 @@ proptest! {
         for event in events {
             match event {
                 Event::Goal(desired) => {
-                    last = desired.clone();
-                    daemon.set(desired);
+                    last = (*desired).clone();
+                    daemon.set(*desired);
                     daemon.step(true);
                 }
                 Event::Restart => {

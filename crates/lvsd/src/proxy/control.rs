@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lvs_core::api::{
     Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
-    ServiceInfo, Sysctl,
+    ServiceInfo, SyncDaemon, Sysctl,
 };
 use lvs_core::{FilterLists, OnServerDown};
 use rustix::process::{Resource, getrlimit};
@@ -325,6 +325,10 @@ impl EngineControl for ProxyHost {
         Ok(filters
             .map(|(key, filter)| (key.map(ServiceId::from), filter.lists()))
             .collect())
+    }
+
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError> {
+        Ok(Vec::new())
     }
 
     fn local(&mut self) -> Result<LocalPool, ControlError> {

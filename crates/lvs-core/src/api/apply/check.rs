@@ -107,17 +107,23 @@ pub(super) fn check_call<'a>(
 /// interface, and for another daemon after it.
 fn start_daemon<'a>(
     view: &impl View,
-    daemon: &'a SyncDaemon,
+    daemon: &SyncDaemon,
     host: &dyn Host,
 ) -> Result<Step<'a>, Failure> {
-    host.permits(&Need::Daemon(daemon.role))?;
     check::families(view)?;
     let mtu = host.mtu(&daemon.interface).ok_or(Error::NoDevice)?;
     check::start_daemon(view, daemon.role)?;
-    let ipv6 = daemon.group.is_some_and(|group| group.is_ipv6());
+    let group = daemon.group.unwrap_or_else(|| sync::GROUP.into());
+    if !group.is_multicast() {
+        let text = format!("{group} is no multicast group: 224.0.0.81 is the usual one");
+        return Err(invalid(text));
+    }
+    let daemon = daemon.completed(mtu);
+    host.permits(&Need::Daemon(&daemon))?;
+    let ipv6 = group.is_ipv6();
     Ok(match daemon.role {
         SyncRole::Master => {
-            let master = sync::Master::new(daemon.syncid, daemon.maxlen, ipv6);
+            let master = sync::Master::new(daemon.syncid, daemon.maxlen, ipv6).counted();
             Step::StartMaster(master, daemon)
         }
         SyncRole::Backup => {

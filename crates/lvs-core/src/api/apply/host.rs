@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use super::super::Failure;
 use crate::mark::MarkRule;
-use crate::sync::SyncRole;
+use crate::sync::SyncDaemon;
 use crate::{Forwarding, LocalAddress, ServiceKey};
 
 /// What only the host of a director knows, and changes depend on.
@@ -57,6 +57,6 @@ pub enum Need<'a> {
     Local(IpAddr),
     /// A virtual address that is to be answered for.
     Own(IpAddr),
-    /// A synchronisation daemon to be started.
-    Daemon(SyncRole),
+    /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks against it.
+    Daemon(&'a SyncDaemon),
 }

@@ -25,8 +25,8 @@ pub(super) enum Step<'a> {
     DeleteServer(ServiceKey, SocketAddr),
     SetTimeouts(Timeouts),
     SetSysctl(&'a Sysctl),
-    StartMaster(sync::Master, &'a SyncDaemon),
-    StartBackup(sync::Backup, &'a SyncDaemon),
+    StartMaster(sync::Master, SyncDaemon),
+    StartBackup(sync::Backup, SyncDaemon),
     StopDaemon(SyncRole),
     /// At this place, from 0.
     InsertMark(usize, MarkRule),
@@ -73,11 +73,11 @@ impl Control {
             Step::SetSysctl(sysctl) => self.set_sysctl(&sysctl.name, &sysctl.value)?,
             Step::StartMaster(master, daemon) => {
                 self.start_master(master)?;
-                self.note_daemon(completed(daemon, master.maxlen));
+                self.note_daemon(daemon);
             }
             Step::StartBackup(backup, daemon) => {
                 self.start_backup(backup)?;
-                self.note_daemon(completed(daemon, backup.maxlen));
+                self.note_daemon(daemon);
             }
             Step::StopDaemon(SyncRole::Master) => self.stop_master()?,
             Step::StopDaemon(SyncRole::Backup) => self.stop_backup()?,
@@ -164,17 +164,6 @@ impl Step<'_> {
             Self::OwnVips(_) => applied.vips = true,
             Self::SetLocal(..) => applied.local = true,
         }
-    }
-}
-
-/// A daemon with what it was not told.
-fn completed(daemon: &SyncDaemon, maxlen: u16) -> SyncDaemon {
-    SyncDaemon {
-        maxlen: Some(maxlen),
-        group: Some(daemon.group.unwrap_or_else(|| sync::GROUP.into())),
-        port: Some(daemon.port.unwrap_or(sync::PORT)),
-        ttl: Some(daemon.ttl.unwrap_or(1)),
-        ..daemon.clone()
     }
 }
 

@@ -1,12 +1,19 @@
 //! Calls that change something: one way in for all of them.
 
-use lvs_core::api::{Applied, Call, Changes, Done, Failure, Refused};
+use std::net::IpAddr;
+
+use lvs_core::api::{
+    Applied, Call, Changes, Done, Failure, Host, Need, Refused, SyncDaemon, Sysctl,
+};
+use lvs_core::{LocalAddress, sync};
 use serde_json::Value;
 
 use super::to_value;
 use crate::engine::shared::{Shared, Side};
 use crate::host::update::Update;
+use crate::host::view::View;
 use crate::in_kernel::InKernel;
+use crate::sync::Prepared;
 
 /// Changes that are made with the control half locked: some ten microseconds.
 const PIECE: usize = 16;
@@ -35,11 +42,12 @@ impl Shared {
 
     fn apply_on_host(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
         let _changing = self.changing();
+        let daemons = self.prepare_daemons(changes);
         let applied = {
             // What the kernel has counted belongs to what is there now; and it forwards nothing by what is half made.
             let _held = self.in_kernel().map(InKernel::hold);
             self.fold();
-            self.make(changes)?
+            self.make(changes, &daemons)?
         };
         self.has_changed();
         let Some(update) = Update::of(&applied, changes) else {
@@ -47,25 +55,84 @@ impl Shared {
         };
         // It is done, whatever comes.
         let followed = self.follow(update);
+        self.follow_daemons(daemons);
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
     }
 
     /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between which packets that need the control half have their turn.
-    fn make(&self, calls: &[Call]) -> Result<Applied, Refused> {
-        let host = self.view();
+    fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
+        let view = self.view();
+        let host = WithDaemons {
+            view: &view,
+            daemons,
+        };
         let now = self.now();
         let deletes =
             |call: &Call| matches!(call, Call::ServiceFlush {} | Call::ServiceDelete { .. });
         if calls.len() <= PIECE && !calls.iter().any(deletes) {
-            return self.control().apply(calls, &*host, now);
+            return self.control().apply(calls, &host, now);
         }
         let mut changes = Changes::new(calls)?;
-        while changes.check(&self.control(), &*host, PIECE)? {}
+        while changes.check(&self.control(), &host, PIECE)? {}
         loop {
             let applied = changes.make(&mut self.control(), now, PIECE);
             if let Some(applied) = applied {
                 return Ok(applied);
             }
+        }
+    }
+
+    /// Opens the sockets of synchronisation daemons that are to be started, before anything is locked: that may take a moment,
+    /// and fail.
+    fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
+        let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
+        let Some(daemons) = self.daemons().filter(|_| changes.iter().any(starts)) else {
+            return Vec::new();
+        };
+        let view = self.view();
+        let (mut sysctls, mut running, next) = {
+            let control = self.control();
+            let running: Vec<_> = control.daemons().iter().map(|daemon| daemon.role).collect();
+            let next = control.next_sync_ports();
+            (control.sysctls().clone(), running, next)
+        };
+        let mut ports = (!running.is_empty()).then_some(next);
+        let mut attempts = Vec::new();
+        for call in changes {
+            match call {
+                Call::SysctlSet(Sysctl { name, value }) => {
+                    // What it does not take is refused later.
+                    let _ = sysctls.set(name, value);
+                }
+                Call::DaemonStop { role, .. } => {
+                    running.retain(|running| running != role);
+                    ports = ports.filter(|_| !running.is_empty());
+                }
+                Call::DaemonStart(daemon) => {
+                    let Some(mtu) = view.mtu(&daemon.interface) else {
+                        continue;
+                    };
+                    if !daemon.group.is_none_or(|group| group.is_multicast()) {
+                        continue;
+                    }
+                    running.push(daemon.role);
+                    let ports = *ports.get_or_insert_with(|| sync::ports(sysctls.sync_ports));
+                    let daemon = daemon.completed(mtu);
+                    let made = daemons.prepare(&daemon, ports, sysctls.sync_sock_size);
+                    attempts.push((daemon, made));
+                }
+                _ => {}
+            }
+        }
+        attempts
+    }
+
+    /// Stops and starts synchronisation daemons, as the control half has them.
+    fn follow_daemons(&self, attempts: Vec<Attempt>) {
+        if let Some(daemons) = self.daemons() {
+            let wanted = self.control().daemons().to_vec();
+            let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
+            daemons.follow(&wanted, prepared.collect());
         }
     }
 
@@ -78,6 +145,41 @@ impl Shared {
         })?;
         self.wait_for(generation)?;
         Ok(warnings)
+    }
+}
+
+/// A synchronisation daemon that is to be started, and what came of opening its sockets.
+type Attempt = (SyncDaemon, Result<Prepared, Failure>);
+
+/// The host, with daemons whose sockets have been opened.
+struct WithDaemons<'a> {
+    view: &'a View,
+    daemons: &'a [Attempt],
+}
+
+impl Host for WithDaemons<'_> {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        let Need::Daemon(daemon) = need else {
+            return self.view.permits(need);
+        };
+        let attempt = self.daemons.iter().find(|(tried, _)| tried == *daemon);
+        match attempt {
+            Some((_, made)) => made.as_ref().map(drop).map_err(Clone::clone),
+            // The interface came, or changed its MTU, a moment ago.
+            None => Err(lvs_core::Error::NoDevice.into()),
+        }
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        self.view.is_broadcast(addr)
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        self.view.mtu(interface)
+    }
+
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        self.view.local_ports(addr)
     }
 }
 

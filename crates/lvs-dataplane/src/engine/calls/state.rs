@@ -3,13 +3,13 @@
 use lvs_core::FilterLists;
 use lvs_core::api::{
     Failure, FilterItem, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
-    ServiceId,
+    ServiceId, SyncCounts,
 };
 use serde_json::Value;
 
 use super::end;
 use crate::control::server::Sink;
-use crate::engine::report::{Report, shares};
+use crate::engine::report::{Report, shares, sync};
 use crate::engine::shared::{Shared, Side};
 use crate::host::view::View;
 use crate::packet::net::PortId;
@@ -38,6 +38,7 @@ impl Shared {
             too_big: report.common.oversize.all(),
             total,
             in_kernel: self.in_kernel_info(),
+            sync: self.sync_counts(&report),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {
@@ -49,6 +50,14 @@ impl Shared {
         Ok(info)
     }
 
+    /// What synchronisation has counted.
+    fn sync_counts(&self, report: &Report) -> SyncCounts {
+        let daemons = self.daemons();
+        let mut counts = daemons.map_or_else(SyncCounts::default, |all| all.counts.read());
+        counts.queue_full += report.unsynced;
+        counts
+    }
+
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let report = self.report()?;
         match self.side() {
@@ -58,6 +67,7 @@ impl Shared {
                     let _ = reply.send(keeper.trunk_counts());
                 })?;
                 let mut reasons = report.reasons(trunks);
+                reasons.extend(sync(&self.sync_counts(&report)));
                 if let Some(in_kernel) = self.in_kernel() {
                     reasons.extend(shares(&in_kernel.shares()));
                 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Call, Failure, FailureCode, Host, Need, Refused};
-use lvs_core::{Control, Error, Instant, LocalAddress, Options, Shard};
+use lvs_core::{Control, Instant, LocalAddress, Options, Shard};
 use serde_json::{Value, json};
 use tracing::error;
 
@@ -51,9 +51,10 @@ impl Host for NoHost<'_> {
                 "this engine has no interfaces (--no-interfaces): it can own no address",
             )),
             // A director that takes part in no synchronisation must not say that it does; tests only want its bookkeeping.
-            Need::Daemon(_) if !self.virtual_time => {
-                Err(Error::Unsupported("synchronisation daemon").into())
-            }
+            Need::Daemon(_) if !self.virtual_time => Err(Failure::new(
+                FailureCode::Unsupported,
+                "this engine has no interfaces (--no-interfaces): it takes part in no synchronisation",
+            )),
             _ => Ok(()),
         }
     }

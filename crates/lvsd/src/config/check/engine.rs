@@ -92,7 +92,11 @@ impl Checker<'_> {
     }
 
     /// One of a few words that are passed to the engine as they are.
-    fn one_of(&mut self, value: Option<&Spanned<String>>, words: &[&str]) -> Option<String> {
+    pub(super) fn one_of(
+        &mut self,
+        value: Option<&Spanned<String>>,
+        words: &[&str],
+    ) -> Option<String> {
         let known: Vec<(&str, &str)> = words.iter().map(|word| (*word, *word)).collect();
         self.word(value, &known).map(str::to_owned)
     }
@@ -446,7 +450,7 @@ fn are_vlan_addresses(name: &str, all: &str) -> bool {
 }
 
 /// Whether the kernel would take it for the name of an interface (`dev_valid_name`).
-fn is_interface(name: &str) -> bool {
+pub(super) fn is_interface(name: &str) -> bool {
     // IFNAMSIZ is 16 with the NUL.
     !name.is_empty()
         && name.len() <= 15

@@ -13,6 +13,7 @@ mod scheduling;
 mod sense;
 mod server;
 mod service;
+mod sync;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -62,6 +63,7 @@ pub(in crate::config) fn check(
         .local
         .as_ref()
         .map(|local| local.addresses.clone());
+    let sync = raw.sync.as_ref().map(|sync| checker.sync(sync));
     let sysctls = checker.sysctls(raw);
     let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
@@ -79,6 +81,7 @@ pub(in crate::config) fn check(
         daemon,
         api,
         dataplane,
+        sync,
         sysctls,
         filter,
         marks,

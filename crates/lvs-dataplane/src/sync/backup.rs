@@ -1,0 +1,296 @@
+//! The backup's thread: receives, reads, and gives what it has read to the packet workers in portions.
+
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lvs_core::TakenOver;
+use lvs_core::sync::wire::{self, Entry, Unread};
+
+use super::counts::{Counts, count};
+use super::sockets::Sockets;
+use super::{Director, Stop, add_stop};
+use crate::sys::Poller;
+
+/// Between two looks at the interface.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Datagrams of one socket before the others have their turn.
+const DATAGRAMS_PER_TURN: usize = 32;
+/// Connections that a packet worker takes over in one go: some ten microseconds.
+const PORTION: usize = 32;
+/// Portions that wait for packet workers.
+const PORTIONS_MAX: usize = 2;
+/// How long to wait for them before it is looked whether the backup is to stop.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Receives until it is told to stop.
+pub(super) fn run(
+    mut sockets: Sockets,
+    director: &dyn Director,
+    counts: &Arc<Counts>,
+    stop: &Stop,
+) {
+    let mut reader = Reader::new(&sockets, counts.clone());
+    let mut poller = Poller::new();
+    let mut next = Instant::now() + PERIOD;
+    while !stop.is_asked() {
+        poller.clear();
+        add_stop(&mut poller, stop);
+        let places: Vec<usize> = sockets.iter().map(|fd| poller.add(fd.as_fd())).collect();
+        let until = next.saturating_duration_since(Instant::now());
+        if let Err(error) = poller.wait(Some(until)) {
+            tracing::error!("the synchronisation backup cannot wait: {error}");
+            return;
+        }
+        for (place, socket) in places.into_iter().zip(sockets.iter()) {
+            if poller.is_ready(place) {
+                reader.receive(socket, director, stop);
+            }
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + PERIOD;
+            sockets.keep(counts);
+        }
+    }
+}
+
+/// What a backup makes of datagrams, up to the packet workers.
+#[derive(Debug)]
+struct Reader {
+    syncid: u8,
+    /// A byte longer than messages may be.
+    buffer: Vec<u8>,
+    counts: Arc<Counts>,
+    gate: Arc<Gate>,
+}
+
+impl Reader {
+    fn new(sockets: &Sockets, counts: Arc<Counts>) -> Self {
+        let maxlen = usize::from(sockets.daemon.maxlen.unwrap_or(1472));
+        Self {
+            syncid: sockets.daemon.syncid,
+            buffer: vec![0; maxlen + 1],
+            counts,
+            gate: Arc::default(),
+        }
+    }
+
+    /// Receives what has come, but no more than a few datagrams.
+    fn receive(&mut self, socket: &UdpSocket, director: &dyn Director, stop: &Stop) {
+        for _ in 0..DATAGRAMS_PER_TURN {
+            match socket.recv(&mut self.buffer) {
+                Ok(len) => {
+                    let entries = self.read(len);
+                    self.deliver(entries, director, stop);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+            if stop.is_asked() {
+                return;
+            }
+        }
+    }
+
+    /// Reads the datagram of `len` bytes that is in the buffer.
+    fn read(&self, len: usize) -> Vec<Entry> {
+        let counts = &*self.counts;
+        count(&counts.received, 1);
+        count(&counts.received_bytes, len as u64);
+        if len == self.buffer.len() {
+            count(&counts.too_long, 1);
+            return Vec::new();
+        }
+        match wire::parse(&self.buffer[..len], self.syncid) {
+            Ok(read) => {
+                count(&counts.malformed, read.damaged.into());
+                read.entries
+            }
+            Err(Unread::Malformed) => {
+                count(&counts.malformed, 1);
+                Vec::new()
+            }
+            Err(Unread::OtherId) => {
+                count(&counts.other_id, 1);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Gives connections to the packet workers, each portion when there is room for it.
+    fn deliver(&self, entries: Vec<Entry>, director: &dyn Director, stop: &Stop) {
+        let mut entries = entries.into_iter();
+        loop {
+            let portion: Vec<Entry> = entries.by_ref().take(PORTION).collect();
+            if portion.is_empty() || !self.gate.enter(stop) {
+                return;
+            }
+            let ticket = Ticket {
+                gate: self.gate.clone(),
+                counts: self.counts.clone(),
+            };
+            director.take_over(portion, ticket);
+        }
+    }
+}
+
+/// Lets few portions through at a time.
+#[derive(Debug, Default)]
+struct Gate {
+    inside: Mutex<usize>,
+    left: Condvar,
+}
+
+impl Gate {
+    /// Waits for room; `false` if it is time to stop.
+    fn enter(&self, stop: &Stop) -> bool {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        while *inside >= PORTIONS_MAX {
+            if stop.is_asked() {
+                return false;
+            }
+            let waited = self.left.wait_timeout(inside, PATIENCE);
+            inside = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *inside += 1;
+        true
+    }
+}
+
+/// A portion's leave to be on its way; dropped, there is room for another.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    gate: Arc<Gate>,
+    counts: Arc<Counts>,
+}
+
+impl Ticket {
+    /// Tells what has become of the portion.
+    pub(crate) fn done(self, done: TakenOver) {
+        self.counts.took_over(done);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut inside = self
+            .gate
+            .inside
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *inside = inside.saturating_sub(1);
+        self.gate.left.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+
+    use lvs_core::Protocol;
+    use lvs_core::sync::Message;
+
+    use super::*;
+    use crate::sys::EventFd;
+
+    /// A director that keeps portions until it is told to go on.
+    #[derive(Default)]
+    struct Slow {
+        portions: Mutex<Vec<(usize, Ticket)>>,
+    }
+
+    impl Director for Slow {
+        fn messages(&self) -> Vec<Message> {
+            Vec::new()
+        }
+
+        fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
+            let mut portions = self.portions.lock().expect("nobody panics");
+            portions.push((entries.len(), ticket));
+        }
+    }
+
+    fn entry(port: u16) -> Entry {
+        Entry {
+            protocol: Protocol::TCP,
+            client: ([192, 0, 2, 1], port).into(),
+            virt: ([198, 51, 100, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            flags: 0,
+            state: 1,
+            mark: 0,
+            timeout: 60,
+            sequences: None,
+            engine: None,
+            data: None,
+        }
+    }
+
+    #[test]
+    fn portions_wait_for_one_another() {
+        let reader = Reader {
+            syncid: 0,
+            buffer: vec![0; 1473],
+            counts: Arc::default(),
+            gate: Arc::default(),
+        };
+        let stop = Stop {
+            asked: AtomicBool::new(false),
+            wake: EventFd::new().expect("a descriptor"),
+        };
+        let slow = Slow::default();
+        let take = || slow.portions.lock().expect("nobody panics").pop();
+        let waiting = || slow.portions.lock().expect("nobody panics").len();
+        std::thread::scope(|scope| {
+            let entries = (0..200).map(entry).collect();
+            let sender = scope.spawn(|| reader.deliver(entries, &slow, &stop));
+            let mut taken = 0;
+            while taken < 200 {
+                let most = waiting();
+                assert!(most <= PORTIONS_MAX, "{most} wait");
+                if let Some((count, ticket)) = take() {
+                    assert!(count <= PORTION);
+                    taken += count;
+                    ticket.done(TakenOver {
+                        taken: count as u64,
+                        ..TakenOver::default()
+                    });
+                }
+                std::thread::yield_now();
+            }
+            sender.join().expect("it ends");
+        });
+        assert_eq!(reader.counts.read().taken, 200);
+
+        // Who is to stop waits for nobody.
+        stop.ask();
+        reader.deliver((0..200).map(entry).collect(), &slow, &stop);
+        assert_eq!(waiting(), PORTIONS_MAX);
+    }
+
+    proptest::proptest! {
+        /// The way in from a datagram to the portions.
+        #[test]
+        fn no_datagram_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
+            let mut reader = Reader {
+                syncid,
+                buffer: vec![0; 1473],
+                counts: Arc::default(),
+                gate: Arc::default(),
+            };
+            reader.buffer[..bytes.len()].copy_from_slice(&bytes);
+            if fix && bytes.len() >= 8 {
+                let size = u16::try_from(bytes.len()).expect("it is short").to_be_bytes();
+                reader.buffer[2..4].copy_from_slice(&size);
+                reader.buffer[0] = 0;
+                reader.buffer[5..8].copy_from_slice(&[1, 0, 0]);
+            }
+            let entries = reader.read(bytes.len());
+            proptest::prop_assert!(entries.len() <= 255);
+            proptest::prop_assert_eq!(reader.counts.read().received, 1);
+        }
+    }
+}

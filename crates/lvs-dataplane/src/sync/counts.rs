@@ -1,0 +1,60 @@
+//! What the daemons have counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lvs_core::TakenOver;
+use lvs_core::api::SyncCounts;
+
+/// Counters of all daemons that run or ran.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(super) sent: AtomicU64,
+    pub(super) sent_bytes: AtomicU64,
+    /// Found as many waiting as may.
+    pub(crate) queue_full: AtomicU64,
+    /// Refused by the interface.
+    pub(super) not_sent: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) taken: AtomicU64,
+    /// Lost for want of room in the sockets.
+    pub(super) lost: AtomicU64,
+    pub(super) too_long: AtomicU64,
+    pub(super) malformed: AtomicU64,
+    pub(super) other_id: AtomicU64,
+    pub(super) nonsense: AtomicU64,
+    pub(super) no_room: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(super) fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+impl Counts {
+    pub(super) fn took_over(&self, done: TakenOver) {
+        count(&self.taken, done.taken);
+        count(&self.nonsense, done.nonsense);
+        count(&self.no_room, done.no_room);
+    }
+
+    /// As they are now.
+    pub(crate) fn read(&self) -> SyncCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SyncCounts {
+            sent: read(&self.sent),
+            sent_bytes: read(&self.sent_bytes),
+            queue_full: read(&self.queue_full),
+            not_sent: read(&self.not_sent),
+            received: read(&self.received),
+            received_bytes: read(&self.received_bytes),
+            taken: read(&self.taken),
+            lost: read(&self.lost),
+            too_long: read(&self.too_long),
+            malformed: read(&self.malformed),
+            other_id: read(&self.other_id),
+            nonsense: read(&self.nonsense),
+            no_room: read(&self.no_room),
+        }
+    }
+}

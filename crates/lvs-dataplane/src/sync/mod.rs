@@ -1,0 +1,228 @@
+//! The synchronisation daemons: connections go to other directors, and come from them, as UDP datagrams of a multicast group
+//! at one interface. What is sent when, and what becomes of it, [`lvs_core::sync`] says; here are sockets and threads.
+//!
+//! ```text
+//! lvs-worker-N ─ full messages ─▶ Outbox, bounded ─▶ lvs-sync-master ─▶ sockets to port, port + 1 ...
+//! sockets at port, port + 1 ... ─▶ lvs-sync-backup ─ portions, few at a time ─▶ mailbox of lvs-worker-N
+//! ```
+//!
+//! No packet worker waits: what the outbox has no room for is lost and counted, and the backup gives out the next portion
+//! when one before it is done. What comes meanwhile waits in the sockets' buffers.
+
+mod backup;
+mod counts;
+mod master;
+mod outbox;
+mod sockets;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+
+use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
+use lvs_core::sync::Message;
+use lvs_core::sync::wire::Entry;
+use tracing::info;
+
+pub(crate) use self::backup::Ticket;
+pub(crate) use self::counts::Counts;
+pub(crate) use self::outbox::Outbox;
+use self::sockets::Sockets;
+use crate::sys::EventFd;
+
+/// The director, as the daemons' threads need it.
+pub(crate) trait Director: Send + Sync {
+    /// Messages that are due and come from no packet worker.
+    fn messages(&self) -> Vec<Message>;
+
+    /// Gives connections to the packet workers that they belong to. The ticket is held until it is done.
+    fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
+}
+
+/// The daemons of an engine.
+#[derive(Debug)]
+pub(crate) struct Daemons {
+    running: Mutex<Vec<Running>>,
+    director: OnceLock<Weak<dyn Director>>,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+/// A daemon with its thread.
+#[derive(Debug)]
+struct Running {
+    daemon: SyncDaemon,
+    stop: Arc<Stop>,
+    thread: JoinHandle<()>,
+}
+
+/// How a daemon's thread is told to end.
+#[derive(Debug)]
+struct Stop {
+    asked: AtomicBool,
+    wake: EventFd,
+}
+
+impl Stop {
+    fn ask(&self) {
+        self.asked.store(true, Ordering::Release);
+        self.wake.notify();
+    }
+
+    fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+/// A daemon that has all it needs and waits for the word to begin; dropped, it has never been.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    running: Running,
+    go: Sender<()>,
+}
+
+impl Daemons {
+    /// None that runs.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            running: Mutex::default(),
+            director: OnceLock::new(),
+            outbox: Arc::new(Outbox::new()?),
+            counts: Arc::default(),
+        })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose daemons they are.
+    pub(crate) fn serve(&self, director: Weak<dyn Director>) {
+        let _ = self.director.set(director);
+    }
+
+    /// Opens the sockets of a daemon and makes its thread, which waits. `ports` is `sync_ports` as it is when the first
+    /// daemon starts; `sock_size` is `sync_sock_size`.
+    ///
+    /// # Errors
+    /// As the kernel would refuse to start it.
+    pub(crate) fn prepare(
+        &self,
+        daemon: &SyncDaemon,
+        ports: u16,
+        sock_size: i32,
+    ) -> Result<Prepared, Failure> {
+        let director = self.director.get().and_then(Weak::upgrade);
+        let director = director.ok_or_else(|| {
+            Failure::new(
+                FailureCode::Internal,
+                "the engine does not run yet, or ends",
+            )
+        })?;
+        let sockets = Sockets::open(daemon, ports, sock_size)?;
+        let failed = |what: &str, error: io::Error| {
+            let role = role(daemon.role);
+            let text = format!("the synchronisation {role} has no {what}: {error}");
+            Failure::new(FailureCode::Internal, text)
+        };
+        let wake = EventFd::new().map_err(|error| failed("descriptor", error))?;
+        let stop = Arc::new(Stop {
+            asked: AtomicBool::new(false),
+            wake,
+        });
+        let (go, gone) = channel();
+        let (outbox, counts) = (self.outbox.clone(), self.counts.clone());
+        let (asked, told) = (stop.clone(), daemon.clone());
+        let run = move || {
+            if gone.recv().is_err() {
+                return;
+            }
+            info!(
+                interface = told.interface,
+                syncid = told.syncid,
+                ports,
+                "the synchronisation {} runs",
+                role(told.role)
+            );
+            match told.role {
+                SyncRole::Master => master::run(sockets, &*director, &outbox, &counts, &asked),
+                SyncRole::Backup => backup::run(sockets, &*director, &counts, &asked),
+            }
+            info!("the synchronisation {} has stopped", role(told.role));
+        };
+        let thread = thread::Builder::new()
+            .name(format!("lvs-sync-{}", role(daemon.role)))
+            .spawn(run)
+            .map_err(|error| failed("thread", error))?;
+        Ok(Prepared {
+            running: Running {
+                daemon: daemon.clone(),
+                stop,
+                thread,
+            },
+            go,
+        })
+    }
+
+    /// Has those run that are `wanted`, which run already or were prepared, and no others. When it returns, those that
+    /// are to stop have.
+    pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
+        let mut running = self.running();
+        let (keep, stop): (Vec<_>, Vec<_>) = running
+            .drain(..)
+            .partition(|running| wanted.contains(&running.daemon));
+        *running = keep;
+        end(stop);
+        for Prepared { running: new, go } in prepared {
+            let runs = |running: &Running| running.daemon == new.daemon;
+            if wanted.contains(&new.daemon) && !running.iter().any(runs) && go.send(()).is_ok() {
+                if new.daemon.role == SyncRole::Master {
+                    // Of a master before it, perhaps.
+                    self.outbox.take();
+                }
+                running.push(new);
+            }
+        }
+    }
+
+    /// Ends all.
+    pub(crate) fn end(&self) {
+        let all = std::mem::take(&mut *self.running());
+        end(all);
+    }
+}
+
+fn end(all: Vec<Running>) {
+    for running in &all {
+        running.stop.ask();
+    }
+    for running in all {
+        if running.thread.join().is_err() {
+            tracing::error!(
+                "the thread lvs-sync-{} has failed",
+                role(running.daemon.role)
+            );
+        }
+    }
+}
+
+const fn role(role: SyncRole) -> &'static str {
+    match role {
+        SyncRole::Master => "master",
+        SyncRole::Backup => "backup",
+    }
+}
+
+/// The group of a daemon that is complete.
+fn group(daemon: &SyncDaemon) -> IpAddr {
+    daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
+}
+
+/// What a thread of a daemon waits for.
+fn add_stop(poller: &mut crate::sys::Poller, stop: &Stop) {
+    poller.add(stop.wake.as_fd());
+}

@@ -1,0 +1,87 @@
+//! Messages on their way from the packet workers to the master.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lvs_core::sync::Message;
+
+use crate::sys::EventFd;
+
+/// Bytes of messages that may wait, however many `sync_qlen_max` says.
+const BYTES_MAX: usize = 64 << 20;
+
+/// Messages that wait to be sent. Nobody waits for room in it.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    queued: Mutex<Queued>,
+    wake: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct Queued {
+    messages: VecDeque<Message>,
+    bytes: usize,
+}
+
+impl Outbox {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            queued: Mutex::default(),
+            wake: EventFd::new()?,
+        })
+    }
+
+    fn queued(&self) -> MutexGuard<'_, Queued> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a message, unless `max` wait already; `false` if there is no room.
+    pub(crate) fn push(&self, message: Message, max: usize) -> bool {
+        let first = {
+            let mut queued = self.queued();
+            let bytes = queued.bytes + message.bytes.len();
+            if queued.messages.len() >= max || bytes > BYTES_MAX {
+                return false;
+            }
+            queued.bytes = bytes;
+            queued.messages.push_back(message);
+            queued.messages.len() == 1
+        };
+        if first {
+            self.wake.notify();
+        }
+        true
+    }
+
+    /// Takes out everything.
+    pub(super) fn take(&self) -> VecDeque<Message> {
+        self.wake.take();
+        std::mem::take(&mut *self.queued()).messages
+    }
+
+    pub(super) const fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_to_be_sent_is_bounded_by_number_and_bytes() {
+        let outbox = Outbox::new().expect("a descriptor");
+        let message = |len| Message {
+            port: 0,
+            bytes: vec![0; len],
+        };
+        let pushed = (0..10).filter(|_| outbox.push(message(8), 4)).count();
+        assert_eq!((pushed, outbox.take().len()), (4, 4));
+        let pushed = (0..100).filter(|_| outbox.push(message(1 << 20), 1000));
+        assert_eq!(pushed.count(), 64);
+        assert_eq!(outbox.take().len(), 64);
+        assert!(outbox.push(message(1), 1), "there is room again");
+        assert!(outbox.wake().take());
+    }
+}

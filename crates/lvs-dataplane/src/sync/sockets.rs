@@ -1,0 +1,187 @@
+//! The sockets of a daemon, one for each port.
+
+use std::io;
+use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+
+use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
+use lvs_core::{Error, sync};
+use tracing::{info, warn};
+
+use super::counts::{Counts, count};
+use super::{group, role};
+use crate::sys;
+
+/// Sockets of a daemon at its interface, which may go and come back.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    pub(super) daemon: SyncDaemon,
+    ports: u16,
+    sock_size: i32,
+    /// The index of the interface that they are bound to.
+    index: u32,
+    open: Vec<UdpSocket>,
+    /// What they had lost when this was last looked at.
+    lost: Vec<u32>,
+    /// The interface is not there.
+    away: bool,
+}
+
+impl Sockets {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// As the kernel refuses to start a daemon.
+    pub(super) fn open(daemon: &SyncDaemon, ports: u16, sock_size: i32) -> Result<Self, Failure> {
+        let last = port(daemon).checked_add(ports - 1);
+        if last.is_none() {
+            return Err(Failure::new(
+                FailureCode::Invalid,
+                format!(
+                    "port {} and those behind it are not {} (sync_ports): choose a lower port",
+                    port(daemon),
+                    ports
+                ),
+            ));
+        }
+        let mut this = Self {
+            daemon: daemon.clone(),
+            ports,
+            sock_size,
+            index: 0,
+            open: Vec::new(),
+            lost: Vec::new(),
+            away: false,
+        };
+        let refused = |error: io::Error| refusal(daemon, &error);
+        this.index = sys::if_index(&daemon.interface).map_err(refused)?;
+        this.open = this.all(this.index).map_err(refused)?;
+        this.lost = vec![0; this.open.len()];
+        if daemon.role == SyncRole::Master {
+            // An interface that is down is found out here, as by the kernel, and not with the first message.
+            let probe = this.one(this.index, 0).map_err(refused)?;
+            probe.connect(this.target(0)).map_err(refused)?;
+        }
+        Ok(this)
+    }
+
+    /// One for each port.
+    fn all(&self, index: u32) -> io::Result<Vec<UdpSocket>> {
+        (0..self.ports)
+            .map(|number| self.one(index, number))
+            .collect()
+    }
+
+    fn one(&self, index: u32, number: u16) -> io::Result<UdpSocket> {
+        let (name, target) = (&self.daemon.interface, self.target(number));
+        let socket = match self.daemon.role {
+            SyncRole::Master => {
+                let ttl = self.daemon.ttl.unwrap_or(1);
+                sys::multicast_sender(name, index, target.ip(), ttl)?
+            }
+            SyncRole::Backup => sys::multicast_receiver(name, index, target)?,
+        };
+        if self.sock_size > 0 {
+            match self.daemon.role {
+                SyncRole::Master => sys::set_send_buffer(&socket, self.sock_size)?,
+                SyncRole::Backup => sys::set_receive_buffer(&socket, self.sock_size)?,
+            };
+        }
+        Ok(socket)
+    }
+
+    /// Where the messages of port `number` go.
+    fn target(&self, number: u16) -> SocketAddr {
+        let port = port(&self.daemon).saturating_add(number);
+        match group(&self.daemon) {
+            std::net::IpAddr::V4(group) => (group, port).into(),
+            std::net::IpAddr::V6(group) => SocketAddrV6::new(group, port, 0, self.index).into(),
+        }
+    }
+
+    /// Those that are open; none while the interface is away.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
+        self.open.iter()
+    }
+
+    /// Sends a message to its port.
+    pub(super) fn send(&self, message: &sync::Message) -> io::Result<()> {
+        let number = usize::from(message.port) % self.open.len().max(1);
+        let socket = self.open.get(number);
+        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        let number = u16::try_from(number).unwrap_or(0);
+        socket.send_to(&message.bytes, self.target(number))?;
+        Ok(())
+    }
+
+    /// Follows an interface that goes and comes back: what is bound to the one that is gone hears nothing any more. And
+    /// counts what has been lost. To be called now and then.
+    pub(super) fn keep(&mut self, counts: &Counts) {
+        for (socket, before) in self.open.iter().zip(&mut self.lost) {
+            if self.daemon.role == SyncRole::Backup
+                && let Ok(lost) = sys::datagrams_lost(socket)
+            {
+                let more = lost.wrapping_sub(std::mem::replace(before, lost));
+                count(&counts.lost, more.into());
+            }
+        }
+        let name = &self.daemon.interface;
+        let index = sys::if_index(name).unwrap_or(0);
+        if index == self.index && !self.away {
+            return;
+        }
+        let role = role(self.daemon.role);
+        if index == 0 {
+            if !self.away {
+                warn!("the synchronisation {role} waits for {name}, which is gone");
+            }
+            self.away = true;
+            self.open.clear();
+            return;
+        }
+        match self.all(index) {
+            Ok(open) => {
+                info!("the synchronisation {role} goes on: {name} is there again");
+                self.lost = vec![0; open.len()];
+                (self.open, self.index, self.away) = (open, index, false);
+            }
+            Err(error) => {
+                if !self.away {
+                    warn!("the synchronisation {role} waits for {name}: {error}");
+                }
+                self.away = true;
+                self.open.clear();
+            }
+        }
+    }
+}
+
+fn port(daemon: &SyncDaemon) -> u16 {
+    daemon.port.unwrap_or(sync::PORT)
+}
+
+/// A refusal to start a daemon for want of its sockets.
+fn refusal(daemon: &SyncDaemon, error: &io::Error) -> Failure {
+    let (role, interface) = (role(daemon.role), &daemon.interface);
+    let code = match error.raw_os_error() {
+        Some(libc::ENODEV | libc::ENXIO) => return Error::NoDevice.into(),
+        _ if error.kind() == io::ErrorKind::NotFound => return Error::NoDevice.into(),
+        Some(libc::ENETUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL) => FailureCode::Unreachable,
+        Some(libc::EPERM | libc::EACCES) => {
+            let text = format!(
+                "the engine may not bind a socket to {interface} for the synchronisation {role}: it needs CAP_NET_RAW"
+            );
+            return Failure::new(FailureCode::Unsupported, text);
+        }
+        _ => FailureCode::Internal,
+    };
+    let remedy = match code {
+        FailureCode::Unreachable => format!(": is it up? ip link set {interface} up"),
+        _ => String::new(),
+    };
+    let text = format!(
+        "the synchronisation {role} cannot use {} port {} on {interface}: {error}{remedy}",
+        group(daemon),
+        port(daemon)
+    );
+    Failure::new(code, text)
+}
