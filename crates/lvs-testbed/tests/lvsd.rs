@@ -686,7 +686,8 @@ fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
             writeln!(
                 text,
                 "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
-                server >> 16,
+                // Not of a network of the site, whose first address is nobody's.
+                64 + (server >> 16),
                 server >> 8 & 255,
                 server & 255
             )?;
@@ -717,7 +718,13 @@ fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
         .into_iter()
         .filter(lvs_testbed::listing::Row::is_server)
         .collect();
-    ensure!(servers.len() == SERVERS, "{}", servers.len());
+    let status = || lvsd(&site, "status").map(|told| told.chars().take(2000).collect::<String>());
+    ensure!(
+        servers.len() == SERVERS,
+        "{}: {:?}",
+        servers.len(),
+        status()
+    );
     let heavy = servers
         .iter()
         .filter(|row| row.number(1).is_ok_and(|weight| weight == 3));
