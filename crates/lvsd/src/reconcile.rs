@@ -539,7 +539,6 @@ mod tests {
                 local: Some(LocalPool { addresses: vec![[10, 0, 0, 2].into()], hairpin: adopt }),
                 adopt,
                 on_drift: OnDrift::Repair,
-                sync: None,
                 generation: 0,
             }
         }

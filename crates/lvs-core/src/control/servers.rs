@@ -169,6 +169,7 @@ impl Control {
     }
 
     /// Whether servers of services that are gone wait to be put into the trash.
+    #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
