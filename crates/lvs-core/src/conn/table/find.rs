@@ -270,29 +270,18 @@ impl ConnTable {
             return self.ahead_wide(protocol, src, dst);
         };
         let layout = &self.slots.memory.layout;
-        let aim = |identity, hash| {
-            let buckets = Buckets::of(hash, layout.narrow_buckets);
-            let read = match self.at_home[0] {
-                true => self.slots.narrow_line(buckets.home())[0].load(Relaxed),
-                false => self.slots.tags(true).both(&buckets),
-            };
-            Aim {
-                buckets,
-                identity,
-                read,
-            }
-        };
         let identity = |addr: Ipv4Addr, port| narrow(addr.octets(), port) | protocol_part(protocol);
         let client = identity(from, src.port());
         let other = identity(to, dst.port());
         let other = match self.addressee_hash(other) {
             // What it leads to was read for the packet before.
             (_, true) => None,
-            (hash, false) => Some(aim(other, hash)),
+            (hash, false) => Some(self.aim(true, other, hash)),
         };
+        let hash = narrow_hash(layout.keys, client);
         Ahead {
             narrow: true,
-            sides: [Some(aim(client, narrow_hash(layout.keys, client))), other],
+            sides: [Some(self.aim(true, client, hash)), other],
         }
     }
 
@@ -302,22 +291,29 @@ impl ConnTable {
             let client = wide(addr.ip());
             let identity = wide_identity(client, addr.port(), protocol);
             let hash = wide_hash(layout.keys, client, identity);
-            let buckets = Buckets::of(hash, layout.wide_buckets);
-            let home = 2 * buckets.home();
-            let read = match self.at_home[1] {
-                true => self.slots.memory.wide.line(home)[0].load(Relaxed),
-                false => self.slots.tags(false).both(&buckets),
-            };
-            Aim {
-                buckets,
-                identity,
-                read,
-            }
+            self.aim(false, identity, hash)
         };
         let used = layout.wide_buckets != 0;
         Ahead {
             narrow: false,
             sides: [src, dst].map(|addr| used.then(|| aim(addr))),
+        }
+    }
+
+    /// Reads what is first looked at for one end with this hash.
+    #[inline]
+    fn aim(&self, narrow: bool, identity: u64, hash: u64) -> Aim {
+        let buckets = Buckets::of(hash, self.slots.buckets(narrow));
+        let home = buckets.home();
+        let read = match (self.at_home[usize::from(!narrow)], narrow) {
+            (false, _) => self.slots.tags(narrow).both(&buckets),
+            (true, true) => self.slots.narrow_line(home)[0].load(Relaxed),
+            (true, false) => self.slots.memory.wide.line(2 * home)[0].load(Relaxed),
+        };
+        Aim {
+            buckets,
+            identity,
+            read,
         }
     }
 
