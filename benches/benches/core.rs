@@ -1,7 +1,8 @@
-//! What the decisions and the packet path cost in memory: by step, by the number of connections, clients, services, servers.
+//! What the decisions and the packet path cost in memory: by step, by the number of connections,
+//! clients, services, servers.
 //!
-//! The baseline of `pipeline` is `line table`, a table that can do nothing but look up, in the same run. `LVS_BENCH_LARGE=1`
-//! adds 10,000,000 connections, which take 4 GB and a minute.
+//! The baseline of `pipeline` is `line table`, a table that can do nothing but look up, in the same
+//! run. `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which take 4 GB and a minute.
 
 use std::cell::RefCell;
 use std::env;
@@ -158,7 +159,8 @@ fn first_packet(criterion: &mut Criterion) {
     let mut at = 0_u32;
     group.bench_function("wlc, 8 servers", |bencher| {
         bencher.iter(|| {
-            // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as begin.
+            // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as
+            // begin.
             at = at.wrapping_add(1);
             let now = Instant::from_nanos(u64::from(at) * 100_000);
             let meta = segment(FEW_CLIENTS.of(at % 40_000_000), vip(), TcpFlags::SYN);
@@ -172,8 +174,8 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a filter by source costs a packet that would open a connection, by the number of its prefixes: it is refused by one
-/// of them.
+/// What a filter by source costs a packet that would open a connection, by the number of its
+/// prefixes: it is refused by one of them.
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));

@@ -1,4 +1,5 @@
-//! Both ends of a TCP connection: round trips of one byte, and downloads whose every byte is compared.
+//! Both ends of a TCP connection: round trips of one byte, and downloads whose every byte is
+//! compared.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -52,7 +53,8 @@ fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
 
-/// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight bytes are a download.
+/// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight
+/// bytes are a download.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {

@@ -1,4 +1,5 @@
-//! The machine: whether it is quiet enough to measure on, how fast it is right now, and who has used how much of it.
+//! The machine: whether it is quiet enough to measure on, how fast it is right now, and who has
+//! used how much of it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -95,7 +96,8 @@ struct Task {
     process: u32,
     parent: u32,
     name: String,
-    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is of no use at partial load.
+    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is of no use at partial
+    /// load.
     used: u64,
 }
 
@@ -143,8 +145,9 @@ impl Snapshot {
         }
     }
 
-    /// What happened between an earlier snapshot and this one. `director`: the process that forwards; `devices`: the
-    /// director's interfaces, whose receiving threads are its work too.
+    /// What happened between an earlier snapshot and this one. `director`: the process that
+    /// forwards; `devices`: the director's interfaces, whose receiving threads are its work
+    /// too.
     #[must_use]
     pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
         let own = self.descendants(std::process::id());
@@ -203,7 +206,8 @@ pub struct Used {
     pub seconds: f64,
     /// The director's process.
     pub process: f64,
-    /// Threads that receive on the director's interfaces. Where they have none, that work is in the sender's process.
+    /// Threads that receive on the director's interfaces. Where they have none, that work is in
+    /// the sender's process.
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,

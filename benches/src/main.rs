@@ -14,7 +14,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Forward packets and TCP by ours, by what does nothing, by the kernel and by others, and print ratios
+    /// Forward packets and TCP by ours, by what does nothing, by the kernel and by others, and
+    /// print ratios
     Compare(compare::Options),
     /// One end of a connection, as `compare` starts it on its hosts
     #[command(hide = true)]

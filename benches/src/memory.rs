@@ -1,4 +1,5 @@
-//! The packet path in memory: directors with connections in them, packets for them, and what both cost.
+//! The packet path in memory: directors with connections in them, packets for them, and what both
+//! cost.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
@@ -156,7 +157,8 @@ impl Setup {
         director
     }
 
-    /// The workers of a director, with a network around: one server, clients behind a gateway, all on one link.
+    /// The workers of a director, with a network around: one server, clients behind a gateway, all
+    /// on one link.
     ///
     /// # Errors
     /// When the host gives no descriptors.
@@ -373,7 +375,8 @@ fn fold(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// A TCP segment of 64 bytes. Where its checksums will be are the sums of all but the client's address and port.
+/// A TCP segment of 64 bytes. Where its checksums will be are the sums of all but the client's
+/// address and port.
 fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     let mut frame = [0; 64];
     frame[..6].copy_from_slice(&OWN_MAC.0);

@@ -1,5 +1,6 @@
-//! The yardsticks: forwarders, generators and tables that do as little as can be done. They are C files of their own, built
-//! by `cc` when a bench starts, so that building the workspace needs no C compiler.
+//! The yardsticks: forwarders, generators and tables that do as little as can be done. They are C
+//! files of their own, built by `cc` when a bench starts, so that building the workspace needs no C
+//! compiler.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The `embed-dataplane` example between a real client and real servers. Needs privileges, or user namespaces.
+//! The `embed-dataplane` example between a real client and real servers. Needs privileges, or user
+//! namespaces.
 
 use std::path::Path;
 

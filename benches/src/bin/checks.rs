@@ -1,4 +1,5 @@
-//! How late health checks start: as many a second as are asked for, to servers that answer, while others are black holes.
+//! How late health checks start: as many a second as are asked for, to servers that answer, while
+//! others are black holes.
 //!
 //! `cargo run --release -p lvs-bench --bin checks -- --checks 10000 --holes 5000 --seconds 20`
 
@@ -29,7 +30,8 @@ struct Options {
 fn main() -> Result<()> {
     let options = Options::parse();
     raise_limits();
-    // In a namespace of its own, where nobody else is: loopback answers, and a link swallows, at whose other end nobody is.
+    // In a namespace of its own, where nobody else is: loopback answers, and a link swallows, at
+    // whose other end nobody is.
     if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
         let program = std::env::current_exe()?;
         let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];

@@ -1,12 +1,13 @@
-//! `ipvsadm -Lnc` with very many connections: how soon, how long, how much memory, and what clients notice of it.
+//! `ipvsadm -Lnc` with very many connections: how soon, how long, how much memory, and what clients
+//! notice of it.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin listing [-- CONNECTIONS...]
 //! ```
 //!
-//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. 100,000 and 1,000,000
-//! connections if nothing is said, made by as many datagrams through a running director. Round trips are of one byte each
-//! way over TCP, through the same director.
+//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. 100,000
+//! and 1,000,000 connections if nothing is said, made by as many datagrams through a running
+//! director. Round trips are of one byte each way over TCP, through the same director.
 
 use std::env;
 use std::fs;
@@ -72,7 +73,8 @@ fn fill(target: SocketAddr, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest in microseconds.
+/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest
+/// in microseconds.
 fn trips(target: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
     stream.set_nodelay(true)?;
@@ -131,7 +133,8 @@ fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, Stri
     ))
 }
 
-/// A listing: seconds to its first connection and to its end, connections, and the most memory it took, in KiB.
+/// A listing: seconds to its first connection and to its end, connections, and the most memory it
+/// took, in KiB.
 fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     let start = Instant::now();
     let mut child = site

@@ -1,14 +1,16 @@
-//! How long a packet worker is held up while a large table is filled: the longest batch, the longest time between two, and
-//! the longest wait for the control half within a batch.
+//! How long a packet worker is held up while a large table is filled: the longest batch, the
+//! longest time between two, and the longest wait for the control half within a batch.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin pauses -p lvsadm --bin lvsadm
 //! ```
 //!
-//! Needs root, `chrt`, and `lvsadm` beside it. An engine in a network namespace of its own forwards a flood of datagrams while 2,277
-//! services with 37,205 servers are filled over its control socket, by one `apply` and by `lvsadm -R` line by line, and flushed. For
-//! comparison, some time passes without that, and the table is filled without the flood. What the scheduler of this host adds is in both; the rounds in which the
-//! packet worker has a real-time priority show what is left without it.
+//! Needs root, `chrt`, and `lvsadm` beside it. An engine in a network namespace of its own forwards
+//! a flood of datagrams while 2,277 services with 37,205 servers are filled over its control
+//! socket, by one `apply` and by `lvsadm -R` line by line, and flushed. For comparison, some time
+//! passes without that, and the table is filled without the flood. What the scheduler of this host
+//! adds is in both; the rounds in which the packet worker has a real-time priority show what is
+//! left without it.
 
 use std::fs;
 use std::io::Write;

@@ -4,9 +4,10 @@
 //! cargo run --release -p lvs-bench --bin scaling
 //! ```
 //!
-//! Adding, editing and removing one server, with a shard that follows after each, where there are 10 servers and where
-//! there are 37,205 of 2,277 services; then the same in one service of 5,000 servers; then the large table filled by one
-//! list. Medians of [`ROUNDS`] interleaved rounds, with the smallest and the largest.
+//! Adding, editing and removing one server, with a shard that follows after each, where there are
+//! 10 servers and where there are 37,205 of 2,277 services; then the same in one service of 5,000
+//! servers; then the large table filled by one list. Medians of [`ROUNDS`] interleaved rounds, with
+//! the smallest and the largest.
 
 use std::net::SocketAddr;
 use std::time::Instant as Clock;

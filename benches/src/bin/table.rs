@@ -1,8 +1,8 @@
-//! The connection table in memory: known connections in random order, new ones with as many that end, bytes a connection,
-//! and what it costs to do nothing.
+//! The connection table in memory: known connections in random order, new ones with as many that
+//! end, bytes a connection, and what it costs to do nothing.
 //!
-//! The yardstick of known connections is a table of two entries a cache line that only ever is read (`line`), looked up in
-//! the same order with the same batches, in the same run.
+//! The yardstick of known connections is a table of two entries a cache line that only ever is read
+//! (`line`), looked up in the same order with the same batches, in the same run.
 
 use std::fs;
 use std::hint::black_box;

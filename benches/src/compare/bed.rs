@@ -1,5 +1,5 @@
-//! Client, director, server: three hosts in namespaces for each contender, so that all of them stand ready and are measured in
-//! turn.
+//! Client, director, server: three hosts in namespaces for each contender, so that all of them
+//! stand ready and are measured in turn.
 //!
 //! ```text
 //! client cN ──── dN director eN ──── sN server
@@ -301,7 +301,8 @@ impl Bed {
                 "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
             )?;
         }
-        // Frames that the kernel makes for a generator are received by NAPI, which veth has with GRO.
+        // Frames that the kernel makes for a generator are received by NAPI, which veth has with
+        // GRO.
         if self.purpose != Purpose::Ping {
             writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
         } else {
@@ -334,7 +335,8 @@ impl Bed {
             Contender::Direct | Contender::Route => Ok(()),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_engine("af_packet", method),
-            // Its table is allocated at once; a few packets of each connection of a million are enough to open.
+            // Its table is allocated at once; a few packets of each connection of a million are
+            // enough to open.
             Contender::InKernel(method) => self.start_engine("af_packet", method),
             Contender::Tun => self.start_engine("tun", Method::Nat),
             Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
@@ -378,7 +380,8 @@ impl Bed {
         ]);
         if in_kernel {
             words.extend(["--in-kernel", "on"]);
-            // Millions of connections are opened with as few packets as possible; those of TCP are as they always are.
+            // Millions of connections are opened with as few packets as possible; those of TCP are
+            // as they always are.
             if self.purpose == Purpose::Flood {
                 words.extend(["--in-kernel-after", "1"]);
             }
@@ -534,8 +537,8 @@ fn kernel_thread(prefix: &str) -> Option<u32> {
     })
 }
 
-/// Whatever arrives ends here, after packet sockets have seen it. Classic BPF, so that no compiler is needed: 2 is
-/// `TC_ACT_SHOT`, -1 goes on.
+/// Whatever arrives ends here, after packet sockets have seen it. Classic BPF, so that no compiler
+/// is needed: 2 is `TC_ACT_SHOT`, -1 goes on.
 fn drop_all(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"

@@ -139,8 +139,8 @@ impl Contender {
 /// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(super) enum Place {
-    /// As veth has it by itself: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1 (`split`); what the
-    /// kernel forwards, on CPU 0 as well (`inline`).
+    /// As veth has it by itself: the receiving soft interrupt on the sender's CPU 0; a process on
+    /// CPU 1 (`split`); what the kernel forwards, on CPU 0 as well (`inline`).
     Usual,
     /// All of the director's work on CPU 1, the receiving soft interrupt in a thread there (`1c`).
     OneCore,

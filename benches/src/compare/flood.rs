@@ -95,7 +95,8 @@ impl Flood {
         }
     }
 
-    /// Opens its connections, and checks that what is sent through them arrives whole, unchanged and in order.
+    /// Opens its connections, and checks that what is sent through them arrives whole, unchanged
+    /// and in order.
     pub(super) fn prepare(self, bed: &mut Bed, yardsticks: &Yardsticks) -> Result<()> {
         bed.resume()?;
         let forward = Self {

@@ -31,7 +31,8 @@ use crate::yardsticks::Yardsticks;
 /// What to compare, and how.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Rows to measure, or beginnings of their names; without any, all but `in-kernel` and `proxy`, which are off by default
+    /// Rows to measure, or beginnings of their names; without any, all but `in-kernel` and
+    /// `proxy`, which are off by default
     names: Vec<String>,
     /// Fewer rounds and shorter ones, of fewer rows; below two minutes
     #[arg(long)]
@@ -215,7 +216,8 @@ fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
         .sum()
 }
 
-/// The kernel's limits of tracked connections, which are the machine's and not a namespace's: raised, and restored.
+/// The kernel's limits of tracked connections, which are the machine's and not a namespace's:
+/// raised, and restored.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
 

@@ -160,7 +160,7 @@ impl<'a> Runner<'a> {
         outcome.samples.push(measured);
     }
 
-    // --- standing ready -------------------------------------------------------------------------------------------------
+    // --- standing ready --------------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
@@ -259,7 +259,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    // --- measuring --------------------------------------------------------------------------------------------------------
+    // --- measuring -------------------------------------------------------------------------------
 
     fn measure(&mut self, work: Work) -> Result<Sample> {
         let (yardsticks, window) = (self.yardsticks, self.manner.window);
@@ -374,7 +374,8 @@ fn many(connections: u32) -> Flood {
     }
 }
 
-/// Runs something on the core of what is measured in memory; programs that are started later do not inherit it.
+/// Runs something on the core of what is measured in memory; programs that are started later do not
+/// inherit it.
 fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| machine::pin(MEMORY_CPU).map(|()| work()));

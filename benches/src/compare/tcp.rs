@@ -122,7 +122,8 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Round trips of one byte over TCP, p50 and p99 in microseconds; beside a flood at `rate` packets a second, if there is one.
+/// Round trips of one byte over TCP, p50 and p99 in microseconds; beside a flood at `rate` packets
+/// a second, if there is one.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,

@@ -8,11 +8,13 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 
 /// A [`Control`] and its only [`Shard`].
 ///
-/// Packets go to [`handle_packet`](Self::handle_packet) and [`handle_icmp_error`](Self::handle_icmp_error), in the order in
-/// which they come; each first does what is due by then. Without packets, call [`advance`](Self::advance) at
-/// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and [`take_sync_message`](Self::take_sync_message)
-/// until they have nothing left. [`control`](Self::control) is configured and asked directly, between any two of these
-/// calls: the next one makes the packets follow.
+/// Packets go to [`handle_packet`](Self::handle_packet) and
+/// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they come; each first does
+/// what is due by then. Without packets, call [`advance`](Self::advance) at
+/// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and
+/// [`take_sync_message`](Self::take_sync_message) until they have nothing left.
+/// [`control`](Self::control) is configured and asked directly, between any two of these calls: the
+/// next one makes the packets follow.
 ///
 /// ```
 /// use core::net::SocketAddr;
@@ -69,7 +71,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet. What was due before it happens before it; a clock that goes backwards stands still.
+    /// Decides on a packet. What was due before it happens before it; a clock that goes backwards
+    /// stands still.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let now = self.pass(now);
         match self.shard.handle_packet(meta, now) {
@@ -97,14 +100,16 @@ impl Director {
         [control, shard, sync, down].into_iter().flatten().min()
     }
 
-    /// Goes on ending the connections of servers that went down ([`Shard::end_down`]), and gives the resets to send.
+    /// Goes on ending the connections of servers that went down ([`Shard::end_down`]), and gives
+    /// the resets to send.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.pass(now);
         self.shard.end_down(now, budget)
     }
 
-    /// Ends at once the connection that a packet of its client would belong to: for an embedder that has both ends of it, as
-    /// a proxy does, and knows that it is over. `false` if there is none.
+    /// Ends at once the connection that a packet of its client would belong to: for an embedder
+    /// that has both ends of it, as a proxy does, and knows that it is over. `false` if there
+    /// is none.
     ///
     /// ```
     /// use lvs_core::*;
@@ -141,7 +146,8 @@ impl Director {
         self.control.handle_sync(&mut self.shard, message, now);
     }
 
-    /// The next synchronisation message to send, if a master runs and one is full or two seconds old.
+    /// The next synchronisation message to send, if a master runs and one is full or two seconds
+    /// old.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         let now = self.pass(now);
         self.shard.take_sync_message(now)

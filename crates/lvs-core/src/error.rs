@@ -26,7 +26,8 @@ pub enum Error {
     ThresholdTooLarge,
     /// A GUE tunnel to port 0 (EINVAL).
     TunnelPort,
-    /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local (EINVAL).
+    /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local
+    /// (EINVAL).
     NotUnicast,
     /// A server of another address family than its service's, without a tunnel (EINVAL).
     FamilyMismatch,
@@ -38,7 +39,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above what the kernel's tick counter holds, 8,589,934 s (EINVAL).
     TimeoutRange,
-    /// The service's scheduler goes by the servers' answers, which pass through the director only with NAT.
+    /// The service's scheduler goes by the servers' answers, which pass through the director only
+    /// with NAT.
     NeedsReplies,
     /// No sysctl of this name (ENOENT).
     UnknownSysctl,

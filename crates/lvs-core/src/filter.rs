@@ -13,8 +13,8 @@ use crate::lpm::PrefixMap;
 /// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
-/// Sources that may open connections, and such that may not. The longest prefix that holds a source decides; what none holds
-/// is taken, unless any are allowed.
+/// Sources that may open connections, and such that may not. The longest prefix that holds a source
+/// decides; what none holds is taken, unless any are allowed.
 ///
 /// It is made once and shared: a copy costs nothing.
 #[derive(Clone, Debug, Default)]
@@ -132,8 +132,9 @@ impl SourceFilter {
         })
     }
 
-    /// Whether a connection from `source` is taken, and why, by the filter of a service and that of the director: as if both
-    /// were one, but for a prefix that is in both, where the service's counts.
+    /// Whether a connection from `source` is taken, and why, by the filter of a service and that of
+    /// the director: as if both were one, but for a prefix that is in both, where the service's
+    /// counts.
     #[inline]
     pub(crate) fn decide(&self, director: &Self, source: IpAddr) -> Decided {
         let find = |filter: &Self| filter.0.as_ref().and_then(|made| made.map.find(source));
@@ -186,7 +187,8 @@ impl From<SourceFilter> for FilterLists {
     }
 }
 
-/// Reads prefixes from a file: separated by blanks and line ends; what follows a `#` does not count.
+/// Reads prefixes from a file: separated by blanks and line ends; what follows a `#` does not
+/// count.
 ///
 /// # Errors
 /// The number of the first bad line, from 1, and what is wrong with it.

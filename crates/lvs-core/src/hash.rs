@@ -1,5 +1,5 @@
-//! Hash functions that decide which server a client gets. The numbers are the kernel's: two directors that agree on
-//! them send a client to the same server.
+//! Hash functions that decide which server a client gets. The numbers are the kernel's: two
+//! directors that agree on them send a client to the same server.
 
 use core::hash::Hasher;
 use core::net::IpAddr;
@@ -20,7 +20,8 @@ pub fn fold(addr: IpAddr) -> u32 {
     }
 }
 
-/// Multiplicative hashing by the golden ratio (`hash_32` of `linux/hash.h`): the upper `bits` bits of the product.
+/// Multiplicative hashing by the golden ratio (`hash_32` of `linux/hash.h`): the upper `bits` bits
+/// of the product.
 ///
 /// Kernels before 4.18 took the lower bits of another product in these schedulers.
 pub const fn hash_32(value: u32, bits: u32) -> u32 {
@@ -39,8 +40,9 @@ pub fn hsiphash(value: u32, key: (u64, u64)) -> u32 {
 mod tests {
     use super::*;
 
-    /// Address, port; slots of `sh` and `dh` without and with port 1024, bucket of `lblc`, hash of `mh`, and offset and
-    /// skip as a server of port 80. Computed with the kernel's own functions.
+    /// Address, port; slots of `sh` and `dh` without and with port 1024, bucket of `lblc`, hash of
+    /// `mh`, and offset and skip as a server of port 80. Computed with the kernel's own
+    /// functions.
     const VECTORS: [(&str, u32, u32, u32, u32, u32, u32); 6] = [
         ("10.0.0.1", 39, 73, 159, 50_859_236, 3167, 700),
         ("10.0.0.2", 137, 171, 550, 1_104_141_843, 1231, 3544),

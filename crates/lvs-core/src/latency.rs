@@ -1,7 +1,8 @@
 //! How long a server takes to answer, as a peak-sensitive moving average.
 //!
-//! The rule is that of Finagle's `PeakEwma` load metric: a sample above the average replaces it at once, smaller ones
-//! pull it down slowly, and without samples it fades, so that a server that had a bad time is tried again.
+//! The rule is that of Finagle's `PeakEwma` load metric: a sample above the average replaces it at
+//! once, smaller ones pull it down slowly, and without samples it fades, so that a server that had
+//! a bad time is tried again.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
@@ -13,7 +14,8 @@ const HALF_LIFE: u64 = 6_931_471_806;
 
 /// The average time that a server takes for its first answer to a new connection.
 ///
-/// Atomics, because every shard adds samples; two at the same moment may lose one of them, which does no harm.
+/// Atomics, because every shard adds samples; two at the same moment may lose one of them, which
+/// does no harm.
 #[derive(Debug, Default)]
 pub struct Latency {
     /// Nanoseconds; 0 is no sample yet.

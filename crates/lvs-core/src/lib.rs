@@ -1,13 +1,15 @@
 //! Linux Virtual Server decisions as a library.
 //!
-//! A *director* presents a *virtual service* (an address, a port and a protocol, or a firewall mark) and spreads its
-//! connections over *real servers*. This crate holds everything that such a director *decides*, the way the Linux
-//! kernel's IPVS decides it: which service a packet belongs to, which real server a new connection goes to, which state
-//! a connection is in, when it ends, and what is counted.
+//! A *director* presents a *virtual service* (an address, a port and a protocol, or a firewall
+//! mark) and spreads its connections over *real servers*. This crate holds everything that such a
+//! director *decides*, the way the Linux kernel's IPVS decides it: which service a packet belongs
+//! to, which real server a new connection goes to, which state a connection is in, when it ends,
+//! and what is counted.
 //!
-//! It does no I/O, reads no clock, starts no thread and logs nothing. Time is a parameter ([`Instant`]), randomness is a
-//! seed, and packets arrive as a small [`PacketMeta`]; what comes back is a [`Verdict`]. How a frame is parsed and
-//! rewritten is the business of whoever embeds this crate (`lvs-dataplane` does it for Ethernet).
+//! It does no I/O, reads no clock, starts no thread and logs nothing. Time is a parameter
+//! ([`Instant`]), randomness is a seed, and packets arrive as a small [`PacketMeta`]; what comes
+//! back is a [`Verdict`]. How a frame is parsed and rewritten is the business of whoever embeds
+//! this crate (`lvs-dataplane` does it for Ethernet).
 //!
 //! | layer | what it decides |
 //! |---|---|
@@ -18,9 +20,10 @@
 //! | [`sync`] | what synchronisation daemons say to each other |
 //! | [`proc`] | the text of `/proc/net/ip_vs*` |
 //!
-//! Decisions are the kernel's, choice by choice, as the recordings under `tests/golden` show. Two things differ, because
-//! they follow from the kernel's hash table, which is another one: the order of listings, and which connections
-//! `drop_entry` visits (as many, at random, with the same states spared).
+//! Decisions are the kernel's, choice by choice, as the recordings under `tests/golden` show. Two
+//! things differ, because they follow from the kernel's hash table, which is another one: the order
+//! of listings, and which connections `drop_entry` visits (as many, at random, with the same states
+//! spared).
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
 //! Longest prefix match: which of many networks an address is in, the most specific one.
 //!
-//! A tree of which each node looks at six bits of the address at once, and leaves out the bits in which nothing below it
-//! differs. A lookup reads at most one node for each six bits (six for IPv4, 22 for IPv6) and, with few networks or many,
-//! usually two or three. The tree is made once from a list and does not change.
+//! A tree of which each node looks at six bits of the address at once, and leaves out the bits in
+//! which nothing below it differs. A lookup reads at most one node for each six bits (six for IPv4,
+//! 22 for IPv6) and, with few networks or many, usually two or three. The tree is made once from a
+//! list and does not change.
 //!
 //! ```text
 //!  node: first `skip` bits of all below it ── the next six bits: 64 places
@@ -136,8 +137,8 @@ impl<T: Copy> Tree<T> {
         tree
     }
 
-    /// Makes the node at `at` of `entries`, of which there is one at least, and all below it. A call goes at least six bits
-    /// deeper than its caller.
+    /// Makes the node at `at` of `entries`, of which there is one at least, and all below it. A
+    /// call goes at least six bits deeper than its caller.
     fn fill(&mut self, at: usize, entries: &[Entry<T>]) {
         let (first, last) = (entries[0], entries[entries.len() - 1]);
         let alike = (first.bits ^ last.bits).leading_zeros();
@@ -151,7 +152,8 @@ impl<T: Copy> Tree<T> {
         };
         self.nodes[at] = node;
         self.fill_values(at, entries);
-        // Longer ones, by place: they lie side by side, but for the shorter ones, which begin alike and come first.
+        // Longer ones, by place: they lie side by side, but for the shorter ones, which begin alike
+        // and come first.
         let deeper = |entry: &Entry<T>| entry.len > skip + STRIDE;
         let mut groups: Vec<(u8, Vec<Entry<T>>)> = Vec::new();
         for &entry in entries.iter().filter(|entry| deeper(entry)) {
@@ -269,7 +271,8 @@ mod tests {
             flip in 0..128_u32,
         ) {
             let map = PrefixMap::new(all.iter().copied().zip(0..));
-            // At random hardly any address is in a network: its first and last ones, and such that differ in one bit.
+            // At random hardly any address is in a network: its first and last ones, and such that
+            // differ in one bit.
             let near = all.iter().flat_map(|prefix| {
                 let own = bits(prefix.addr());
                 let last = own | u128::MAX.checked_shr(prefix.bits().into()).unwrap_or(0);
@@ -295,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_tree_is_no_larger_than_its_list() {
-        // Addresses in pairs that differ in the last bit only, far from each other: the worst there is.
+        // Addresses in pairs that differ in the last bit only, far from each other: the worst there
+        // is.
         let all = (0..10_000_u128).flat_map(|n| {
             let bits = n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835) & !1;
             [bits, bits | 1].map(|bits| (Prefix::new(IpAddr::V6(bits.into()), 128).unwrap(), ()))

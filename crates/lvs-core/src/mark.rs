@@ -67,9 +67,9 @@ pub struct MarkRule {
     pub interface: Option<String>,
     /// Where they come from.
     pub source: Option<Prefix>,
-    /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a mark names it. `None`, for
-    /// a rule with a source that drops packets or leaves them to the host, are all packets to services: the host is kept from
-    /// these already.
+    /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a
+    /// mark names it. `None`, for a rule with a source that drops packets or leaves them to
+    /// the host, are all packets to services: the host is kept from these already.
     pub destination: Option<Prefix>,
     /// Their protocol: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
@@ -193,14 +193,16 @@ impl MarkRule {
         Ok(())
     }
 
-    /// The addresses that the host has to be kept from for this rule: at most [`ADDRESSES_MAX`](Self::ADDRESSES_MAX).
+    /// The addresses that the host has to be kept from for this rule: at most
+    /// [`ADDRESSES_MAX`](Self::ADDRESSES_MAX).
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let addresses = self.destination.and_then(|network| network.addresses());
         addresses.into_iter().flatten()
     }
 
-    /// Whether a packet that came in on `interface` has everything that the rule names. `to_service` says whether some service
-    /// takes packets to where it goes, and is asked only by a rule without a destination.
+    /// Whether a packet that came in on `interface` has everything that the rule names.
+    /// `to_service` says whether some service takes packets to where it goes, and is asked only
+    /// by a rule without a destination.
     pub fn matches(
         &self,
         interface: &str,

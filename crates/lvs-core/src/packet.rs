@@ -92,7 +92,8 @@ impl TcpFlags {
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
     pub first: u8,
-    /// The first chunk is COOKIE ECHO or COOKIE ACK of a length of at least 4 and the next one is ABORT.
+    /// The first chunk is COOKIE ECHO or COOKIE ACK of a length of at least 4 and the next one is
+    /// ABORT.
     pub abort_follows: bool,
 }
 
@@ -119,7 +120,8 @@ pub enum Transport<'a> {
 /// A transport header and what it carries, for helpers that look inside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// From the first byte of the transport header to the end of the packet. None, where no helper is at work.
+    /// From the first byte of the transport header to the end of the packet. None, where no helper
+    /// is at work.
     pub bytes: &'a [u8],
     /// The checksum needs no look: a device has verified it, or will finish it.
     pub trusted: bool,

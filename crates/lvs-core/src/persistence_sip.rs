@@ -1,4 +1,5 @@
-//! Persistence engines: what besides the client's address tells which connections belong together. SIP is the only one.
+//! Persistence engines: what besides the client's address tells which connections belong together.
+//! SIP is the only one.
 
 /// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
@@ -6,8 +7,9 @@ const DATA_MAX: usize = 255;
 /// The name of the SIP engine.
 pub(crate) const SIP: &str = "sip";
 
-/// The Call-ID of a SIP message (RFC 3261 section 20.8), found the way the kernel's engine finds it (`get_callid`,
-/// `ct_sip_get_header`); `None` if there is none, or none that is followed by a line break at once.
+/// The Call-ID of a SIP message (RFC 3261 section 20.8), found the way the kernel's engine finds it
+/// (`get_callid`, `ct_sip_get_header`); `None` if there is none, or none that is followed by a line
+/// break at once.
 ///
 /// The start line is never looked at, and an empty line does not end the header.
 pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
@@ -16,7 +18,8 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
         let start = header(message, from)?;
         let len = call_id_len(&message[start..]);
         if len == 0 {
-            // The kernel adds the place in the message to where it began, so the search leaps ahead.
+            // The kernel adds the place in the message to where it began, so the search leaps
+            // ahead.
             from += start;
             continue;
         }
@@ -64,7 +67,8 @@ fn skip_break(message: &[u8], at: usize) -> usize {
     }
 }
 
-/// Past blanks with at most one line break among them, which must be followed by a blank; `None` if it is not.
+/// Past blanks with at most one line break among them, which must be followed by a blank; `None` if
+/// it is not.
 fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     let blanks = |at: usize| {
         let rest = &message[at.min(message.len())..];
@@ -78,7 +82,8 @@ fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     is_blank(*message.get(next)?).then(|| blanks(next))
 }
 
-/// Length of a Call-ID at the beginning of `text`: a word, perhaps an `@` and another word. 0 if there is none.
+/// Length of a Call-ID at the beginning of `text`: a word, perhaps an `@` and another word. 0 if
+/// there is none.
 fn call_id_len(text: &[u8]) -> usize {
     let word = |text: &[u8]| text.iter().take_while(|byte| is_word(**byte)).count();
     let first = word(text);
@@ -138,7 +143,8 @@ mod tests {
             ("INVITE x\r\nCall-ID; a\r\ni: b\r\n", None),
             ("INVITE x\r\nCall-ID: a@\r\ni: b\r\n", Some("b")),
             ("INVITE x\r\nCall-ID: @\r\ni: b\r\n", Some("b")),
-            // After the second one that is rejected, the search leaps beyond the next line; seen in Linux 6.12.
+            // After the second one that is rejected, the search leaps beyond the next line; seen
+            // in Linux 6.12.
             ("x\r\nCall-ID: @\r\ni: one\r\n", Some("one")),
             ("x\r\nCall-ID: @\r\nCall-ID: @\r\ni: two\r\n", None),
             ("", None),

@@ -59,7 +59,8 @@ impl Pool {
         self.servers.get(index)
     }
 
-    /// What [`pick`](Self::pick) would choose, without choosing: the outer `None` if the scheduler cannot tell.
+    /// What [`pick`](Self::pick) would choose, without choosing: the outer `None` if the scheduler
+    /// cannot tell.
     pub fn preview(&self, request: &Request) -> Option<Option<&Arc<Server>>> {
         let index = self.scheduler.preview()?.pick(&self.servers, request);
         Some(index.and_then(|index| self.servers.get(index)))

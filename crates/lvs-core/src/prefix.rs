@@ -15,7 +15,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are cleared.
+    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are
+    /// cleared.
     pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
         let host = Family::of(&addr).bits().checked_sub(len)?;
         let addr = match addr {

@@ -1,7 +1,8 @@
 //! The text of `/proc/net/ip_vs` and its neighbours, for programs that read those files.
 //!
-//! Everything is as the kernel writes it, but for the order of services and connections: there it is that of a hash
-//! table, here services are listed from the oldest on and connections by their slots.
+//! Everything is as the kernel writes it, but for the order of services and connections: there it
+//! is that of a hash table, here services are listed from the oldest on and connections by their
+//! slots.
 
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,8 +15,8 @@ use crate::{
 /// The kernel's ticks in a second, in which it shows persistence timeouts.
 const HZ: u64 = 250;
 
-/// `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that is shown (4096 in most
-/// kernels).
+/// `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that is
+/// shown (4096 in most kernels).
 ///
 /// # Errors
 /// Those of `out`.
@@ -163,7 +164,8 @@ pub fn connections(
     Ok(())
 }
 
-/// A line of `/proc/net/ip_vs_conn`; `engine` are the name and the data of a template's persistence engine.
+/// A line of `/proc/net/ip_vs_conn`; `engine` are the name and the data of a template's persistence
+/// engine.
 ///
 /// # Errors
 /// Those of `out`.
@@ -184,7 +186,8 @@ pub fn connection(
     out.write_char('\n')
 }
 
-/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, and where they came from.
+/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, and where they came
+/// from.
 ///
 /// # Errors
 /// Those of `out`.
@@ -252,7 +255,8 @@ pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
     counts(out, "", &stats.rates)
 }
 
-/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard instead of a CPU.
+/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard instead of
+/// a CPU.
 ///
 /// # Errors
 /// Those of `out`.

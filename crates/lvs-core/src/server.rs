@@ -1,4 +1,5 @@
-//! The record of one real server in one service: what schedulers look at and what connections change.
+//! The record of one real server in one service: what schedulers look at and what connections
+//! change.
 
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -15,8 +16,9 @@ const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
 ///
-/// Settings and counts are atomics: the control half writes settings, every shard changes counts as its connections
-/// come, change state and go. Counts are exact when no shard is in the middle of a packet.
+/// Settings and counts are atomics: the control half writes settings, every shard changes counts as
+/// its connections come, change state and go. Counts are exact when no shard is in the middle of a
+/// packet.
 #[derive(Debug)]
 pub struct Server {
     id: ServerId,
@@ -78,10 +80,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`, `ip_vs_edit_dest`).
+    /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`,
+    /// `ip_vs_edit_dest`).
     ///
     /// # Errors
-    /// [`Error::WeightRange`], [`Error::ThresholdRange`], [`Error::ThresholdTooLarge`], [`Error::TunnelPort`].
+    /// [`Error::WeightRange`], [`Error::ThresholdRange`], [`Error::ThresholdTooLarge`],
+    /// [`Error::TunnelPort`].
     pub fn check(config: &ServerConfig) -> Result<(), Error> {
         if config.weight < 0 {
             return Err(Error::WeightRange);
@@ -98,7 +102,8 @@ impl Server {
         Ok(())
     }
 
-    /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The settings have been checked.
+    /// Replaces the settings and makes the server available (`__ip_vs_update_dest`). The settings
+    /// have been checked.
     pub(crate) fn configure(&self, config: &ServerConfig) {
         self.configured_weight.store(config.weight, Relaxed);
         self.set_share(config.weight, 10);
@@ -133,14 +138,15 @@ impl Server {
         self.tenths.store(tenths, Relaxed);
     }
 
-    /// Multiplies the last weight of a server without one, as those of the others were: from `before` times to `after`
-    /// times its own.
+    /// Multiplies the last weight of a server without one, as those of the others were: from
+    /// `before` times to `after` times its own.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Takes over what its service asks for beyond the kernel's IPVS. `timed`: its answers are measured.
+    /// Takes over what its service asks for beyond the kernel's IPVS. `timed`: its answers are
+    /// measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -213,14 +219,16 @@ impl Server {
         }
     }
 
-    /// Share of connections; 0 takes no new ones. While a server of the service starts slowly, this is not the
-    /// configured weight ([`config`](Self::config)) but the share that it stands for, ten times as fine.
+    /// Share of connections; 0 takes no new ones. While a server of the service starts slowly, this
+    /// is not the configured weight ([`config`](Self::config)) but the share that it stands
+    /// for, ten times as fine.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
     }
 
-    /// The last weight that was not 0, or the weight at which the server was added (Maglev tables are built from it).
+    /// The last weight that was not 0, or the weight at which the server was added (Maglev tables
+    /// are built from it).
     #[inline]
     pub fn last_weight(&self) -> i32 {
         self.last_weight.load(Relaxed)
@@ -237,8 +245,9 @@ impl Server {
         &self.latency
     }
 
-    /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client has repeated for want of
-    /// an answer. Counted where the service asks for it ([`Extras::count_unanswered`]) or its scheduler goes by answers.
+    /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client
+    /// has repeated for want of an answer. Counted where the service asks for it
+    /// ([`Extras::count_unanswered`]) or its scheduler goes by answers.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }
@@ -260,7 +269,8 @@ impl Server {
         Forwarding::from_bits(self.forwarding.load(Relaxed).into())
     }
 
-    /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing connections.
+    /// Encapsulation of tunnelled packets; read at each packet, so that edits reach existing
+    /// connections.
     #[inline]
     pub fn tunnel(&self) -> Tunnel {
         Tunnel::unpack(self.tunnel.load(Relaxed))
@@ -316,7 +326,8 @@ impl Server {
         (self.active.load(Relaxed) << 8).wrapping_add(self.total.load(Relaxed))
     }
 
-    /// Counts a connection until the returned guard is dropped, for programs that pick servers without packets.
+    /// Counts a connection until the returned guard is dropped, for programs that pick servers
+    /// without packets.
     pub fn open(self: &alloc::sync::Arc<Self>) -> OpenConnection {
         self.bind(true);
         OpenConnection {
@@ -324,7 +335,8 @@ impl Server {
         }
     }
 
-    /// Counts a connection in (`ip_vs_bind_dest`) and sets the overload flag when the upper threshold is met.
+    /// Counts a connection in (`ip_vs_bind_dest`) and sets the overload flag when the upper
+    /// threshold is met.
     pub(crate) fn bind(&self, active: bool) {
         if active {
             self.active.fetch_add(1, Relaxed);
@@ -336,7 +348,8 @@ impl Server {
         }
     }
 
-    /// Counts a connection out (`ip_vs_unbind_dest`) and clears the overload flag below the lower threshold.
+    /// Counts a connection out (`ip_vs_unbind_dest`) and clears the overload flag below the lower
+    /// threshold.
     pub(crate) fn unbind(&self, active: bool) {
         if active {
             self.active.fetch_sub(1, Relaxed);
@@ -418,7 +431,8 @@ impl Drop for OpenConnection {
     }
 }
 
-/// A server in a scheduler's cache: removed from its service, its record stays in the trash as long as this lives.
+/// A server in a scheduler's cache: removed from its service, its record stays in the trash as long
+/// as this lives.
 #[derive(Debug)]
 pub(crate) struct HeldServer(alloc::sync::Arc<Server>);
 

@@ -158,8 +158,8 @@ pub struct ServiceConfig {
     /// Persistence timeout in seconds.
     #[cfg_attr(feature = "api", serde(default))]
     pub timeout: u32,
-    /// Persistence granularity. IPv4: the netmask as a number in host order, not validated, as in the kernel.
-    /// IPv6: the prefix length, 1 to 128.
+    /// Persistence granularity. IPv4: the netmask as a number in host order, not validated, as in
+    /// the kernel. IPv6: the prefix length, 1 to 128.
     pub netmask: u32,
     /// Persistence engine (`sip`).
     #[cfg_attr(
@@ -209,7 +209,8 @@ pub enum Forwarding {
     Route = 3,
     /// Sent on to the packet's own destination.
     Bypass = 4,
-    /// Translation of both ends, so that replies come back by themselves: `FullNat`. IPVS has no such method.
+    /// Translation of both ends, so that replies come back by themselves: `FullNat`. IPVS has no
+    /// such method.
     FullNat = 5,
 }
 

@@ -65,7 +65,8 @@ pub struct Stats {
     pub live: Counts,
 }
 
-/// One shard's counters of one object. Only the shard writes, so a plain load and store make an addition.
+/// One shard's counters of one object. Only the shard writes, so a plain load and store make an
+/// addition.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     conns: AtomicU64,
@@ -164,8 +165,9 @@ impl ObjectStats {
         self.beside.add(counts);
     }
 
-    /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`, `ip_vs_chain_estimation`):
-    /// an exponential average with weight 1/4. Connections and packets are scaled by 2^10 a second, bytes by 2^5.
+    /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`,
+    /// `ip_vs_chain_estimation`): an exponential average with weight 1/4. Connections and
+    /// packets are scaled by 2^10 a second, bytes by 2^5.
     pub(crate) fn tick(&mut self) {
         self.snapshot = self.live();
         let delta = self.snapshot - self.last;

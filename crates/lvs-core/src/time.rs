@@ -3,7 +3,8 @@
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// A moment on a monotonic clock that the caller reads: nanoseconds since an origin of the caller's choice.
+/// A moment on a monotonic clock that the caller reads: nanoseconds since an origin of the caller's
+/// choice.
 ///
 /// The origin must stay the same for the life of a director. Only differences matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

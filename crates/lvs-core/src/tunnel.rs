@@ -1,4 +1,5 @@
-//! Tunnels to real servers: which types there are, and everything that those who name, list and check them go by.
+//! Tunnels to real servers: which types there are, and everything that those who name, list and
+//! check them go by.
 
 /// How a tunnel computes checksums of its outer headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,7 +80,8 @@ pub struct TunnelType {
     pub has_port: bool,
     /// The checksums to choose from; none if there is no choice.
     pub checksums: &'static [TunnelChecksum],
-    /// Bytes between the outer and the inner IP header, by the place of the checksum in [`TunnelChecksum::ALL`].
+    /// Bytes between the outer and the inner IP header, by the place of the checksum in
+    /// [`TunnelChecksum::ALL`].
     pub header_len: [usize; TunnelChecksum::ALL.len()],
     /// One of it, with a port and a checksum.
     pub tunnel: fn(u16, TunnelChecksum) -> Tunnel,

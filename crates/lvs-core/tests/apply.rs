@@ -196,7 +196,8 @@ fn call() -> impl Strategy<Value = Call> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A list leaves what its changes leave one by one, or nothing at all and the refusal that the first bad one gets.
+    /// A list leaves what its changes leave one by one, or nothing at all and the refusal that the
+    /// first bad one gets.
     #[test]
     fn a_list_is_its_changes_or_nothing(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
         let (mut whole, mut single) = (control(), control());
@@ -214,7 +215,8 @@ proptest! {
                 }
                 Err(refused) => {
                     prop_assert_eq!(&before, &picture(&whole), "a refused list has changed something");
-                    // What comes before the refused change can be made, and that one cannot, for the same reason.
+                    // What comes before the refused change can be made, and that one cannot, for
+                    // the same reason.
                     let mut other = control();
                     for call in made.iter().chain(&list[..refused.change]) {
                         other.apply(std::slice::from_ref(call), &SmallHost, now).unwrap();
@@ -286,7 +288,8 @@ fn a_flush_goes_service_by_service() {
     assert_eq!(control.services().count(), 1);
 }
 
-/// The control half is held for no more servers than changes were asked for, however many a service has.
+/// The control half is held for no more servers than changes were asked for, however many a service
+/// has.
 #[test]
 fn what_a_service_leaves_is_put_away_in_pieces() {
     let mut control = control();
@@ -323,7 +326,8 @@ fn what_a_service_leaves_is_put_away_in_pieces() {
     }
 }
 
-/// Packets meet a short list all made or not at all; what it deletes first can be added again by it.
+/// Packets meet a short list all made or not at all; what it deletes first can be added again by
+/// it.
 #[test]
 fn a_short_list_is_made_at_once() {
     let mut control = control();

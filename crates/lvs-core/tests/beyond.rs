@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the modern profile, and
-//! that none of it happens unless it is asked for.
+//! What goes beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
+//! modern profile, and that none of it happens unless it is asked for.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -137,7 +137,8 @@ fn send(
     director.handle_packet(&PacketMeta { segment, ..*meta }, now)
 }
 
-/// An established connection that has moved a request of 100 bytes, and behind NAT an answer of 1000.
+/// An established connection that has moved a request of 100 bytes, and behind NAT an answer of
+/// 1000.
 fn establish(director: &mut Director, client: SocketAddr, nat: bool, now: Instant) {
     let vip = addr(VIP);
     let (cs, ss) = (1000, 0xffff_ff00);
@@ -500,7 +501,7 @@ fn explain_says_what_becomes_of_a_lost_connection() {
     assert_eq!(told.server, None);
 }
 
-// --- slow start ---------------------------------------------------------------------------------------------------------
+// --- slow start ----------------------------------------------------------------------------------
 
 /// How many of `count` new connections each of the servers 1 to 3 gets.
 fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
@@ -689,7 +690,7 @@ fn a_slow_start_with_every_scheduler() {
     }
 }
 
-// --- ewma ---------------------------------------------------------------------------------------------------------------
+// --- ewma ----------------------------------------------------------------------------------------
 
 #[test]
 fn ewma_measures_from_syn_to_syn_ack() {
@@ -811,7 +812,7 @@ fn others_measure_nothing() {
     assert_eq!(service.servers()[0].latency().average(now), None);
 }
 
-// --- profile ------------------------------------------------------------------------------------------------------------
+// --- profile -------------------------------------------------------------------------------------
 
 #[test]
 fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
@@ -865,7 +866,8 @@ fn say(
     director.handle_packet(&meta, now)
 }
 
-/// A client and a server of FTP, between which the helper has changed a reply and expects a data connection.
+/// A client and a server of FTP, between which the helper has changed a reply and expects a data
+/// connection.
 fn ftp(now: Instant) -> (Director, SocketAddr) {
     let extras = down(OnServerDown::Reset);
     let key = ServiceKey::tcp(addr(VIP));

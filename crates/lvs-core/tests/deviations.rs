@@ -1,5 +1,5 @@
-//! Where this director differs from the kernel's on purpose. ARCHITECTURE.md lists all of it; what is not here is pinned
-//! where it belongs.
+//! Where this director differs from the kernel's on purpose. ARCHITECTURE.md lists all of it; what
+//! is not here is pinned where it belongs.
 
 use std::net::SocketAddr;
 
@@ -99,7 +99,8 @@ fn timers_fire_on_time() {
     assert_eq!(director.shard.len(), 0);
 }
 
-/// The kernel drops a SYN that takes over a connection which netfilter tracks, and balances its repetition.
+/// The kernel drops a SYN that takes over a connection which netfilter tracks, and balances its
+/// repetition.
 #[test]
 fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
     const FIN: u8 = TcpFlags::FIN | TcpFlags::ACK;

@@ -1,5 +1,5 @@
-//! The documentation has everything that can be named: a scheduler, a sysctl, a call or a tunnel type that is added
-//! without a line there fails here.
+//! The documentation has everything that can be named: a scheduler, a sysctl, a call or a tunnel
+//! type that is added without a line there fails here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -215,8 +215,9 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     }
 }
 
-/// What is different from the kernel is pinned, and what is pinned as different is told: every entry of the list names its
-/// test, every test that it names is there, and every test of the files `deviations.rs` is in the list.
+/// What is different from the kernel is pinned, and what is pinned as different is told: every
+/// entry of the list names its test, every test that it names is there, and every test of the files
+/// `deviations.rs` is in the list.
 #[test]
 fn every_deviation_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -259,8 +260,8 @@ fn every_deviation_has_its_test() {
     }
 }
 
-/// Every line of the table of limits names a test that drives it there, in the file that it says, or the page that has the
-/// limits in its place.
+/// Every line of the table of limits names a test that drives it there, in the file that it says,
+/// or the page that has the limits in its place.
 #[test]
 fn every_limit_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -303,8 +304,8 @@ fn every_limit_has_its_test() {
     }
 }
 
-/// What a client may ask is decided by the method's name before its parameters are read. Whoever opens a call to everybody
-/// says so here as well.
+/// What a client may ask is decided by the method's name before its parameters are read. Whoever
+/// opens a call to everybody says so here as well.
 #[cfg(feature = "api")]
 #[test]
 fn what_everybody_may_ask_is_this_and_no_more() {

@@ -133,7 +133,8 @@ fn a_syn_flood_of_a_full_table_costs_the_flood_only() {
         for &client in &old {
             assert!(bed.connect(client));
         }
-        // An honest client among a hundred spoofed, whose handshake takes as long as 500 spoofed SYNs; ten tables full.
+        // An honest client among a hundred spoofed, whose handshake takes as long as 500 spoofed
+        // SYNs; ten tables full.
         let (mut served, mut honest, mut waiting) = (0, 0, Vec::new());
         for n in 0..10 * SLOTS {
             assert!(bed.opens(source(0x0200_0000 + n), SYN).is_some());

@@ -107,7 +107,8 @@ fn both_ends_are_translated_both_ways() {
     let listed = director.shard.connections_from(0, at(1)).next().unwrap();
     assert_eq!(listed.state, "ESTABLISHED");
 
-    // Another server, another port or the client itself in place of what stands for it: not a reply.
+    // Another server, another port or the client itself in place of what stands for it: not a
+    // reply.
     for (src, dst) in [
         ("10.0.0.12:8080", source),
         ("10.0.0.11:80", source),

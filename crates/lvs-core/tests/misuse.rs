@@ -1,5 +1,5 @@
-//! Every operation called wrongly: it is refused with an error value, and nothing has changed. No order of calls, no value and
-//! no stranger's shard makes the director panic.
+//! Every operation called wrongly: it is refused with an error value, and nothing has changed. No
+//! order of calls, no value and no stranger's shard makes the director panic.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,7 +60,8 @@ fn syn(client: &str) -> PacketMeta<'static> {
     }
 }
 
-/// Everything that can be seen of a director: nothing of it may change when an operation is refused.
+/// Everything that can be seen of a director: nothing of it may change when an operation is
+/// refused.
 fn seen(control: &Control) -> String {
     let mut text = String::new();
     proc::services(&mut text, control, 4096).unwrap();
@@ -608,7 +609,8 @@ fn transport() -> impl Strategy<Value = Transport<'static>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Packets that contradict themselves: two families, a protocol without its header, no address, any mark and hook.
+    /// Packets that contradict themselves: two families, a protocol without its header, no address,
+    /// any mark and hook.
     #[test]
     fn packets(
         packets in prop::collection::vec(

@@ -1,4 +1,5 @@
-//! What no recording shows: defences, IPsec, ICMP errors that open connections, servers that speak first, several shards.
+//! What no recording shows: defences, IPsec, ICMP errors that open connections, servers that speak
+//! first, several shards.
 
 use std::net::SocketAddr;
 
@@ -253,7 +254,8 @@ fn a_sip_server_may_begin() {
         panic!("a datagram of the call");
     };
     assert_eq!(forward.target, addr("10.0.0.1:5060"));
-    // Another server takes the call over: the template that led to the first one is not found any more.
+    // Another server takes the call over: the template that led to the first one is not found any
+    // more.
     let other = PacketMeta {
         tuple: Tuple {
             src: addr("10.0.0.2:5060"),
@@ -395,8 +397,8 @@ fn drop_packet_spares_connections_that_exist() {
     }
 }
 
-/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots, with the same states
-/// spared: the one difference in this matter.
+/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots,
+/// with the same states spared: the one difference in this matter.
 #[test]
 fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -439,8 +441,9 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// What Linux 6.12 had left of 400 connections of a kind, so many seconds after `drop_entry = 3`. They had been idle for
-/// 70 s, but for those in SYN_RECV. Both draw at random, so the numbers are near, not equal.
+/// What Linux 6.12 had left of 400 connections of a kind, so many seconds after `drop_entry = 3`.
+/// They had been idle for 70 s, but for those in SYN_RECV. Both draw at random, so the numbers are
+/// near, not equal.
 #[test]
 fn drop_entry_leaves_about_what_the_kernel_leaves() {
     const SYN: u8 = TcpFlags::SYN;
@@ -517,7 +520,8 @@ fn drop_entry_leaves_about_what_the_kernel_leaves() {
     }
 }
 
-/// `am_droprate` is looked at when a mode changes, and every second; not when a mode is written that is in force.
+/// `am_droprate` is looked at when a mode changes, and every second; not when a mode is written
+/// that is in force.
 #[test]
 fn a_defence_written_again_changes_nothing_at_once() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -590,7 +594,8 @@ fn a_backup_that_only_backs_up_forwards_nothing() {
     assert!(matches!(verdict, Verdict::Forward(_)));
 }
 
-/// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not sent for its first packet.
+/// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not
+/// sent for its first packet.
 #[test]
 fn a_short_template_waits_for_its_refresh() {
     let sent = |timeout| {
@@ -744,7 +749,8 @@ fn connections_are_spread_over_ports_and_stay_there() {
     assert!(count.iter().all(|&count| count > 1200 / 8), "{count:?}");
 }
 
-/// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get lost.
+/// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get
+/// lost.
 #[test]
 fn a_counted_message_ends_where_its_count_does() {
     let counts = |master: sync::Master| {

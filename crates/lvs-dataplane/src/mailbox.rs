@@ -10,7 +10,8 @@ use crate::sys::EventFd;
 /// What is to be done with a `T`, by its thread.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// Jobs for one thread, in the order in which they were posted. It polls [`wake`](Self::wake) among its other descriptors.
+/// Jobs for one thread, in the order in which they were posted. It polls [`wake`](Self::wake) among
+/// its other descriptors.
 pub(crate) struct Mailbox<T> {
     /// `None` when nobody is left to do them.
     jobs: Mutex<Option<Vec<Job<T>>>>,
@@ -30,7 +31,8 @@ impl<T> Mailbox<T> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `job` done soon. It is dropped, and whatever channel it holds with it, when nobody is left to do it.
+    /// Has `job` done soon. It is dropped, and whatever channel it holds with it, when nobody is
+    /// left to do it.
     pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
         let first = match &mut *self.jobs() {
             Some(jobs) => {

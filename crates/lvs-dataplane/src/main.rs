@@ -27,14 +27,16 @@ use tracing_subscriber::EnvFilter;
 
 /// The engine of a Linux Virtual Server in userspace.
 ///
-/// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or tunnelling. `lvsadm` and
-/// `lvsd` configure it through its control socket, which answers as soon as the engine is ready. Runs in the foreground and
-/// logs to standard error; LVS_LOG sets the level (info by default).
+/// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
+/// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
+/// as the engine is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
+/// level (info by default).
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Network interface to use; may be given several times. NAME=ADDRESS/LENGTH,... makes a VLAN interface where the
-    /// kernel has no 802.1Q. Default: every Ethernet interface that is up and has no master.
+    /// Network interface to use; may be given several times. NAME=ADDRESS/LENGTH,... makes a VLAN
+    /// interface where the kernel has no 802.1Q. Default: every Ethernet interface that is up
+    /// and has no master.
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 
@@ -42,8 +44,8 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Whether established connections are forwarded in the kernel, by programs at the interfaces that read the engine's
-    /// connection table (NAT and direct routing; Linux 6.6, root).
+    /// Whether established connections are forwarded in the kernel, by programs at the interfaces
+    /// that read the engine's connection table (NAT and direct routing; Linux 6.6, root).
     #[arg(long, value_enum, default_value_t = InKernel::Off)]
     in_kernel: InKernel,
 
@@ -51,7 +53,8 @@ struct Args {
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
 
-    /// Take away what an engine that was killed has left in the kernel (its connections end), and exit.
+    /// Take away what an engine that was killed has left in the kernel (its connections end), and
+    /// exit.
     #[arg(long)]
     cleanup: bool,
 
@@ -59,18 +62,18 @@ struct Args {
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
 
-    /// Whether packet threads run in real time (SCHED_FIFO, priority 1) while they take less than half of a processor: then
-    /// packets do not wait for other programs.
+    /// Whether packet threads run in real time (SCHED_FIFO, priority 1) while they take less than
+    /// half of a processor: then packets do not wait for other programs.
     #[arg(long, value_enum, default_value_t = RealTime::Auto)]
     real_time: RealTime,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network namespace, or
-    /// @lvs-dataplane where that is not permitted.
+    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network
+    /// namespace, or @lvs-dataplane where that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
-    /// Let members of this group change things over the control socket, besides root with CAP_NET_ADMIN and the engine's
-    /// own user.
+    /// Let members of this group change things over the control socket, besides root with
+    /// CAP_NET_ADMIN and the engine's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
@@ -90,27 +93,30 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 
-    /// Own the virtual addresses that the host does not have: answer ARP and neighbour discovery for them, and announce
-    /// them.
+    /// Own the virtual addresses that the host does not have: answer ARP and neighbour discovery
+    /// for them, and announce them.
     #[arg(long)]
     own_vips: bool,
 
-    /// Local address for full NAT: what real servers see instead of the client's; may be given several times. The engine
-    /// answers ARP and neighbour discovery for an address that the host does not have.
+    /// Local address for full NAT: what real servers see instead of the client's; may be given
+    /// several times. The engine answers ARP and neighbour discovery for an address that the
+    /// host does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
-    /// With NAT, also translate the source of clients whose replies would bypass the director: those on a server's own
-    /// network, and servers of the same service. Needs --local-address.
+    /// With NAT, also translate the source of clients whose replies would bypass the director:
+    /// those on a server's own network, and servers of the same service. Needs
+    /// --local-address.
     #[arg(long, requires = "local_address")]
     hairpin: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers for its own.
+    /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers
+    /// for its own.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
 
-    /// Drop requests whose source is not routed back: at all (loose), or through the interface that they came in by
-    /// (strict).
+    /// Drop requests whose source is not routed back: at all (loose), or through the interface
+    /// that they came in by (strict).
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
@@ -118,13 +124,13 @@ struct Args {
     #[arg(long, default_value_t = 1000, value_name = "N")]
     echo_limit: u32,
 
-    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to N bytes. Default: leave
-    /// it alone.
+    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or
+    /// to N bytes. Default: leave it alone.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
-    /// Minimum interval between ICMP errors to one receiver after a burst of six, in milliseconds; 0 disables all ICMP
-    /// rate limits.
+    /// Minimum interval between ICMP errors to one receiver after a burst of six, in milliseconds;
+    /// 0 disables all ICMP rate limits.
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     icmp_ratelimit: u32,
 
@@ -140,17 +146,19 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp --ports 80,443 --mark 1`; also
-    /// --source, --interface, and --drop or --host instead of --mark. The first matching rule decides.
+    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp
+    /// --ports 80,443 --mark 1`; also --source, --interface, and --drop or --host instead of
+    /// --mark. The first matching rule decides.
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Protocol helper: ftp lets FTP data connections through NAT follow their control connections. The ports are those of
-    /// the virtual services, up to 8 (default: 21).
+    /// Protocol helper: ftp lets FTP data connections through NAT follow their control
+    /// connections. The ports are those of the virtual services, up to 8 (default: 21).
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Use no interface: services can be configured and listed, but no packets are handled. Needs no privileges.
+    /// Use no interface: services can be configured and listed, but no packets are handled. Needs
+    /// no privileges.
     #[arg(long, conflicts_with = "interface")]
     no_interfaces: bool,
 
@@ -158,8 +166,8 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Compat::Newest, value_name = "KERNEL")]
     compat: Compat,
 
-    /// For tests, with --no-interfaces: time advances only by the control method test.advance, frames come from test.inject,
-    /// and test.reset starts over.
+    /// For tests, with --no-interfaces: time advances only by the control method test.advance,
+    /// frames come from test.inject, and test.reset starts over.
     #[arg(long, requires = "no_interfaces")]
     virtual_time: bool,
 
@@ -218,7 +226,8 @@ enum Profile {
 enum WhenFull {
     /// Drop their packets
     Drop,
-    /// End another connection: a half-open or ended one, else an unused or idle one, never one that moves data
+    /// End another connection: a half-open or ended one, else an unused or idle one, never one that
+    /// moves data
     Evict,
 }
 

@@ -41,7 +41,8 @@ fn open_two_queues(name: &str) -> AfPacket {
     packets
 }
 
-/// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out on the other.
+/// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out
+/// on the other.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -92,7 +93,8 @@ impl Wire {
     }
 }
 
-/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose interfaces are `wa` and `wb`.
+/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose
+/// interfaces are `wa` and `wb`.
 fn hosts() -> (Host, Host, Host) {
     let (left, middle, right) = (Host::new(), Host::new(), Host::new());
     left.veth("wl", &middle, "wa");
@@ -506,7 +508,8 @@ fn a_syn_comes_behind_all_that_came_before_it() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header for it in a ring and loses it.
+/// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header
+/// for it in a ring and loses it.
 #[test]
 fn what_the_ring_cannot_take_does_not_stop_it() {
     let host = Host::new();
@@ -678,7 +681,8 @@ fn checksum(bytes: &[u8]) -> u16 {
 #[test]
 fn the_host_takes_what_is_given_back_and_its_filters_return() {
     let host = Host::new();
-    // Strict filtering everywhere, as some distributions have it, and a client behind another interface.
+    // Strict filtering everywhere, as some distributions have it, and a client behind another
+    // interface.
     let other = Host::new();
     host.veth("e0", &other, "o0");
     host.sh(

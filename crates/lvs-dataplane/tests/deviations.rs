@@ -173,7 +173,8 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Puts an extension header behind the header of an IPv6 packet: `kind`, and what follows its first byte.
+/// Puts an extension header behind the header of an IPv6 packet: `kind`, and what follows its first
+/// byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
     ip.splice(40..40, [&[next], body].concat());
@@ -194,8 +195,8 @@ fn unreachable(src: &str, dst: &str, about: &[u8]) -> Vec<u8> {
     error(src, dst, kind, [0; 4], about)
 }
 
-/// The kernel's IPVS looks at all ICMP that passes through, and drops what is too short to be any. Here it is the host's unless
-/// it was intercepted.
+/// The kernel's IPVS looks at all ICMP that passes through, and drops what is too short to be any.
+/// Here it is the host's unless it was intercepted.
 #[test]
 fn short_icmp_in_transit_is_the_hosts() {
     let mut lab = nat();
@@ -217,8 +218,8 @@ fn short_icmp_in_transit_is_the_hosts() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
-/// The kernel's IPVS drops them at every address of the host as soon as there is a service anywhere. Here they are dropped at
-/// addresses that have services.
+/// The kernel's IPVS drops them at every address of the host as soon as there is a service
+/// anywhere. Here they are dropped at addresses that have services.
 #[test]
 fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     const HOST6: &str = "fd00:50::2";
@@ -246,8 +247,8 @@ fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     }
 }
 
-/// The kernel's host writes into the options of an error that passes through, and its IPVS then takes the error for a damaged
-/// one and drops it.
+/// The kernel's host writes into the options of an error that passes through, and its IPVS then
+/// takes the error for a damaged one and drops it.
 #[test]
 fn errors_with_options_that_were_filled_in_are_translated() {
     let mut lab = nat();
@@ -266,8 +267,8 @@ fn errors_with_options_that_were_filled_in_are_translated() {
     assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
 }
 
-/// The kernel's host obeys the first two bits of an option that it does not know before anybody else sees the packet (RFC 8200
-/// section 4.2). Here servers do that.
+/// The kernel's host obeys the first two bits of an option that it does not know before anybody
+/// else sees the packet (RFC 8200 section 4.2). Here servers do that.
 #[test]
 fn unknown_hop_by_hop_options_are_left_to_the_servers() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {
@@ -280,7 +281,8 @@ fn unknown_hop_by_hop_options_are_left_to_the_servers() {
     }
 }
 
-/// The kernel puts the outer datagram together and passes on what is in it; no sender makes such packets.
+/// The kernel puts the outer datagram together and passes on what is in it; no sender makes such
+/// packets.
 #[test]
 fn a_fragment_in_a_fragment_is_dropped() {
     let mut lab = nat();
@@ -307,7 +309,8 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT nothing of it is intercepted, and the fragments of others are not put together only to be counted.
+/// Without NAT nothing of it is intercepted, and the fragments of others are not put together only
+/// to be counted.
 #[test]
 fn fragmented_errors_that_are_not_translated_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -332,8 +335,9 @@ fn fragmented_errors_that_are_not_translated_are_not_counted() {
     assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 1));
 }
 
-/// The kernel's host learns from an error without a connection how long packets to that client may be, and its IPVS refuses
-/// longer answers. Here the next router does, which the server is told in terms of its own packet.
+/// The kernel's host learns from an error without a connection how long packets to that client may
+/// be, and its IPVS refuses longer answers. Here the next router does, which the server is told in
+/// terms of its own packet.
 #[test]
 fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
     let mut lab = nat();
@@ -354,7 +358,8 @@ fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
 /// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
-/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this kind: it carries 1,200 bytes.
+/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this
+/// kind: it carries 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -389,8 +394,9 @@ fn long(port: u16) -> Vec<u8> {
     whole
 }
 
-/// By GRE and GUE, the kernel's host learns of the way whatever was sent; here only where a packet was, so that nobody can
-/// teach what was never asked. (By IP in IP the kernel does not learn it either.)
+/// By GRE and GUE, the kernel's host learns of the way whatever was sent; here only where a packet
+/// was, so that nobody can teach what was never asked. (By IP in IP the kernel does not learn it
+/// either.)
 #[test]
 fn of_a_way_that_no_packet_took_nothing_is_learned() {
     let gue = Tunnel::Gue {
@@ -407,7 +413,8 @@ fn of_a_way_that_no_packet_took_nothing_is_learned() {
         let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
         assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
         let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
-        // From here on it is as the kernel does it: the client is told, and the next one does not fit.
+        // From here on it is as the kernel does it: the client is told, and the next one does not
+        // fit.
         let told = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
         assert_eq!(told.bytes()[20..22], [3, 4]);
         let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
@@ -415,9 +422,10 @@ fn of_a_way_that_no_packet_took_nothing_is_learned() {
     }
 }
 
-/// By IP in IP, the kernel learns of the way from complaints about packets of connections that it has. One-packet services
-/// have none, and nor have clients whose connections have ended. Here the way counts: whichever worker a complaint comes to,
-/// the connection may be another one's. By GRE and GUE it is the same in the kernel.
+/// By IP in IP, the kernel learns of the way from complaints about packets of connections that it
+/// has. One-packet services have none, and nor have clients whose connections have ended. Here the
+/// way counts: whichever worker a complaint comes to, the connection may be another one's. By GRE
+/// and GUE it is the same in the kernel.
 #[test]
 fn a_path_mtu_is_learned_without_a_connection() {
     let tunnel = Tunnel::Ipip;
@@ -438,8 +446,9 @@ fn told(lab: &mut DirectorLab, port: u16) -> u16 {
     u16::from_be_bytes([told.bytes()[26], told.bytes()[27]])
 }
 
-/// The kernel's first complaint still tells the MTU of the route, and that for each server of each service by itself. Here it
-/// does so once for a way, whose MTU the next service's clients are told at once.
+/// The kernel's first complaint still tells the MTU of the route, and that for each server of each
+/// service by itself. Here it does so once for a way, whose MTU the next service's clients are told
+/// at once.
 #[test]
 fn the_first_complaint_tells_the_routes_mtu_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());

@@ -1,4 +1,5 @@
-//! A server goes down, and both ends of its connections are reset: frames in, a real director, frames out.
+//! A server goes down, and both ends of its connections are reset: frames in, a real director,
+//! frames out.
 
 mod lab;
 
@@ -181,7 +182,8 @@ impl Bench {
         }
     }
 
-    /// Opens a connection that has moved 300 bytes each way; behind NAT, 50 more are on their way to the client.
+    /// Opens a connection that has moved 300 bytes each way; behind NAT, 50 more are on their way
+    /// to the client.
     fn establish(&mut self) {
         let nat = self.method == Forwarding::Nat;
         let payload = &[b'x'; 300][..];

@@ -1,5 +1,5 @@
-//! The device of a director that is a hop of its host's routing, and what leads packets there, against a real kernel. Needs
-//! root.
+//! The device of a director that is a hop of its host's routing, and what leads packets there,
+//! against a real kernel. Needs root.
 
 mod common;
 
@@ -22,8 +22,8 @@ fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The IPv4 packets that wait, each as its source port and its TTL. The host has IPv6 packets of its own to send as well
-/// (router solicitations, listener reports), when it has had the time.
+/// The IPv4 packets that wait, each as its source port and its TTL. The host has IPv6 packets of
+/// its own to send as well (router solicitations, listener reports), when it has had the time.
 fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
     let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = Poller::new();

@@ -1,4 +1,5 @@
-//! What is given back to the host comes in as it came, and what comes from where it cannot is dropped.
+//! What is given back to the host comes in as it came, and what comes from where it cannot is
+//! dropped.
 
 mod lab;
 

@@ -1,5 +1,6 @@
-//! What one frame can cost: packets that would come back to where they came from, datagrams in many pieces, aggregates of
-//! many segments. Frames in, frames out; how many there are at a time is what counts.
+//! What one frame can cost: packets that would come back to where they came from, datagrams in many
+//! pieces, aggregates of many segments. Frames in, frames out; how many there are at a time is what
+//! counts.
 
 mod lab;
 
@@ -86,8 +87,8 @@ fn packets_from_own_addresses_do_not_go_round() {
     }
 }
 
-/// With the director's own address of IPv6 as its source, whatever a packet carries: neither a server has it, nor does the host
-/// get it back by a way that its rules for interfaces do not know.
+/// With the director's own address of IPv6 as its source, whatever a packet carries: neither a
+/// server has it, nor does the host get it back by a way that its rules for interfaces do not know.
 #[test]
 fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
     let own = CL_ADDR6;
@@ -140,7 +141,8 @@ fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
     }
 }
 
-/// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is its own.
+/// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is
+/// its own.
 #[test]
 fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
     let mut lab = echo(Forwarding::Nat);
@@ -170,8 +172,8 @@ fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
     );
 }
 
-/// Frames that go through in one batch, in portions as a worker sends them; the most that there were at a time, how many
-/// there were, and their bytes.
+/// Frames that go through in one batch, in portions as a worker sends them; the most that there
+/// were at a time, how many there were, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     let env = Env {
         net: &lab.net,
@@ -194,7 +196,8 @@ fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     (most, all, bytes)
 }
 
-/// Sends so many datagrams in 1,024 pieces of 8 bytes each, all but their last pieces, which are given back.
+/// Sends so many datagrams in 1,024 pieces of 8 bytes each, all but their last pieces, which are
+/// given back.
 fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     let datagram = |id| {
         let data = vec![0; 8 * 1024 - 8];
@@ -215,7 +218,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler takes 15 such datagrams; what comes out of them never lies there all at once, nor in frames of 64 KiB.
+/// The reassembler takes 15 such datagrams; what comes out of them never lies there all at once,
+/// nor in frames of 64 KiB.
 #[test]
 fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
     for method in [Forwarding::Nat, Forwarding::Route] {

@@ -1,5 +1,5 @@
-//! FTP's control connections through the packet path with a real director: what the helper makes of the bytes, and that
-//! numbers and checksums are right afterwards.
+//! FTP's control connections through the packet path with a real director: what the helper makes of
+//! the bytes, and that numbers and checksums are right afterwards.
 
 mod lab;
 
@@ -319,8 +319,8 @@ fn passive_and_extended_passive() {
     }
 }
 
-/// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte too long or too short for
-/// the numbers that follow.
+/// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
+/// too long or too short for the numbers that follow.
 #[test]
 fn a_reply_that_was_lost_behind_the_director() {
     for card in CARDS {
@@ -512,8 +512,8 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever is said, and however it is cut: no panic, and what leaves has right checksums. The client's stream arrives
-    /// unchanged, the server's without gaps.
+    /// Whatever is said, and however it is cut: no panic, and what leaves has right checksums. The
+    /// client's stream arrives unchanged, the server's without gaps.
     #[test]
     fn any_talk(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
         let mut talk = Talk::new([CLIENT, "198.51.100.200:21", SERVER], first, CARDS[card]);

@@ -1,4 +1,5 @@
-//! Full NAT through the packet path, with a real director: what leaves is what both sides have to see, to the byte.
+//! Full NAT through the packet path, with a real director: what leaves is what both sides have to
+//! see, to the byte.
 
 mod lab;
 
@@ -207,7 +208,8 @@ fn requests_and_replies_of_both_families_and_protocols() {
                 assert_right(frame.bytes(), udp);
                 assert!(frame.bytes().ends_with(b"answer"));
 
-                // From elsewhere, or to another port, it is not a reply, and is left to the host or answered by the engine.
+                // From elsewhere, or to another port, it is not a reply, and is left to the host or
+                // answered by the engine.
                 let stray = packet(udp, addr(SERVER[six], 9), local, "ack", b"x");
                 let sent = bed.send(SERVERS, &stray, Offload::default());
                 assert!(sent.iter().all(|(to, _)| *to == SERVERS), "{sent:?}");

@@ -1,5 +1,5 @@
-//! The packet path of a director that is a hop of its host's routing: bare packets in and out, and nothing that the host has
-//! seen already.
+//! The packet path of a director that is a hop of its host's routing: bare packets in and out, and
+//! nothing that the host has seen already.
 
 mod lab;
 

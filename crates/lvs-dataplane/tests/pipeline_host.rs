@@ -1,5 +1,6 @@
-//! What a host does with packets beside IPVS: options, impossible sources, neighbours that do not answer, echo, segment
-//! sizes, tags. Frames in, frames out; numbers and addresses as the kernel's, recorded.
+//! What a host does with packets beside IPVS: options, impossible sources, neighbours that do not
+//! answer, echo, segment sizes, tags. Frames in, frames out; numbers and addresses as the kernel's,
+//! recorded.
 
 mod lab;
 
@@ -92,7 +93,8 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// The ICMP error in a frame, its checksum right: from whom, to whom, type, code, and the packet that it is about.
+/// The ICMP error in a frame, its checksum right: from whom, to whom, type, code, and the packet
+/// that it is about.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
     let sliced = SlicedPacket::from_ip(ip).expect("a packet");
@@ -198,7 +200,8 @@ fn packets_from_impossible_sources_are_dropped() {
         );
     }
     assert_eq!(lab.decide.seen, 0);
-    // A server that has the VIP itself may use the director as its gateway; what is of no connection is the host's.
+    // A server that has the VIP itself may use the director as its gateway; what is of no
+    // connection is the host's.
     let ip = segment((VIP, 80), (CLIENT, 4000), &[], false);
     let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
     assert_eq!((sent.len(), sent[0].0), (1, HOST));

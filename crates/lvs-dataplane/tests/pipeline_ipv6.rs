@@ -1,5 +1,6 @@
-//! IPv6 in, verdict by hand, frame out. What the kernel does is in the recordings; here is what it does not show: addresses
-//! that the engine owns, aggregates, tunnels of one version in the other, and input that makes no sense.
+//! IPv6 in, verdict by hand, frame out. What the kernel does is in the recordings; here is what it
+//! does not show: addresses that the engine owns, aggregates, tunnels of one version in the other,
+//! and input that makes no sense.
 
 mod lab;
 
@@ -316,7 +317,8 @@ fn overlapping_fragments_are_dropped() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks the latter).
+    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks
+    /// the latter).
     #[test]
     fn mutations(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),

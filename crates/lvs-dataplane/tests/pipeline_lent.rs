@@ -1,4 +1,5 @@
-//! Frames that a backend lends: changed where they are, and back with the backend afterwards, whatever became of them.
+//! Frames that a backend lends: changed where they are, and back with the backend afterwards,
+//! whatever became of them.
 
 mod lab;
 
@@ -151,8 +152,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Every kind of frame, by every method, with much room in front and with none: the same packets leave as when the frames
-/// are the packet path's own, and all slots come back.
+/// Every kind of frame, by every method, with much room in front and with none: the same packets
+/// leave as when the frames are the packet path's own, and all slots come back.
 #[test]
 fn slots_come_back_and_packets_are_the_same() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {

@@ -1,4 +1,5 @@
-//! SCTP and IPsec through the packet path with a real director. No socket of this kernel speaks them.
+//! SCTP and IPsec through the packet path with a real director. No socket of this kernel speaks
+//! them.
 
 mod lab;
 
@@ -30,7 +31,8 @@ const COOKIE_ECHO: u8 = 10;
 const COOKIE_ACK: u8 = 11;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
-/// CRC32c by polynomial division, most significant bit first: nothing in common with the table that is tested.
+/// CRC32c by polynomial division, most significant bit first: nothing in common with the table that
+/// is tested.
 fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
     let mut rest = u32::MAX;
     for byte in bytes {
@@ -132,7 +134,8 @@ fn lab(
     })
 }
 
-/// Whether it is the client who speaks, chunks with the lengths of their values, and the state afterwards.
+/// Whether it is the client who speaks, chunks with the lengths of their values, and the state
+/// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
 /// Everything that two hosts say to each other.
@@ -212,7 +215,8 @@ fn an_sctp_association_broken_off() {
     assert_eq!(lab.states(), ["CLOSED"]);
 }
 
-/// A new port means a new checksum, whatever the old one was: the kernel computes it without a look at that.
+/// A new port means a new checksum, whatever the old one was: the kernel computes it without a look
+/// at that.
 #[test]
 fn a_wrong_sctp_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);

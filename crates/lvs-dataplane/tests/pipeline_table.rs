@@ -1,5 +1,6 @@
-//! Frame in, verdict by hand, frame out. The frames with addresses in 10.0/16 and 10.1/16 were recorded from a kernel
-//! with IPVS; fields that vary between runs (the identification of what the director itself makes) are compared as zero.
+//! Frame in, verdict by hand, frame out. The frames with addresses in 10.0/16 and 10.1/16 were
+//! recorded from a kernel with IPVS; fields that vary between runs (the identification of what the
+//! director itself makes) are compared as zero.
 
 mod lab;
 
@@ -478,8 +479,8 @@ fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
     assert!(other.send(SERVERS, &complaint(1300)).is_empty());
 }
 
-/// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its reassembly at FORWARD forgets
-/// that the sender had cut it.
+/// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its
+/// reassembly at FORWARD forgets that the sender had cut it.
 #[test]
 fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
     let data = [7; 1200];
@@ -619,7 +620,8 @@ fn padding_and_bad_headers() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks the latter).
+    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks
+    /// the latter).
     #[test]
     fn mutations(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

@@ -1,4 +1,5 @@
-//! Two workers of one director: what belongs to the director counts for both, and limits hold for both together.
+//! Two workers of one director: what belongs to the director counts for both, and limits hold for
+//! both together.
 
 mod lab;
 

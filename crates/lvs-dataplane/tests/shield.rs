@@ -29,7 +29,8 @@ fn endpoint(address: &str, protocol: Protocol, port: u16) -> Endpoint {
     }
 }
 
-/// A client `c` (10.1.0.2), a director (10.1.0.1, 10.2.0.1, forwarding) and a server `s` (10.2.0.2), IPv6 likewise.
+/// A client `c` (10.1.0.2), a director (10.1.0.1, 10.2.0.1, forwarding) and a server `s`
+/// (10.2.0.2), IPv6 likewise.
 struct Net {
     client: Host,
     director: Host,
@@ -158,7 +159,8 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
     }
     assert!(echoes(&net.client, "10.2.0.1:7", 4000));
 
-    // ICMP errors to a VIP are hidden: an answer that nobody wants is told to the packet socket only.
+    // ICMP errors to a VIP are hidden: an answer that nobody wants is told to the packet socket
+    // only.
     let errors = || {
         let text = net
             .director
@@ -228,8 +230,8 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     drop(listener);
 }
 
-/// A router behind the director complains about a packet to a real server: who is complained about counts, not who
-/// complains.
+/// A router behind the director complains about a packet to a real server: who is complained about
+/// counts, not who complains.
 #[test]
 fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
     let net = net();
@@ -330,8 +332,9 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
     shield.update(&spec).unwrap();
     assert!(!echoes(&net.client, "10.1.0.9:7", 100));
     assert!(echoes(&net.client, "10.1.0.1:7", 100));
-    // Frames for a VLAN device or a macvlan of the shielded one are not the shielded one's: neither a tagged frame nor
-    // one for another station is hidden. (They are counted, as this kernel may have neither device.)
+    // Frames for a VLAN device or a macvlan of the shielded one are not the shielded one's: neither
+    // a tagged frame nor one for another station is hidden. (They are counted, as this kernel
+    // may have neither device.)
     let mac = |host: &Host, name: &'static str| {
         host.run(|| {
             let (_, state) = Netlink::open().unwrap();
@@ -506,7 +509,8 @@ fn what_is_given_back_is_received_by_the_host() {
         net.client.run(|| connect("10.1.0.1:80")),
         io::ErrorKind::TimedOut
     );
-    // Gives back all frames for the ports 80 and 81 of the address, as the engine does with what is no connection's.
+    // Gives back all frames for the ports 80 and 81 of the address, as the engine does with what is
+    // no connection's.
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let engine = net.director.spawn(move || {
@@ -605,7 +609,8 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &from, tag, &[8, 0], ip].concat())
 }
 
-/// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled ones.
+/// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled
+/// ones.
 #[test]
 fn a_priority_tag_uncovers_nothing() {
     let net = net();
@@ -644,8 +649,8 @@ fn a_priority_tag_uncovers_nothing() {
     drop(shield);
 }
 
-/// What ends within its transport header is IPVS's to drop at a service's address, whatever the services there are; the host
-/// would say that it has no such protocol, or no AH.
+/// What ends within its transport header is IPVS's to drop at a service's address, whatever the
+/// services there are; the host would say that it has no such protocol, or no AH.
 #[test]
 fn packets_whose_transport_header_is_not_whole_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;
@@ -709,7 +714,8 @@ fn packets_whose_transport_header_is_not_whole_are_hidden() {
     };
     assert!(!six("fd01::1", SCTP, false, 15));
     assert!(six("fd01::1", SCTP, false, 16));
-    // Nobody but the director looks behind AH: it takes all of it and gives back what is not for it.
+    // Nobody but the director looks behind AH: it takes all of it and gives back what is not for
+    // it.
     for (protocol, header) in [(6, 20), (17, 8), (SCTP, 16)] {
         for len in [0, header - 1, header] {
             assert!(!six("fd01::1", protocol, true, len), "{len} of {protocol}");

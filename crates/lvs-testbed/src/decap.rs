@@ -1,11 +1,12 @@
 //! The receiving end of the tunnels, for kernels that have no `ipip`, `sit`, `gre` or `fou` module.
 //!
-//! Raw sockets receive every tunnelled packet, reassembled if it came in fragments: IPIP (protocol 4), IPv6 in IP (41), GRE
-//! (47), each over IPv4 and IPv6. GUE comes to UDP sockets, so that the host checks its checksum; IPv6 without a checksum,
-//! which no ordinary socket takes, comes by a raw one. The inner packet is put into an Ethernet frame and sent into one end
-//! of a veth pair; the host receives it at the other end as if it had come from a wire. Unlike a TUN device, this needs
-//! no `/dev/net/tun`, so it works in every user namespace. `rp_filter` has to be 0 there, because the clients' addresses
-//! are not routed through the pair.
+//! Raw sockets receive every tunnelled packet, reassembled if it came in fragments: IPIP (protocol
+//! 4), IPv6 in IP (41), GRE (47), each over IPv4 and IPv6. GUE comes to UDP sockets, so that the
+//! host checks its checksum; IPv6 without a checksum, which no ordinary socket takes, comes by a
+//! raw one. The inner packet is put into an Ethernet frame and sent into one end of a veth pair;
+//! the host receives it at the other end as if it had come from a wire. Unlike a TUN device, this
+//! needs no `/dev/net/tun`, so it works in every user namespace. `rp_filter` has to be 0 there,
+//! because the clients' addresses are not routed through the pair.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -158,8 +159,8 @@ fn gue(domain: Domain) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges in the initial user
-/// namespace; without them the usual limit has to do.
+/// Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges
+/// in the initial user namespace; without them the usual limit has to do.
 fn grow(socket: &Socket) -> Result<()> {
     if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
         socket.set_recv_buffer_size(4 << 20)?;
@@ -191,8 +192,9 @@ fn relay(
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the new header overwrites the
-/// end of the others. None if the inner packet is not what these headers announce.
+/// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the
+/// new header overwrites the end of the others. None if the inner packet is not what these headers
+/// announce.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
     // A raw socket of IPv4 gives the IP header as well.

@@ -1,8 +1,9 @@
 //! Hosts in network namespaces for the tests, the benches and the demo.
 //!
-//! A [`Testbed`] is a handful of *hosts* (network and mount namespaces, each kept open by one sleeping process), joined
-//! by veth pairs and bridges. On top of it a [`Site`] is a ready-made LVS installation: client, router, director and
-//! real servers in one of three [`Topology`]s, with a real nginx on every real server.
+//! A [`Testbed`] is a handful of *hosts* (network and mount namespaces, each kept open by one
+//! sleeping process), joined by veth pairs and bridges. On top of it a [`Site`] is a ready-made LVS
+//! installation: client, router, director and real servers in one of three [`Topology`]s, with a
+//! real nginx on every real server.
 //!
 //! ```text
 //!  two-arm   client ── front LAN ── director ── back LAN ── servers
@@ -11,8 +12,9 @@
 //!                              └─ back LAN (servers)
 //! ```
 //!
-//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a pipe and cleans up
-//! when it closes, be it by a drop, a panic, Ctrl-C or `kill -9`. It runs as root, or else in a user namespace. The crate is for development and is not published.
+//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a
+//! pipe and cleans up when it closes, be it by a drop, a panic, Ctrl-C or `kill -9`. It runs as
+//! root, or else in a user namespace. The crate is for development and is not published.
 
 #![forbid(unsafe_code)]
 

@@ -9,7 +9,8 @@ pub struct Row {
     pub protocol: String,
     /// Address and port as printed.
     pub address: String,
-    /// The words after the address: scheduler and flags, or forwarding method, weight and counters.
+    /// The words after the address: scheduler and flags, or forwarding method, weight and
+    /// counters.
     pub words: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! An HTTP client that checks every byte; the subcommand `load`, run on a client host by [`Host::load`].
+//! An HTTP client that checks every byte; the subcommand `load`, run on a client host by
+//! [`Host::load`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +42,8 @@ pub struct LoadOptions {
     /// A request that takes longer than this many milliseconds has failed
     #[arg(long, default_value_t = 20_000)]
     pub timeout_ms: u64,
-    /// Local port of the first connection, the next one for each further; 0 for the kernel's choice
+    /// Local port of the first connection, the next one for each further; 0 for the kernel's
+    /// choice
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
     /// Stop when the input ends
@@ -136,8 +138,9 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports. Where their number is known, each has a local port of its own: the
-    /// kernel soon reuses a port, and a director then still knows the old connection.
+    /// Runs the requests from this host and reports. Where their number is known, each has a local
+    /// port of its own: the kernel soon reuses a port, and a director then still knows the old
+    /// connection.
     ///
     /// # Errors
     ///
@@ -421,7 +424,8 @@ fn request(
     if options.keepalive {
         *connection = Some(stream);
     } else {
-        // The server closes first, as servers do; reading its FIN leaves the connection in an orderly way.
+        // The server closes first, as servers do; reading its FIN leaves the connection in an
+        // orderly way.
         let extra = stream.read(buffer).context("read the end")?;
         ensure!(extra == 0, "{extra} bytes after the end");
     }

@@ -16,7 +16,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show a director at work: client, director and four web servers; NAT, direct routing and tunnelling
+    /// Show a director at work: client, director and four web servers; NAT, direct routing and
+    /// tunnelling
     Demo(demo::DemoOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
@@ -31,7 +32,8 @@ enum Command {
     },
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
-    /// Send frames that nobody should send (runs on any host of a site, or on a director into its TUN device)
+    /// Send frames that nobody should send (runs on any host of a site, or on a director into its
+    /// TUN device)
     Shoot(hostile::ShootOptions),
     /// Attack a director and see how honest clients fare beside it
     Attack(attack::AttackOptions),
@@ -57,7 +59,8 @@ enum Command {
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
     Transcripts(transcripts::TranscriptOptions),
-    /// Judge made-up packets and command lines by a kernel with IPVS and by the real ipvsadm, and compare
+    /// Judge made-up packets and command lines by a kernel with IPVS and by the real ipvsadm, and
+    /// compare
     Differential(differential::DifferentialOptions),
     /// Record cases on this machine's kernel (for `differential`, where that kernel is)
     #[command(hide = true)]

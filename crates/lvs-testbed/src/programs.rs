@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Finds a program of this project: in `LVS_BIN_DIR` if that is set, else in the target directory that the running
-/// executable is in. So `cargo test` uses the debug build, and `cargo test --release` the release build.
+/// Finds a program of this project: in `LVS_BIN_DIR` if that is set, else in the target directory
+/// that the running executable is in. So `cargo test` uses the debug build, and `cargo test
+/// --release` the release build.
 ///
 /// # Errors
 ///

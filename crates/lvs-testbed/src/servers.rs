@@ -31,10 +31,12 @@ impl Default for NginxOptions {
     }
 }
 
-/// Starts an nginx that serves the directory `www` of the testbed, names itself in the header `X-Server` and under
-/// `/id`, tells clients their address under `/addr`, and takes uploads with PUT under `/up/`, into the directory `NAME-up/up`.
+/// Starts an nginx that serves the directory `www` of the testbed, names itself in the header
+/// `X-Server` and under `/id`, tells clients their address under `/addr`, and takes uploads with
+/// PUT under `/up/`, into the directory `NAME-up/up`.
 ///
-/// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing needs to change user.
+/// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing
+/// needs to change user.
 ///
 /// # Errors
 ///
@@ -119,8 +121,8 @@ http {{
     Ok(server)
 }
 
-/// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has to be the VIP: iperf3
-/// answers UDP from whatever address the route suggests if it listens on all.
+/// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has
+/// to be the VIP: iperf3 answers UDP from whatever address the route suggests if it listens on all.
 ///
 /// # Errors
 ///
@@ -135,7 +137,8 @@ pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a dnsmasq on port 53 that says `id.test` is a text record with the host's name and `www.test` is 192.0.2.80.
+/// Starts a dnsmasq on port 53 that says `id.test` is a text record with the host's name and
+/// `www.test` is 192.0.2.80.
 ///
 /// # Errors
 ///
@@ -159,10 +162,11 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It serves the directory
-/// `www` of the testbed for reading as `www`, and takes uploads into `up`, which is `NAME-ftp/up` of the testbed. Passive data
-/// connections are to the ports from 30000 to 30099 of the address that the client has connected to, or that it is told by
-/// `passive_address`; active ones come from port 20.
+/// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It
+/// serves the directory `www` of the testbed for reading as `www`, and takes uploads into `up`,
+/// which is `NAME-ftp/up` of the testbed. Passive data connections are to the ports from 30000 to
+/// 30099 of the address that the client has connected to, or that it is told by `passive_address`;
+/// active ones come from port 20.
 ///
 /// # Errors
 ///
@@ -214,7 +218,8 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a dnsmasq that serves the directory `www` of the testbed by TFTP, every transfer from port 69.
+/// Starts a dnsmasq that serves the directory `www` of the testbed by TFTP, every transfer from
+/// port 69.
 ///
 /// # Errors
 ///
@@ -239,7 +244,8 @@ pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a sipp on UDP port 5060 of an address that answers calls, and notes every message in `NAME-sip` of the testbed.
+/// Starts a sipp on UDP port 5060 of an address that answers calls, and notes every message in
+/// `NAME-sip` of the testbed.
 ///
 /// # Errors
 ///

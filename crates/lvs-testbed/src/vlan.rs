@@ -1,4 +1,5 @@
-//! An interface of a VLAN on hosts whose kernel has no 802.1Q: tags made and read by a packet socket on the trunk.
+//! An interface of a VLAN on hosts whose kernel has no 802.1Q: tags made and read by a packet
+//! socket on the trunk.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use lvs_dataplane::sys::Poller;
 
 use crate::netns::{Host, Proc, wait_until};
 
-/// Makes the interface `name` (`eth0.100`) on a host, up and without an address. It goes with the program.
+/// Makes the interface `name` (`eth0.100`) on a host, up and without an address. It goes with the
+/// program.
 ///
 /// # Errors
 ///

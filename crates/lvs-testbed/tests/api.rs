@@ -103,8 +103,8 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say, and a
-/// Prometheus scrapes; counters go on where they were when lvsd is started again.
+/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say,
+/// and a Prometheus scrapes; counters go on where they were when lvsd is started again.
 #[test]
 fn programs_of_others_read_it() -> Result<()> {
     let site = site("metrics")?;

@@ -1,5 +1,5 @@
-//! What IPVS in the kernel does not do, or only with help: servers as clients of their own service, answers of direct
-//! routing that come by, addresses in no network.
+//! What IPVS in the kernel does not do, or only with help: servers as clients of their own service,
+//! answers of direct routing that come by, addresses in no network.
 
 mod common;
 
@@ -21,8 +21,8 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every server asks its own service, and gets answers of each of them, itself included. The servers are on one network
-/// with each other, and with the director or not.
+/// Every server asks its own service, and gets answers of each of them, itself included. The
+/// servers are on one network with each other, and with the director or not.
 #[test]
 fn servers_are_clients_of_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
@@ -70,7 +70,8 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
     Ok(())
 }
 
-/// Without being asked to, the director translates as the kernel does, and such a client's answer takes the short way.
+/// Without being asked to, the director translates as the kernel does, and such a client's answer
+/// takes the short way.
 #[test]
 fn hairpin_is_off_at_first() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
@@ -86,8 +87,8 @@ fn hairpin_is_off_at_first() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing where the director is the servers' gateway: their answers pass it with the VIP as source, which a host
-/// that has the VIP takes for forged.
+/// Direct routing where the director is the servers' gateway: their answers pass it with the VIP as
+/// source, which a host that has the VIP takes for forged.
 #[test]
 fn answers_of_direct_routing_pass_the_director() -> Result<()> {
     for vip in [Vip::Host, Vip::Engine, Vip::Routed] {
@@ -113,7 +114,8 @@ fn answers_of_direct_routing_pass_the_director() -> Result<()> {
     Ok(())
 }
 
-/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely routed here.
+/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely
+/// routed here.
 #[test]
 fn a_vip_that_is_routed_to_the_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
@@ -131,7 +133,8 @@ fn a_vip_that_is_routed_to_the_director() -> Result<()> {
     Ok(())
 }
 
-/// Ports 8000 to 8099, all ports of another protocol, and one port that has a service of its own, out of one file.
+/// Ports 8000 to 8099, all ports of another protocol, and one port that has a service of its own,
+/// out of one file.
 #[test]
 fn services_of_many_ports() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
@@ -189,7 +192,8 @@ fn services_of_many_ports() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // Every datagram's port; what the servers have not they refuse themselves, and the client hears it from the VIP.
+        // Every datagram's port; what the servers have not they refuse themselves, and the client
+        // hears it from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -230,7 +234,8 @@ fn services_of_many_ports() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a reload.
+/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a
+/// reload.
 #[test]
 fn full_nat_out_of_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);

@@ -250,8 +250,8 @@ fn each_kind_against_a_real_server() -> Result<()> {
     Ok(())
 }
 
-/// A check goes where clients' packets go, to exactly the server that it asks about; it sees what a check of the server's own
-/// address does not.
+/// A check goes where clients' packets go, to exactly the server that it asks about; it sees what a
+/// check of the server's own address does not.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);
     options.servers = 2;

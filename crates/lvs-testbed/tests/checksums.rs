@@ -1,5 +1,5 @@
-//! Ten million random rewrites, each compared with a full recomputation by another crate: what the packet path adjusts, it
-//! adjusts right.
+//! Ten million random rewrites, each compared with a full recomputation by another crate: what the
+//! packet path adjusts, it adjusts right.
 
 use std::net::{IpAddr, SocketAddr};
 

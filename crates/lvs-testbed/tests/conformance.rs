@@ -81,9 +81,10 @@ fn synchronisation() {
     check("lvs-core/tests/golden/sync", "sync", 1910);
 }
 
-/// Random operations and frames, recorded from Linux 6.12 to be unlike the other recordings: servers and sysctls changed in
-/// mid-run, reuse, `drop_packet`, bundled SCTP chunks, fragments, ICMP errors and complaints about tunnels, counters after
-/// them, what a master sends and a backup takes.
+/// Random operations and frames, recorded from Linux 6.12 to be unlike the other recordings:
+/// servers and sysctls changed in mid-run, reuse, `drop_packet`, bundled SCTP chunks, fragments,
+/// ICMP errors and complaints about tunnels, counters after them, what a master sends and a backup
+/// takes.
 #[test]
 fn random_operations() {
     let wanted = [

@@ -1,4 +1,5 @@
-//! Where the engine differs from the kernel's IPVS on purpose, as a host sees it: see ARCHITECTURE.md.
+//! Where the engine differs from the kernel's IPVS on purpose, as a host sees it: see
+//! ARCHITECTURE.md.
 
 mod common;
 

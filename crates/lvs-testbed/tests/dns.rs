@@ -1,4 +1,5 @@
-//! Names of hosts where the domain name system is dead: nothing waits for it for long, and `-n` does not ask at all.
+//! Names of hosts where the domain name system is dead: nothing waits for it for long, and `-n`
+//! does not ask at all.
 
 mod common;
 
@@ -49,8 +50,8 @@ fn dead_name_servers_hold_nothing_up() -> Result<()> {
     let before = questions(&site)?;
     let numbers = site.director.sh("timeout 60 ipvsadm -Ln")?;
     ensure!(questions(&site)? == before, "-n asks nobody");
-    // What the files know has its name, the rest is numbers; one look-up of the C library after the other would take
-    // minutes.
+    // What the files know has its name, the rest is numbers; one look-up of the C library after the
+    // other would take minutes.
     let named = site.director.sh("timeout 60 ipvsadm -L")?;
     ensure!(questions(&site)? > before, "without -n somebody is asked");
     ensure!(named.contains("-> first.test:http "), "{named}");

@@ -90,7 +90,8 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     Ok(())
 }
 
-/// Filters beside the host's stack: those in front of which the engine has its copy, and those that its packets meet.
+/// Filters beside the host's stack: those in front of which the engine has its copy, and those that
+/// its packets meet.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

@@ -304,8 +304,8 @@ while (time < $end) {
 }
 "#;
 
-/// A client that asks again and again over one connection, and tells how long answers took: the median,
-/// the 99th percentile and the longest, in milliseconds.
+/// A client that asks again and again over one connection, and tells how long answers took: the
+/// median, the 99th percentile and the longest, in milliseconds.
 const PATIENT: &str = r#"
 use IO::Socket::INET;
 use Time::HiRes 'time';

@@ -1,5 +1,6 @@
-//! A published evaluation of LVS, as printed: `ipvsadm` by its own name and place, 2 to 8 private servers behind a
-//! masquerading director, clients that loop over `wget`, listings appended to files while they do.
+//! A published evaluation of LVS, as printed: `ipvsadm` by its own name and place, 2 to 8 private
+//! servers behind a masquerading director, clients that loop over `wget`, listings appended to
+//! files while they do.
 
 mod common;
 
@@ -115,8 +116,8 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     for row in &rows[1..] {
         let count = row.number(0)?;
         let even = (least..=40_u64.div_ceil(servers as u64)).contains(&count);
-        // A server that comes back is charged with its old connections until they are forgotten, so that lc prefers the
-        // new ones, as it does in the kernel.
+        // A server that comes back is charged with its old connections until they are forgotten, so
+        // that lc prefers the new ones, as it does in the kernel.
         ensure!(even || scheduler == "lc", "{scheduler}: {exact}");
     }
     for file in ["stats", "rate", "connection"] {

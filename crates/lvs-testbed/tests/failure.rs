@@ -61,7 +61,8 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
 
-    // One client that asks rarely over one connection: killing and starting take place between two of its requests.
+    // One client that asks rarely over one connection: killing and starting take place between two
+    // of its requests.
     let mut load = site.load();
     load.keepalive = true;
     load.concurrency = 1;
@@ -77,7 +78,8 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
     common::ok(site.client.load(&load)?, 94)?;
-    // The old one belongs to nobody; as after a reboot of an IPVS director, the host resets it, and the client starts anew.
+    // The old one belongs to nobody; as after a reboot of an IPVS director, the host resets it, and
+    // the client starts anew.
     std::thread::sleep(Duration::from_millis(3000));
     let report = old.finish()?;
     ensure!(report.failed == 1 && report.ok >= 2, "{report:?}");
@@ -217,7 +219,8 @@ fn rules_that_make_no_sense_change_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Frames cut short, with wrong lengths and with every byte changed, from a neighbour; real traffic goes on beside them.
+/// Frames cut short, with wrong lengths and with every byte changed, from a neighbour; real traffic
+/// goes on beside them.
 #[test]
 fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     let mut options = SiteOptions::new("frames", Forward::Nat);

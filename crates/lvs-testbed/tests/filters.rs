@@ -1,4 +1,5 @@
-//! Filters: what the host's own rules see of packets that are left to it, and what the director refuses by itself.
+//! Filters: what the host's own rules see of packets that are left to it, and what the director
+//! refuses by itself.
 
 mod common;
 
@@ -49,8 +50,8 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// What passes by the engine's hands on its way to the host meets the host's rules as it came: fragments large and small, and
-/// datagrams whole, on a port of a VIP of the host's.
+/// What passes by the engine's hands on its way to the host meets the host's rules as it came:
+/// fragments large and small, and datagrams whole, on a port of a VIP of the host's.
 #[test]
 fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
@@ -110,7 +111,8 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     Ok(())
 }
 
-/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine says so.
+/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine
+/// says so.
 #[test]
 fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
     let mut site = site("nobpf")?;
@@ -158,8 +160,8 @@ for my $id (grep { $_ } unpack('L64', $links)) {
 print $ended;
 "#;
 
-/// Somebody ends the program that gives frames back: none of them leaves as if its sender were here, and soon the host gets them
-/// another way.
+/// Somebody ends the program that gives frames back: none of them leaves as if its sender were
+/// here, and soon the host gets them another way.
 #[test]
 fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
     let mut site = site("detached")?;
@@ -197,7 +199,8 @@ fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
-/// `-S` is ipvsadm's to the byte, says what it does not save, and `filter save` and `restore` bring that back: all, or nothing.
+/// `-S` is ipvsadm's to the byte, says what it does not save, and `filter save` and `restore` bring
+/// that back: all, or nothing.
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;
@@ -351,7 +354,8 @@ fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
         ensure!(served(&site)?, "iptables");
         director("iptables-legacy -F")?;
     }
-    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its copy.
+    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its
+    // copy.
     for priority in [-500, 0] {
         director(&format!(
             "nft 'add table netdev early; add chain netdev early c {{ type filter hook ingress device eth0 priority {priority}; }}; \

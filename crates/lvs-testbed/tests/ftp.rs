@@ -1,5 +1,5 @@
-//! FTP with real servers and real clients, active and passive: through NAT with the helper, through direct routing with
-//! persistence.
+//! FTP with real servers and real clients, active and passive: through NAT with the helper, through
+//! direct routing with persistence.
 
 mod common;
 
@@ -86,8 +86,8 @@ impl Ftp {
         Ok(())
     }
 
-    /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and sends it twice, as `up-1` and
-    /// `up-2`, over one control connection; compares all four.
+    /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and
+    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four.
     fn transfer(&self, what: &str, script: impl Fn(&str) -> String) -> Result<()> {
         let site = &self.site;
         let dir = site.testbed.dir().join("client");
@@ -183,8 +183,9 @@ fn nat_with_the_helper() -> Result<()> {
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.all_clients()?;
 
-    // The address that clients are told has one digit more than the servers', so the numbers of every stream above have
-    // been shifted; and data connections were all to the virtual address.
+    // The address that clients are told has one digit more than the servers', so the numbers of
+    // every stream above have been shifted; and data connections were all to the virtual
+    // address.
     let listing = ftp.site.lvsadm("-L -n -c")?;
     let virt = format!("{}:", ftp.site.vip);
     let data = |port: &str| {
@@ -194,7 +195,8 @@ fn nat_with_the_helper() -> Result<()> {
             .filter(|line| line.contains(&service))
             .count()
     };
-    // Four transfers and no listing of a directory: three passive and two active clients of four and five commands each.
+    // Four transfers and no listing of a directory: three passive and two active clients of four
+    // and five commands each.
     ensure!(data("300") >= 24 && data("20 ") >= 16, "{listing}");
 
     // Many at once, over both servers.
@@ -256,7 +258,8 @@ fn nat_of_ipv6() -> Result<()> {
     ftp.tnftp("EPRT", vip, "passive")
 }
 
-/// What is left where the helper cannot read the commands: servers that know the virtual address, and a mark for the ports.
+/// What is left where the helper cannot read the commands: servers that know the virtual address,
+/// and a mark for the ports.
 #[test]
 fn nat_with_a_mark_and_no_helper() -> Result<()> {
     let ftp = Ftp::told(options("ftp-blind", Forward::Nat), &[], |site| {

@@ -1,4 +1,5 @@
-//! Full NAT: the director's local addresses stand for clients, so that the servers' gateway may be anything.
+//! Full NAT: the director's local addresses stand for clients, so that the servers' gateway may be
+//! anything.
 
 mod common;
 
@@ -75,8 +76,8 @@ fn a_local_address_of_the_hosts() -> Result<()> {
     Ok(())
 }
 
-/// The local address is in no network's hands but the engine's, the VIP as well; IPv4 and IPv6; then other addresses take over
-/// under traffic.
+/// The local address is in no network's hands but the engine's, the VIP as well; IPv4 and IPv6;
+/// then other addresses take over under traffic.
 #[test]
 fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     let mut options = options("fullnat-own");
@@ -132,7 +133,8 @@ fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     Ok(())
 }
 
-/// Listings and rules: a name of its own, a round trip, and nothing of it where the program is called ipvsadm.
+/// Listings and rules: a name of its own, a round trip, and nothing of it where the program is
+/// called ipvsadm.
 #[test]
 fn listings_and_rules() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;

@@ -1,4 +1,5 @@
-//! What the fuzz targets do, with random bytes: as good as a fuzzer for the first seconds of it, and it needs none.
+//! What the fuzz targets do, with random bytes: as good as a fuzzer for the first seconds of it,
+//! and it needs none.
 
 use std::path::Path;
 
@@ -15,7 +16,8 @@ fn target(name: &str) -> Target {
         .expect("such a target")
 }
 
-/// Random bytes, and what was found by fuzzing once and is kept in `fuzz/seeds`: as it is, and damaged.
+/// Random bytes, and what was found by fuzzing once and is kept in `fuzz/seeds`: as it is, and
+/// damaged.
 fn run(name: &str) {
     let (_, target) = target(name);
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))

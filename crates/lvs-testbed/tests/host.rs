@@ -1,4 +1,5 @@
-//! What the director's own network stack must not do, and must still do, while the engine works beside it.
+//! What the director's own network stack must not do, and must still do, while the engine works
+//! beside it.
 
 mod common;
 
@@ -39,7 +40,8 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing there, and says so.
+    // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing
+    // there, and says so.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed => {
@@ -92,7 +94,8 @@ fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
     five_situations(Vip::Engine, "own-vip")
 }
 
-/// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no packet socket forwards.
+/// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no
+/// packet socket forwards.
 #[test]
 fn a_client_on_the_director_reaches_the_service() -> Result<()> {
     let mut site = site("local", Vip::Engine)?;
@@ -139,8 +142,9 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// What a server sends through the director and the client receives of it: ICMP errors to the client about a packet that
-/// concerns no service, the first of which ends before the ports. They are told apart by their last word.
+/// What a server sends through the director and the client receives of it: ICMP errors to the
+/// client about a packet that concerns no service, the first of which ends before the ports. They
+/// are told apart by their last word.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;
@@ -181,8 +185,8 @@ fn errors_in_transit(site: &Site) -> Result<String> {
     Ok(listener.log().replace('\n', " "))
 }
 
-/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are dropped: what is intercepted
-/// follows the sysctl, in both directions, while the engine runs.
+/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
+/// dropped: what is intercepted follows the sysctl, in both directions, while the engine runs.
 #[test]
 fn schedule_icmp_is_followed_by_what_is_intercepted() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;

@@ -1,5 +1,5 @@
-//! A million frames that nobody should send for each forwarding method: none panics the packet path, each has one fate, and
-//! what leaves is right.
+//! A million frames that nobody should send for each forwarding method: none panics the packet
+//! path, each has one fate, and what leaves is right.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,8 @@ const FRAMES: u64 = if cfg!(debug_assertions) {
     1_000_000
 };
 
-/// Memory of all tests of this file at once: each has a pool of frames and a table of connections, and nothing that grows.
+/// Memory of all tests of this file at once: each has a pool of frames and a table of connections,
+/// and nothing that grows.
 const RESIDENT_MAX: usize = 768 << 20;
 
 fn weather(seed: u64, names: &[&str]) {

@@ -1,5 +1,6 @@
-//! A sample of the hostile frames through real backends: packet sockets on veth links, the device that leads to the host, and
-//! the TUN backend. The engine lives, goes on balancing, and knows what became of every frame.
+//! A sample of the hostile frames through real backends: packet sockets on veth links, the device
+//! that leads to the host, and the TUN backend. The engine lives, goes on balancing, and knows what
+//! became of every frame.
 
 mod common;
 

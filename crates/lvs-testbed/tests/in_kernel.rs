@@ -1,4 +1,5 @@
-//! The path in the kernel, end to end: the same traffic as through the engine alone, and the same listings.
+//! The path in the kernel, end to end: the same traffic as through the engine alone, and the same
+//! listings.
 //!
 //! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
 
@@ -93,7 +94,8 @@ macro_rules! method {
 method!(nat, Nat);
 method!(dr, Dr);
 
-/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies from there.
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
+/// from there.
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
@@ -202,7 +204,8 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
     )
 }
 
-/// A BPF program that says so much to each frame, as the first one at the ingress of an interface of the director's.
+/// A BPF program that says so much to each frame, as the first one at the ingress of an interface
+/// of the director's.
 fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<TcLink> {
     let path = format!("/sys/class/net/{interface}/ifindex");
     let ifindex = site.director.sh(&format!("cat {path}"))?.trim().parse()?;
@@ -224,7 +227,8 @@ fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<TcLink> {
     thread.join().expect("it does not panic")
 }
 
-/// Another program in front of ours may end the chain: the engine goes on without it, and nothing breaks.
+/// Another program in front of ours may end the chain: the engine goes on without it, and nothing
+/// breaks.
 #[test]
 fn another_program_in_front_is_noticed() -> Result<()> {
     let Some(site) = site("ink-front", Forward::Nat, 1)? else {
@@ -334,7 +338,8 @@ fn ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Downloads that a killed engine must not break: so many at once, each at 100 kB/s, and compared with what is served.
+/// Downloads that a killed engine must not break: so many at once, each at 100 kB/s, and compared
+/// with what is served.
 const DOWNLOADS: usize = 200;
 
 fn killed(label: &str, forward: Forward) -> Result<()> {
@@ -342,7 +347,8 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         return Ok(());
     };
     site.add_service(80, "rr")?;
-    // What the sockets' buffers take is not held back by curl: the rest lasts longer than the engine is away.
+    // What the sockets' buffers take is not held back by curl: the rest lasts longer than the
+    // engine is away.
     site.serve("much", 3 << 20)?;
     let dir = site.testbed.dir().join("downloads");
     std::fs::create_dir_all(&dir)?;

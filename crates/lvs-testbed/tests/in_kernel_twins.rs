@@ -1,5 +1,6 @@
-//! The programs of the path in the kernel against the packet path: the same frames, honest and hostile, go through one with and one without
-//! them, and the same frames leave, with the same connections, states, deadlines and counters. `make twins` takes 1,000,000 frames.
+//! The programs of the path in the kernel against the packet path: the same frames, honest and
+//! hostile, go through one with and one without them, and the same frames leave, with the same
+//! connections, states, deadlines and counters. `make twins` takes 1,000,000 frames.
 
 use lvs_dataplane::in_kernel::InKernelError;
 use lvs_dataplane::sys::is_root_of_all;

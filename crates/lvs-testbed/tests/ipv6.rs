@@ -1,5 +1,5 @@
-//! IPv6, end to end: the real programs between a real client and real servers, by every forwarding method; and every kind of
-//! tunnel, also of one IP version in the other.
+//! IPv6, end to end: the real programs between a real client and real servers, by every forwarding
+//! method; and every kind of tunnel, also of one IP version in the other.
 
 mod common;
 
@@ -23,7 +23,8 @@ fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<(
     Ok(())
 }
 
-/// Requests whose answers fill segments of all sizes, shared evenly; then an upload, whose segments the director forwards.
+/// Requests whose answers fill segments of all sizes, shared evenly; then an upload, whose segments
+/// the director forwards.
 fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     let mut load = LoadOptions::new(virt);
     load.requests = 200;

@@ -1,4 +1,5 @@
-//! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and restored at the start.
+//! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and
+//! restored at the start.
 //!
 //! On the director `/sbin/ipvsadm` is `lvsadm`; nobody there knows.
 
@@ -47,7 +48,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     );
     let file = site.testbed.dir().join("ldirectord.cf");
     fs::write(&file, text)?;
-    // Its pid file lies in /run, which belongs to the whole machine, as does the engine's socket, which it is to find.
+    // Its pid file lies in /run, which belongs to the whole machine, as does the engine's socket,
+    // which it is to find.
     let sockets = site.testbed.dir().join("sockets");
     fs::create_dir(&sockets)?;
     site.director.sh(&format!(
@@ -153,7 +155,8 @@ fn direct_routing_not_quiescent() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
 
-/// Rules saved, and restored at the start, by the init script of Debian's package ipvsadm, unmodified, with its files.
+/// Rules saved, and restored at the start, by the init script of Debian's package ipvsadm,
+/// unmodified, with its files.
 #[test]
 fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     let mut site = site("debian", Forward::Nat)?;

@@ -19,7 +19,8 @@ fn many_connections_are_listed_whole_while_others_come_and_go() -> Result<()> {
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
-    // Each three times: what is lost on the way comes again, and what has come makes no other connection.
+    // Each three times: what is lost on the way comes again, and what has come makes no other
+    // connection.
     site.client.sh(&format!(
         r#"perl -MSocket -e '
         my $to = sockaddr_in(9, inet_aton("{vip}"));

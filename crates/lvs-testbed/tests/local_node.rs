@@ -28,8 +28,8 @@ fn rules(site: &Site) -> Result<String> {
     site.director.sh("ip rule; ip -6 rule")
 }
 
-/// NAT to another port of the director, the VIP on the host or the engine's own: its server sees the clients' addresses,
-/// and answers them through the engine.
+/// NAT to another port of the director, the VIP on the host or the engine's own: its server sees
+/// the clients' addresses, and answers them through the engine.
 #[test]
 fn nat_to_the_director_itself() -> Result<()> {
     for vip in [Vip::Host, Vip::Engine] {
@@ -42,7 +42,8 @@ fn nat_to_the_director_itself() -> Result<()> {
         let own = web_server(&site, 8080)?;
         let service = site.service(80);
         site.add_service(80, "rr")?;
-        // An address of the director on the servers' side, and with the VIP on the host the VIP itself.
+        // An address of the director on the servers' side, and with the VIP on the host the VIP
+        // itself.
         let own_address = if vip == Vip::Host {
             site.vip.to_string()
         } else {
@@ -67,7 +68,8 @@ fn nat_to_the_director_itself() -> Result<()> {
             .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed engine leaves a rule into an empty table, which disturbs nobody, and the next engine takes it away.
+        // A killed engine leaves a rule into an empty table, which disturbs nobody, and the next
+        // engine takes it away.
         ensure!(rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
         if let Some(engine) = &mut site.engine {
             engine.kill();
@@ -109,7 +111,8 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
     Ok(())
 }
 
-/// With full NAT the director needs nobody to stand for its clients: it is what they would be translated to.
+/// With full NAT the director needs nobody to stand for its clients: it is what they would be
+/// translated to.
 #[test]
 fn full_nat_to_the_director_itself() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
@@ -126,8 +129,8 @@ fn full_nat_to_the_director_itself() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// A director whose host is strict about where packets come from goes on taking those for its other ports, whatever port its
-/// own server has.
+/// A director whose host is strict about where packets come from goes on taking those for its other
+/// ports, whatever port its own server has.
 #[test]
 fn a_local_server_on_a_strict_host_leaves_the_other_ports_alone() -> Result<()> {
     let mut options = SiteOptions::new("local-strict", Forward::Nat);

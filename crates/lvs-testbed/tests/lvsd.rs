@@ -456,8 +456,8 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss of
-/// the engine, and says so.
+/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
+/// of the engine, and says so.
 #[test]
 fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
     let site = site("admin")?;
@@ -594,8 +594,8 @@ fn is_answered_for(site: &Site) -> bool {
     said.is_ok_and(|said| said.contains("lladdr"))
 }
 
-/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it is taken back, and goes with
-/// lvsd where the service is to.
+/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
+/// is taken back, and goes with lvsd where the service is to.
 #[test]
 fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
@@ -665,7 +665,8 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As many services and servers as the largest that are known. Run with `--nocapture` for the times.
+/// As many services and servers as the largest that are known. Run with `--nocapture` for the
+/// times.
 #[test]
 fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
     const SERVICES: usize = 2_277;

@@ -69,7 +69,8 @@ fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
     Ok(())
 }
 
-/// A rule by source alone drops what goes to services, of open connections too, and leaves the host's own ports alone.
+/// A rule by source alone drops what goes to services, of open connections too, and leaves the
+/// host's own ports alone.
 #[test]
 fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()> {
     let mut options = SiteOptions::new("source", Forward::Nat);

@@ -1,5 +1,5 @@
-//! Random operations on the director and on a naive model of it: both must agree on every decision, every count and every
-//! listing.
+//! Random operations on the director and on a naive model of it: both must agree on every decision,
+//! every count and every listing.
 
 use lvs_core::TcpFlags;
 use lvs_testbed::fuzz::naive::{Op, Pair};

@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS, between real clients and servers: a server that goes down leaves nobody waiting, and
-//! one that comes back starts slowly.
+//! What goes beyond the kernel's IPVS, between real clients and servers: a server that goes down
+//! leaves nobody waiting, and one that comes back starts slowly.
 
 mod common;
 
@@ -124,7 +124,8 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Two servers, of which one is taken out of the file while connections of all kinds are open to both.
+/// Two servers, of which one is taken out of the file while connections of all kinds are open to
+/// both.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     let mut options = SiteOptions::new("down", forward);
     options.servers = 2;
@@ -154,7 +155,8 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         wait_until("three connections", SOON, || established(server) == 3)?;
     }
     daemon.reload(&[0])?;
-    // Both ends are told: the server, which is alive, and its three clients. A slow download first reads what had come.
+    // Both ends are told: the server, which is alive, and its three clients. A slow download first
+    // reads what had come.
     let (idle, slow) = clients.split_at_mut(4);
     let told = wait_until("the resets", SOON, || {
         let ended = idle
@@ -237,7 +239,8 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
     Ok(())
 }
 
-/// A server that falls silent: all of its clients are reset when that is known. Run with `--nocapture` for the times.
+/// A server that falls silent: all of its clients are reset when that is known. Run with
+/// `--nocapture` for the times.
 #[test]
 fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
     const CLIENTS: usize = 200;

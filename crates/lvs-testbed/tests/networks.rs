@@ -1,5 +1,6 @@
-//! Networks as they are: VLANs, interfaces that come, go, change and get other names, servers that get other link-layer
-//! addresses, switches that watch multicast, neighbours that are gone. Real traffic goes on beside all of it.
+//! Networks as they are: VLANs, interfaces that come, go, change and get other names, servers that
+//! get other link-layer addresses, switches that watch multicast, neighbours that are gone. Real
+//! traffic goes on beside all of it.
 
 mod common;
 
@@ -136,7 +137,8 @@ fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
     ))?;
     director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
 
-    // Another device of the same name: connections live on, as neither address nor route of anybody has changed for long.
+    // Another device of the same name: connections live on, as neither address nor route of anybody
+    // has changed for long.
     let download = Download::start(&site)?;
     director.sh("ip link delete eth1")?;
     site.testbed.plug("back", director, "eth1")?;

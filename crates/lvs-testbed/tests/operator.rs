@@ -1,4 +1,5 @@
-//! The words that only `lvsadm` has, with a real engine, real servers and real readers of what they write.
+//! The words that only `lvsadm` has, with a real engine, real servers and real readers of what they
+//! write.
 
 mod common;
 
@@ -106,7 +107,8 @@ fn explain_tells_what_then_happens() -> Result<()> {
     let told = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
     ensure!(told.contains("none: no service takes"), "{told}");
 
-    // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a table.
+    // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a
+    // table.
     let vip = site.vip;
     let to = format!("--destination {vip} --protocol tcp --ports 8000-8010");
     site.lvsadm("-A -f 7 -s sh")?;

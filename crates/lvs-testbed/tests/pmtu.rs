@@ -1,5 +1,5 @@
-//! Path MTU discovery, end to end: big downloads and uploads through a hop that carries 1,400 bytes, before the director and
-//! behind it, by every forwarding method and of both IP versions.
+//! Path MTU discovery, end to end: big downloads and uploads through a hop that carries 1,400
+//! bytes, before the director and behind it, by every forwarding method and of both IP versions.
 
 mod common;
 
@@ -11,15 +11,16 @@ use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 /// Enough for hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Client and director on networks of the router's, servers behind it on another one: two hops that can be narrow.
+/// Client and director on networks of the router's, servers behind it on another one: two hops that
+/// can be narrow.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
     options.servers = 1;
     let site = Site::new(options)?;
     if forward == Forward::Nat {
-        // What servers send goes to the director, not straight to the client. And the router's own complaints pass it again,
-        // on their way from the director to the servers.
+        // What servers send goes to the director, not straight to the client. And the router's own
+        // complaints pass it again, on their way from the director to the servers.
         router(&site)?.sh(
             "echo 1 > /proc/sys/net/ipv4/conf/all/accept_local
              ip rule add iif eth2 lookup 100; ip route add default via 192.0.2.1 table 100
@@ -92,7 +93,8 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// These narrow hops for services of these kinds: IPv6 or not for the client, for the server, and how it is forwarded to.
+/// These narrow hops for services of these kinds: IPv6 or not for the client, for the server, and
+/// how it is forwarded to.
 fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
     for &which in hops {
         for &(six, server6, options) in kinds {
@@ -249,7 +251,8 @@ fn switched_off() -> Result<()> {
     Ok(())
 }
 
-/// Frames of 9,000 bytes between client and director, 1,500 to the servers: told, cut or lowered, and never lost.
+/// Frames of 9,000 bytes between client and director, 1,500 to the servers: told, cut or lowered,
+/// and never lost.
 #[test]
 fn jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {

@@ -1,4 +1,5 @@
-//! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in order.
+//! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in
+//! order.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::programs;
 
-/// Hosts, a system of its own for what is written, and the cables: client eth0 192.0.2.2 - 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
+/// Hosts, a system of its own for what is written, and the cables: client eth0 192.0.2.2 -
+/// 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
 const HOSTS: &str = r"
 mount --make-rprivate /
 for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done

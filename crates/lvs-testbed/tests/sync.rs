@@ -9,7 +9,8 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until};
 use lvs_testbed::{programs, servers::NginxOptions};
 
-/// A site with an engine on each of two directors, the first with daemons of these arguments, the second with others.
+/// A site with an engine on each of two directors, the first with daemons of these arguments, the
+/// second with others.
 fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     let mut options = SiteOptions::new("sync", forward);
     options.standby = true;

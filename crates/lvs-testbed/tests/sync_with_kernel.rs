@@ -1,12 +1,13 @@
-//! Connections between the kernel's IPVS and this director, both ways, while downloads go on. It needs a kernel with IPVS as
-//! User Mode Linux:
+//! Connections between the kernel's IPVS and this director, both ways, while downloads go on. It
+//! needs a kernel with IPVS as User Mode Linux:
 //!
 //! ```text
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test sync_with_kernel -- --ignored
 //! ```
 //!
-//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots it with these arguments of the kernel's and runs the script in it as root; it
-//! sees this machine's files, may write into the directory, whose name is `$OUT` there, and has ipvsadm.
+//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots it with these arguments of the kernel's and
+//! runs the script in it as root; it sees this machine's files, may write into the directory, whose
+//! name is `$OUT` there, and has ipvsadm.
 
 use std::fs;
 use std::path::PathBuf;

@@ -83,7 +83,8 @@ fn a_wrong_byte_and_a_dead_server_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// The director's part is played by one hand-made packet: IPIP with an echo request inside, from the client to the VIP.
+/// The director's part is played by one hand-made packet: IPIP with an echo request inside, from
+/// the client to the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("ipip", Forward::Tun);

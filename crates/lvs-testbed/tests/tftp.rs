@@ -75,7 +75,8 @@ fn tunnel() -> Result<()> {
     fetch(&site)
 }
 
-/// A server that answers from a port of its own choice cannot be a real server: nothing says where its port belongs.
+/// A server that answers from a port of its own choice cannot be a real server: nothing says where
+/// its port belongs.
 #[test]
 fn a_server_with_ports_of_its_own_is_not_found() -> Result<()> {
     let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;

@@ -1,4 +1,5 @@
-//! The engine behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to it, and where they are to go.
+//! The engine behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to it,
+//! and where they are to go.
 
 mod common;
 
@@ -79,8 +80,8 @@ fn servers_come_and_go() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
-/// Full NAT answers to addresses that the host routes to the engine as it does virtual ones; a client on the director itself is
-/// one like all others.
+/// Full NAT answers to addresses that the host routes to the engine as it does virtual ones; a
+/// client on the director itself is one like all others.
 #[test]
 fn full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
@@ -202,8 +203,8 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// Datagrams that come in fragments have no ports for a policy rule to look at, and a narrow link behind the director is
-/// the director's to complain about.
+/// Datagrams that come in fragments have no ports for a policy rule to look at, and a narrow link
+/// behind the director is the director's to complain about.
 #[test]
 fn fragments_and_a_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
@@ -215,7 +216,8 @@ fn fragments_and_a_narrow_link() -> Result<()> {
         let sum = &report["end"]["sum"];
         let number = |name: &str| sum[name].as_u64().context(sum.to_string());
         let (packets, lost) = (number("packets")?, number("lost_packets")?);
-        // A receiver of few buffers may lose some itself; without the rules for fragments none would arrive.
+        // A receiver of few buffers may lose some itself; without the rules for fragments none
+        // would arrive.
         ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");
     }
     site.director.sh("ip link set eth1 mtu 1400")?;
@@ -324,7 +326,8 @@ fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
     Ok(())
 }
 
-/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete rules that they do not know.
+/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete
+/// rules that they do not know.
 #[test]
 fn what_others_take_away_is_put_up_again() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
@@ -488,7 +491,8 @@ fn a_host_that_does_not_forward_is_told_so() -> Result<()> {
         engine.log()
     );
     ensure!(common::host_state(&site)? == before);
-    // One family is enough to start; what is missing for the other is said when it is needed, and by the doctor.
+    // One family is enough to start; what is missing for the other is said when it is needed, and
+    // by the doctor.
     site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
@@ -497,7 +501,8 @@ fn a_host_that_does_not_forward_is_told_so() -> Result<()> {
     Ok(())
 }
 
-/// The daemon checks its file against the backend, starts the engine, checks servers past it, and owns the address.
+/// The daemon checks its file against the backend, starts the engine, checks servers past it, and
+/// owns the address.
 #[test]
 fn under_the_daemon() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Engine)?;

@@ -1,6 +1,7 @@
 //! `lvsadm -R --atomic`: all lines, or none.
 //!
-//! The lines become one call, `apply`, which the engine checks as a whole before it changes anything.
+//! The lines become one call, `apply`, which the engine checks as a whole before it changes
+//! anything.
 
 use std::io;
 

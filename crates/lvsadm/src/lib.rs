@@ -1,7 +1,8 @@
 //! Administers a Linux Virtual Server in userspace, with the command line of ipvsadm.
 //!
-//! Called as `ipvsadm`, `ipvsadm-save` or `ipvsadm-restore` the program is that, to the byte. Called by any other name
-//! it takes the same command lines, further options, and additional commands.
+//! Called as `ipvsadm`, `ipvsadm-save` or `ipvsadm-restore` the program is that, to the byte.
+//! Called by any other name it takes the same command lines, further options, and additional
+//! commands.
 #![forbid(unsafe_code)]
 
 mod atomic;

@@ -63,8 +63,8 @@ pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, Stri
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
 ///
-/// `address` is where the engine is unless an option says otherwise, `connect` reaches it, and `names` is called if
-/// names are needed.
+/// `address` is where the engine is unless an option says otherwise, `connect` reaches it, and
+/// `names` is called if names are needed.
 pub fn run(
     argv: &[Vec<u8>],
     address: Address,
@@ -281,14 +281,15 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` says so instead of passing anything on: it does where there is a NUL, and anything but
-/// comments.
+/// Whether the script's `grep` says so instead of passing anything on: it does where there is a
+/// NUL, and anything but comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// What the script passes on: no lines that begin with `#`, one line end at the end; nothing of a binary file.
+/// What the script passes on: no lines that begin with `#`, one line end at the end; nothing of a
+/// binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {

@@ -97,7 +97,8 @@ impl Session {
         }
     }
 
-    /// Says what ipvsadm's command lines cannot: the output of `-S` is for whatever reads ipvsadm's.
+    /// Says what ipvsadm's command lines cannot: the output of `-S` is for whatever reads
+    /// ipvsadm's.
     fn tell_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());
@@ -322,7 +323,8 @@ fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
 }
 
-/// Prints what the packet path does not follow yet. ipvsadm has nothing of the kind, and stays silent.
+/// Prints what the packet path does not follow yet. ipvsadm has nothing of the kind, and stays
+/// silent.
 pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
     if run.is_ipvsadm() {
         return Ok(());

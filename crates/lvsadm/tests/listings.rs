@@ -1,4 +1,5 @@
-//! Listings that ipvsadm printed while connections were there: each line is read back and written again.
+//! Listings that ipvsadm printed while connections were there: each line is read back and written
+//! again.
 
 use std::io::Read;
 use std::net::SocketAddr;

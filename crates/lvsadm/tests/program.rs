@@ -289,7 +289,8 @@ fn restore_reads_all_lines() {
 
 #[test]
 fn filters_are_not_restored_from_nothing() {
-    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told before an engine is asked.
+    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told
+    // before an engine is asked.
     let nobody = address("no-filters");
     let (_, err, code) = run(program("lvsadm", &nobody)
         .args(["filter", "restore"])

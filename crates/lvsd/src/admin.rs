@@ -26,7 +26,8 @@ pub struct Admin {
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Where they are kept; nowhere in tests.
     path: Option<PathBuf>,
-    /// What is there has not been taken, or not all: it is put aside before something is written in its place.
+    /// What is there has not been taken, or not all: it is put aside before something is written
+    /// in its place.
     unread: bool,
 }
 
@@ -45,8 +46,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
 }
 
 impl Admin {
-    /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that cannot be read stays
-    /// until there is something to write.
+    /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that
+    /// cannot be read stays until there is something to write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true)
     }
@@ -238,7 +239,8 @@ impl Admin {
     }
 }
 
-/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as good.
+/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as
+/// good.
 fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let names = (0..ASIDE_MAX).map(|n| match n {
         0 => path.with_extension("json.broken"),

@@ -53,9 +53,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The daemon of a Linux Virtual Server: keeps the engine (lvs-dataplane) in step with a TOML file
 /// and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and leaves
-/// the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit codes: 0
-/// done, 1 failure, 2 usage, 3 the configuration cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
+/// leaves the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit
+/// codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -67,8 +67,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     check_config: Option<Option<PathBuf>>,
 
-    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one in /run/lvs, of which
-    /// every network namespace has its own.
+    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one
+    /// in /run/lvs, of which every network namespace has its own.
     #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
@@ -93,8 +93,8 @@ pub struct Arguments {
 enum Command {
     /// End the daemon that runs; the engine keeps forwarding.
     Stop {
-        /// End the engine too: services, addresses and connections go. Of an engine that lvsd has not started, only what
-        /// lvsd has set goes.
+        /// End the engine too: services, addresses and connections go. Of an engine that lvsd has
+        /// not started, only what lvsd has set goes.
         #[arg(long)]
         all: bool,
     },
@@ -106,7 +106,8 @@ enum Command {
     },
     /// Say what a reload of the configuration would change, and change nothing.
     Plan,
-    /// Show services and servers: what the file, people and health checks say of each, and what the engine does with it.
+    /// Show services and servers: what the file, people and health checks say of each, and what the
+    /// engine does with it.
     Status {
         /// Print JSON.
         #[arg(long)]
@@ -118,14 +119,16 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print another program's configuration as lvsd's. What has no counterpart becomes a comment, and the exit code is 4.
+    /// Print another program's configuration as lvsd's. What has no counterpart becomes a comment,
+    /// and the exit code is 4.
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
         /// What kind of file it is; else its name and its text tell.
         #[arg(long, value_enum)]
         from: Option<convert::From>,
-        /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the end.
+        /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the
+        /// end.
         #[arg(long, value_name = "FILE")]
         rest: Option<PathBuf>,
     },
@@ -142,7 +145,8 @@ enum Command {
         /// bash, zsh, fish, elvish or powershell.
         shell: clap_complete::Shell,
     },
-    /// Become the engine with the options in [dataplane]: for a service manager that runs it by itself.
+    /// Become the engine with the options in [dataplane]: for a service manager that runs it by
+    /// itself.
     Engine,
 }
 

@@ -1,7 +1,7 @@
 //! The daemon's own control socket ([`lvs_dataplane::control::daemon`]).
 //!
-//! A task a connection; what is asked goes to the daemon's loop, which answers when it has the time.
-//! Whoever does not read holds up nobody.
+//! A task a connection; what is asked goes to the daemon's loop, which answers when it has the
+//! time. Whoever does not read holds up nobody.
 
 use std::collections::HashMap;
 use std::io;

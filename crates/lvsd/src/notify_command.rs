@@ -36,7 +36,8 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
     found.or_else(|| number.map(|number| (number, number)))
 }
 
-/// Runs what `notice` says for each event, until the daemon ends; once `ending` is sent or dropped, for those that are there.
+/// Runs what `notice` says for each event, until the daemon ends; once `ending` is sent or dropped,
+/// for those that are there.
 pub async fn serve(
     mut events: broadcast::Receiver<Arc<Event>>,
     notice: watch::Receiver<Notice>,

@@ -98,7 +98,8 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// Whether it is.
     pub health: Health,
-    /// Its checks go by way of the service: while it gets no connections it is there all the same, with weight 0.
+    /// Its checks go by way of the service: while it gets no connections it is there all the same,
+    /// with weight 0.
     pub stays: bool,
     /// It is in maintenance: it goes as one that is no longer in the file does.
     pub leaves: bool,
@@ -140,7 +141,8 @@ pub struct Plan {
     pub urgent: usize,
 }
 
-/// Stops synchronisation daemons that are not wanted, or not as they are, and starts those that are.
+/// Stops synchronisation daemons that are not wanted, or not as they are, and starts those that
+/// are.
 fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     let Some(wanted) = &desired.sync else {
         return;
@@ -161,8 +163,8 @@ fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     }
 }
 
-/// Whether a daemon that runs is the one that is wanted. How long messages are that nobody has chosen a length for depends
-/// on the interface.
+/// Whether a daemon that runs is the one that is wanted. How long messages are that nobody has
+/// chosen a length for depends on the interface.
 fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     let mut complete = wanted.completed(1500);
     if wanted.maxlen.is_none() {
@@ -356,8 +358,8 @@ impl OneService<'_> {
         }
     }
 
-    /// A server that the service should have. What brings a server comes before what takes one away,
-    /// so that the service is never without one that is good before and after.
+    /// A server that the service should have. What brings a server comes before what takes one
+    /// away, so that the service is never without one that is good before and after.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,

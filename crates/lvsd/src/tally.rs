@@ -89,8 +89,8 @@ pub enum Outcome {
 #[derive(Debug, Default)]
 pub struct Tally(Mutex<Counts>);
 
-/// Where the counts of the daemon of this engine are kept: beside its socket, which lives as long as
-/// the engine's own counters do.
+/// Where the counts of the daemon of this engine are kept: beside its socket, which lives as long
+/// as the engine's own counters do.
 pub fn path(address: &Address) -> Option<PathBuf> {
     let mut name = address.path()?.as_os_str().to_owned();
     name.push(".lvsd.counts.json");

@@ -1,5 +1,5 @@
-//! Files of other programs, as people publish them: each becomes a file that `lvsd --check-config` takes, and says what of
-//! it was lost. `convert/README.md` has where their shapes are from.
+//! Files of other programs, as people publish them: each becomes a file that `lvsd --check-config`
+//! takes, and says what of it was lost. `convert/README.md` has where their shapes are from.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -93,8 +93,8 @@ fn published_files_say_what_they_said() {
     );
 }
 
-/// The samples of Debian's packages keepalived and ldirectord, where these are installed or `SAMPLES` names a directory
-/// that has been unpacked (`dpkg -x`).
+/// The samples of Debian's packages keepalived and ldirectord, where these are installed or
+/// `SAMPLES` names a directory that has been unpacked (`dpkg -x`).
 #[test]
 fn samples_of_debian_packages() {
     let root = std::env::var("SAMPLES").unwrap_or_default();

@@ -4,8 +4,9 @@
 //! embed-dataplane 192.0.2.10:80 --block 203.0.113.9 10.0.0.11:80 10.0.0.12:80
 //! ```
 //!
-//! balances TCP connections to the first address over the servers by NAT, and drops what the blocked client sends.
-//! `lvsadm -Ln` works beside it. It needs the privileges of `lvs-dataplane`, and ends with its standard input.
+//! balances TCP connections to the first address over the servers by NAT, and drops what the
+//! blocked client sends. `lvsadm -Ln` works beside it. It needs the privileges of `lvs-dataplane`,
+//! and ends with its standard input.
 
 use std::env;
 use std::io::Read;

@@ -1,10 +1,12 @@
-//! A TCP balancer on `lvs-core` alone: the kernel's schedulers, without packets and without privileges.
+//! A TCP balancer on `lvs-core` alone: the kernel's schedulers, without packets and without
+//! privileges.
 //!
 //! ```text
 //! embed 127.0.0.1:8080 wlc 127.0.0.1:9001 127.0.0.1:9002=3
 //! ```
 //!
-//! listens on the first address and relays each connection to the server that the scheduler picks; `=3` is a weight.
+//! listens on the first address and relays each connection to the server that the scheduler picks;
+//! `=3` is a weight.
 
 use std::env;
 use std::net::SocketAddr;

@@ -10,7 +10,8 @@ use lvs_core::{
 };
 
 fn main() -> Result<(), lvs_core::Error> {
-    // Weights 3, 2 and 1; the one added last comes first in the kernel's order, and so it does here.
+    // Weights 3, 2 and 1; the one added last comes first in the kernel's order, and so it does
+    // here.
     let servers = [
         ("a", "10.0.0.1:80", 3),
         ("b", "10.0.0.2:80", 2),

@@ -21,10 +21,11 @@ pub struct NumberedCall {
     pub call: Call,
 }
 
-/// Makes everything from one list: the calls, their names on the wire, and what a client must be allowed for them.
+/// Makes everything from one list: the calls, their names on the wire, and what a client must be
+/// allowed for them.
 ///
-/// `reads` are open to whoever can connect. `writes` and `changes` are for those who may change things; what is under
-/// `changes` can stand in an `apply`, too.
+/// `reads` are open to whoever can connect. `writes` and `changes` are for those who may change
+/// things; what is under `changes` can stand in an `apply`, too.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }
@@ -57,7 +58,8 @@ macro_rules! calls {
             }
         }
 
-        /// Pattern of the calls that change what a director is to do, for a match that the compiler holds complete.
+        /// Pattern of the calls that change what a director is to do, for a match that the compiler
+        /// holds complete.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! any_change {
@@ -82,13 +84,15 @@ calls! {
         },
         /// State of the engine. Answer: [`Info`](super::Info).
         "info" Info {},
-        /// List services with their real servers. Answer: items [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
+        /// List services with their real servers. Answer: items
+        /// [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
         "service.list" ServiceList {
             /// Only this one; an unknown one is the error `no_service`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
-        /// List connections and persistence templates. Answer: items [`ConnInfo`](super::ConnInfo), then [`ListEnd`](super::ListEnd).
+        /// List connections and persistence templates. Answer: items [`ConnInfo`](super::ConnInfo),
+        /// then [`ListEnd`](super::ListEnd).
         "conn.list" ConnList {},
         /// Timeouts that `ipvsadm --set` sets. Answer: [`Timeouts`].
         "timeouts.get" TimeoutsGet {},
@@ -98,11 +102,14 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             name: Option<String>,
         },
-        /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then [`ListEnd`](super::ListEnd).
+        /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then
+        /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
-        /// Counted reasons of drops and of packets left to the host. Answer: items [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
+        /// Counted reasons of drops and of packets left to the host. Answer: items
+        /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
-        /// What would become of a packet that may open a connection, and why; nothing changes. Answer: [`Explanation`](super::Explanation).
+        /// What would become of a packet that may open a connection, and why; nothing changes.
+        /// Answer: [`Explanation`](super::Explanation).
         "explain" Explain {
             /// IP protocol number.
             protocol: u8,
@@ -118,18 +125,21 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
-        /// Rules that give packets firewall marks, in their order. Answer: items [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
+        /// Rules that give packets firewall marks, in their order. Answer: items
+        /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
-        /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the director's first, a long one in
-        /// several items; then [`ListEnd`](super::ListEnd).
+        /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
+        /// director's first, a long one in several items; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
-        /// The addresses that stand for clients towards servers of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
+        /// The addresses that stand for clients towards servers of full NAT. Answer:
+        /// [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
     }
 
     writes {
-        /// The next connection that `client` opens to a service within 10 s goes to this server, whatever scheduler, weight,
-        /// filters and limits say: for checks that go the way of a client's packets. Answer: [`Done`](super::Done).
+        /// The next connection that `client` opens to a service within 10 s goes to this server,
+        /// whatever scheduler, weight, filters and limits say: for checks that go the way of a
+        /// client's packets. Answer: [`Done`](super::Done).
         "server.pin" ServerPin {
             /// The service, which has an address.
             service: ServiceId,
@@ -138,18 +148,21 @@ calls! {
             /// Address and port that the connection comes from.
             client: SocketAddr,
         },
-        /// Packets as they arrive, each with what was decided about it, until the client closes the connection. Answer:
-        /// items [`CapturedPacket`](super::CapturedPacket); one without a frame each second in which none came.
+        /// Packets as they arrive, each with what was decided about it, until the client closes the
+        /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
+        /// each second in which none came.
         ///
-        /// It changes nothing and still asks for the rights of a writer: it shows what others say to each other, as a packet
-        /// socket does, which the host grants to the same few.
+        /// It changes nothing and still asks for the rights of a writer: it shows what others say
+        /// to each other, as a packet socket does, which the host grants to the same few.
         "capture" Capture(CaptureFilter),
-        /// Make all of these changes, or none: all are checked before the first is made, each against what those before it
-        /// leave. Packets that open connections may meet a long list half made, since they do not wait for all of it; a
-        /// list of up to 16 changes without a flush they do not. Answer: [`Done`](super::Done). A refusal names the first
-        /// change that cannot be made ([`Failure::change`](super::Failure::change)).
+        /// Make all of these changes, or none: all are checked before the first is made, each
+        /// against what those before it leave. Packets that open connections may meet a long list
+        /// half made, since they do not wait for all of it; a list of up to 16 changes without a
+        /// flush they do not. Answer: [`Done`](super::Done). A refusal names the first change that
+        /// cannot be made ([`Failure::change`](super::Failure::change)).
         "apply" Apply {
-            /// Calls that change what an engine is to do, in their order, at most [`CHANGES_MAX`](super::CHANGES_MAX).
+            /// Calls that change what an engine is to do, in their order, at most
+            /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
         /// Stop the engine. Answer: `{}`, then the engine ends.
@@ -168,7 +181,8 @@ calls! {
         },
         /// Delete every service. Answer: [`Done`](super::Done).
         "service.flush" ServiceFlush {},
-        /// Zero the counters of one service and its servers, or of everything. Answer: [`Done`](super::Done).
+        /// Zero the counters of one service and its servers, or of everything. Answer:
+        /// [`Done`](super::Done).
         "service.zero" ServiceZero {
             /// Only this one.
             #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,14 +192,16 @@ calls! {
         "server.add" ServerAdd(ServerSpec),
         /// Replace the settings of a real server. Answer: [`Done`](super::Done).
         "server.edit" ServerEdit(ServerSpec),
-        /// Delete a real server. Its connections stay until they end. Answer: [`Done`](super::Done).
+        /// Delete a real server. Its connections stay until they end. Answer:
+        /// [`Done`](super::Done).
         "server.delete" ServerDelete {
             /// The service.
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
         },
-        /// Set the timeouts that `ipvsadm --set` sets; 0 leaves one unchanged. Answer: [`Done`](super::Done).
+        /// Set the timeouts that `ipvsadm --set` sets; 0 leaves one unchanged. Answer:
+        /// [`Done`](super::Done).
         "timeouts.set" TimeoutsSet(Timeouts),
         /// Write a sysctl. Answer: [`Done`](super::Done).
         "sysctl.set" SysctlSet(Sysctl),
@@ -217,14 +233,17 @@ calls! {
             /// The rules in their order.
             rules: Vec<String>,
         },
-        /// Replace the filter of a service, or the director's. Connections that are open go on. Answer: [`Done`](super::Done).
+        /// Replace the filter of a service, or the director's. Connections that are open go on.
+        /// Answer: [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
-        /// Virtual addresses that the engine owns: it answers ARP for them and announces them. Replaces the set. Answer: [`Done`](super::Done).
+        /// Virtual addresses that the engine owns: it answers ARP for them and announces them.
+        /// Replaces the set. Answer: [`Done`](super::Done).
         "vips.own" VipsOwn {
             /// The addresses.
             addresses: Vec<core::net::IpAddr>,
         },
-        /// Replace the addresses that stand for clients towards servers of full NAT. Connections keep theirs. Answer: [`Done`](super::Done).
+        /// Replace the addresses that stand for clients towards servers of full NAT. Connections
+        /// keep theirs. Answer: [`Done`](super::Done).
         "local.set" LocalSet(LocalPool),
     }
 }
@@ -239,8 +258,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// What a client must be allowed for the method of this name, before its parameters are read; [`Access::Write`] for
-    /// one that there is not.
+    /// What a client must be allowed for the method of this name, before its parameters are read;
+    /// [`Access::Write`] for one that there is not.
     pub fn of_method(name: &str) -> Self {
         let known = Call::METHODS.iter().find(|(method, _)| *method == name);
         known.map_or(Self::Write, |(_, access)| *access)

@@ -1,8 +1,10 @@
-//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to an engine over its Unix socket.
+//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to an engine over its Unix
+//! socket.
 //!
-//! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params": {...}}`; its answer is
-//! `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists", "message": "..."}}`. A long answer comes as
-//! lines `{"id": 1, "item": {...}}` before the final `result`. The first request of a connection is `hello`.
+//! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params":
+//! {...}}`; its answer is `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists",
+//! "message": "..."}}`. A long answer comes as lines `{"id": 1, "item": {...}}` before the final
+//! `result`. The first request of a connection is `hello`.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -29,8 +31,8 @@ use crate::{
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
 
-/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told nothing else.
-/// Every network namespace has its own.
+/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told
+/// nothing else. Every network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
 /// A service as the protocol names it.
@@ -82,7 +84,8 @@ impl From<ServiceId> for ServiceKey {
 }
 
 impl From<ServiceKey> for ServiceId {
-    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become TCP.
+    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become
+    /// TCP.
     fn from(key: ServiceKey) -> Self {
         match key {
             ServiceKey::Address {
@@ -107,7 +110,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's file.
+    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's
+    /// file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
@@ -321,10 +325,12 @@ pub struct ServerInfo {
     /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
-    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody measures that.
+    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody
+    /// measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// New connections in a row that it has refused or not answered in time; absent if nobody counts them.
+    /// New connections in a row that it has refused or not answered in time; absent if nobody
+    /// counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// Its counters.
@@ -425,8 +431,8 @@ pub struct MarkText {
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel` (forwarded there) or `up`
-    /// (handed to the engine).
+    /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel`
+    /// (forwarded there) or `up` (handed to the engine).
     pub action: String,
     /// Name of the reason.
     pub reason: String,
@@ -466,7 +472,8 @@ pub struct CapturedPacket {
     pub interface: String,
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,
-    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine lives.
+    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine
+    /// lives.
     pub frame: String,
     /// What was decided.
     pub verdict: String,
@@ -542,7 +549,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give `ipvsadm`.
+/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give
+/// `ipvsadm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {

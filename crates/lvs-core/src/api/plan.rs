@@ -8,13 +8,15 @@ use crate::control::check::{Census, Facts, View, is_mixed};
 use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 
-/// What changes would leave, as far as later ones are checked against it: the director as it is, and what they touch.
+/// What changes would leave, as far as later ones are checked against it: the director as it is,
+/// and what they touch.
 pub(super) struct Plan<'a> {
     control: &'a Control,
     noted: Noted,
 }
 
-/// What changes touch, and nothing else: a list of ten changes to a table of 40,000 servers copies none of these.
+/// What changes touch, and nothing else: a list of ten changes to a table of 40,000 servers copies
+/// none of these.
 #[derive(Default)]
 pub(super) struct Noted {
     /// The services of the director are gone.

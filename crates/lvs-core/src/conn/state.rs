@@ -1,13 +1,13 @@
 //! State machines: TCP, UDP and SCTP.
 //!
-//! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from the server, and one
-//! for packets from the client of connections whose replies do not pass through the director. `ip_vs_proto_sctp` has the
-//! same three for SCTP.
+//! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from
+//! the server, and one for packets from the client of connections whose replies do not pass through
+//! the director. `ip_vs_proto_sctp` has the same three for SCTP.
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 
-/// A state of a connection, by the number that the synchronisation protocol gives it. What it means depends on the
-/// protocol.
+/// A state of a connection, by the number that the synchronisation protocol gives it. What it means
+/// depends on the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) u8);
 
@@ -134,9 +134,10 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// What RFC 5382 (REQ-5) asks of whoever keeps other people's connections: two hours and four minutes for established
-    /// ones, four minutes for those that are half open or half closed. UDP has the five minutes of RFC 4787 (REQ-5)
-    /// already. An SCTP association is as long-lived as a TCP connection.
+    /// What RFC 5382 (REQ-5) asks of whoever keeps other people's connections: two hours and four
+    /// minutes for established ones, four minutes for those that are half open or half closed.
+    /// UDP has the five minutes of RFC 4787 (REQ-5) already. An SCTP association is as
+    /// long-lived as a TCP connection.
     pub(crate) fn modern() -> Self {
         const ESTABLISHED: u32 = 7440;
         const TRANSITORY: u32 = 240;
@@ -309,8 +310,8 @@ pub(crate) fn sctp_next(direction: Direction, chunk: SctpChunk, state: State) ->
     State(row.get(usize::from(state.0)).copied().unwrap_or(sctp::CL))
 }
 
-/// The tables of `ip_vs_proto_sctp`. Rows: DATA, INIT, INIT ACK, COOKIE ECHO, COOKIE ACK, SHUTDOWN, SHUTDOWN ACK,
-/// SHUTDOWN COMPLETE, ERROR, ABORT. Columns: the present state. Cells: the next one.
+/// The tables of `ip_vs_proto_sctp`. Rows: DATA, INIT, INIT ACK, COOKIE ECHO, COOKIE ACK, SHUTDOWN,
+/// SHUTDOWN ACK, SHUTDOWN COMPLETE, ERROR, ABORT. Columns: the present state. Cells: the next one.
 mod sctp {
     type Table = [[u8; 14]; 10];
 

@@ -1,7 +1,7 @@
 //! Persistence templates: which real server the clients of a network go to.
 //!
-//! A template is shared: the control half finds, renews and ends it; the shards whose connections were made from it
-//! count themselves in and out, and read it for synchronisation, without a lock.
+//! A template is shared: the control half finds, renews and ends it; the shards whose connections
+//! were made from it count themselves in and out, and read it for synchronisation, without a lock.
 
 use alloc::boxed::Box;
 use core::net::SocketAddr;
@@ -84,8 +84,8 @@ impl Template {
         }
     }
 
-    /// A connection made from it is gone. `true` if it was the last one and the template does not outlive that when
-    /// connections are ended by force.
+    /// A connection made from it is gone. `true` if it was the last one and the template does not
+    /// outlive that when connections are ended by force.
     pub(crate) fn release(&self) -> bool {
         self.controlled.fetch_sub(1, Relaxed) == 1 && !self.assured.load(Relaxed)
     }

@@ -51,7 +51,8 @@ impl Templates {
         }
     }
 
-    /// The same, if it leads to the place of a server that `valid` takes. If not, it is never found again.
+    /// The same, if it leads to the place of a server that `valid` takes. If not, it is never found
+    /// again.
     pub(crate) fn find_valid(
         &mut self,
         key: &Key,
@@ -74,7 +75,8 @@ impl Templates {
     ) -> Option<(u32, Arc<Template>)> {
         let mut key = template.key;
         if let Some((_, data)) = &template.engine {
-            // The port is 0 in every template; here it spreads the calls of one client over the hash table.
+            // The port is 0 in every template; here it spreads the calls of one client over the
+            // hash table.
             let hash = data.chunks(4).fold(0, |hash, chunk| {
                 let mut word = [0; 4];
                 word[..chunk.len()].copy_from_slice(chunk);

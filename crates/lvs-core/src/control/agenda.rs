@@ -1,4 +1,5 @@
-//! When services want to be looked at: by their schedulers' periods, and while servers start slowly.
+//! When services want to be looked at: by their schedulers' periods, and while servers start
+//! slowly.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

@@ -1,7 +1,8 @@
 //! What a change needs to be possible.
 //!
-//! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of a list that come
-//! before this one. So a change is refused for the same reason, in the kernel's order of checks, however it comes.
+//! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of
+//! a list that come before this one. So a change is refused for the same reason, in the kernel's
+//! order of checks, however it comes.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
@@ -20,7 +21,8 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 pub(crate) trait View {
     /// The service with this key.
     fn service(&self, key: &ServiceKey) -> Option<Facts>;
-    /// The forwarding method of a server of the service with this key, of which these facts were told.
+    /// The forwarding method of a server of the service with this key, of which these facts were
+    /// told.
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role runs.
     fn runs(&self, role: SyncRole) -> bool;
@@ -176,7 +178,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// Where connections are synchronised, a server is of its service's family: a message about one has room for no other.
+/// Where connections are synchronised, a server is of its service's family: a message about one has
+/// room for no other.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {
@@ -296,8 +299,8 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a host can have this address; local addresses and broadcasts of the host's own networks are known only to
-/// whoever embeds the director.
+/// Whether a host can have this address; local addresses and broadcasts of the host's own networks
+/// are known only to whoever embeds the director.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {
         IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),

@@ -8,9 +8,10 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Does what is due by the clock: templates that end, snapshots of the counters, the trash, schedulers that age what
-    /// they remember, defences. Call it at least every two seconds, after the shards'
-    /// [`advance`](crate::Shard::advance): a template ends after its last connection.
+    /// Does what is due by the clock: templates that end, snapshots of the counters, the trash,
+    /// schedulers that age what they remember, defences. Call it at least every two seconds,
+    /// after the shards' [`advance`](crate::Shard::advance): a template ends after its last
+    /// connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
         let mut budget = TEMPLATES_AT_ONCE;
@@ -18,15 +19,17 @@ impl Control {
             self.expire_templates(at, &mut budget);
             self.run_events(at);
             if self.estimator.is_in_a_round() {
-                // So many servers that their snapshots take several calls, however late the first one comes.
+                // So many servers that their snapshots take several calls, however late the first
+                // one comes.
                 return;
             }
         }
         self.expire_templates(now, &mut budget);
     }
 
-    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and everything else end and
-    /// happen in the order of their deadlines, however far the clock has moved. A shard of another director stays as it is.
+    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and
+    /// everything else end and happen in the order of their deadlines, however far the clock
+    /// has moved. A shard of another director stays as it is.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
         if !self.owns(shard) {
             return self.advance(now);
@@ -44,8 +47,8 @@ impl Control {
         self.expire_until(shard, now);
     }
 
-    /// Ends connections and templates whose time has come, in the order of their deadlines; within a tick of 4 ms,
-    /// connections before templates.
+    /// Ends connections and templates whose time has come, in the order of their deadlines; within
+    /// a tick of 4 ms, connections before templates.
     fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
         let mut budget = usize::MAX;
         let (mut connections, mut templates) = (true, true);

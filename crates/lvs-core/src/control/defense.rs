@@ -1,8 +1,8 @@
 //! Defences against floods of half-open connections: `drop_packet`, `drop_entry` and `secure_tcp`
 //! (`update_defense_level`).
 //!
-//! The kernel's `drop_entry` visits random buckets of its hash table. Here, slots are visited at random, as many a
-//! second as make the same share of all entries, and the same states are spared.
+//! The kernel's `drop_entry` visits random buckets of its hash table. Here, slots are visited at
+//! random, as many a second as make the same share of all entries, and the same states are spared.
 
 use core::time::Duration;
 
@@ -64,10 +64,11 @@ impl Defense {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Looks at the memory and at the tables, and decides what is on. The automatic modes 1 and 2 change into each other.
+    /// Looks at the memory and at the tables, and decides what is on. The automatic modes 1 and 2
+    /// change into each other.
     ///
-    /// The kernel's table grows until the memory is short; one of a given size is short of slots first. The last eighth
-    /// of them counts as `amemthresh` pages do.
+    /// The kernel's table grows until the memory is short; one of a given size is short of slots
+    /// first. The last eighth of them counts as `amemthresh` pages do.
     pub(crate) fn update(&mut self, sysctls: &mut Sysctls) {
         let threshold = u64::try_from(sysctls.amemthresh).unwrap_or(0);
         let short_of_memory = self.available < threshold;
@@ -128,7 +129,8 @@ impl Defense {
         u32::try_from((u128::from(z) * len as u128) >> 64).unwrap_or(0)
     }
 
-    /// Whether a connection is to be dropped (`ip_vs_random_dropentry`). `idle`: time since its last packet.
+    /// Whether a connection is to be dropped (`ip_vs_random_dropentry`). `idle`: time since its
+    /// last packet.
     pub(crate) fn drops_connection(
         &mut self,
         protocol: Protocol,

@@ -65,8 +65,8 @@ pub struct Candidate {
 }
 
 impl Control {
-    /// Tells what would become of the packet `tuple` with the mark `mark`, if it may open a connection (a SYN, a
-    /// datagram). Nothing changes: schedulers choose on a copy.
+    /// Tells what would become of the packet `tuple` with the mark `mark`, if it may open a
+    /// connection (a SYN, a datagram). Nothing changes: schedulers choose on a copy.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
         let mut told = Explanation {
@@ -112,7 +112,8 @@ impl Control {
         told
     }
 
-    /// What becomes of a packet of no connection: filter, template, scheduler, in the order in which they are asked.
+    /// What becomes of a packet of no connection: filter, template, scheduler, in the order in
+    /// which they are asked.
     fn explain_new(
         &self,
         told: &mut Explanation,

@@ -1,5 +1,5 @@
-//! Full NAT: connections whose clients are translated too, so that replies come back to the director whatever way the
-//! servers' other packets go. IPVS has no such method.
+//! Full NAT: connections whose clients are translated too, so that replies come back to the
+//! director whatever way the servers' other packets go. IPVS has no such method.
 
 use super::Control;
 use super::check;
@@ -17,7 +17,8 @@ pub(crate) struct FullNat {
     pub(crate) pool: Arc<[LocalAddress]>,
     /// NAT connections whose replies would not come back are translated at both ends.
     hairpin: bool,
-    /// Networks that the director is on, as prefixes: hosts on one of them reach each other without it.
+    /// Networks that the director is on, as prefixes: hosts on one of them reach each other
+    /// without it.
     networks: Vec<Prefix>,
     /// Servers of full NAT in services of IPv4 and of IPv6.
     servers: [usize; 2],
@@ -43,8 +44,8 @@ impl FullNat {
 }
 
 impl Control {
-    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates both ends where
-    /// replies would not come back to the director (hairpin).
+    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates
+    /// both ends where replies would not come back to the director (hairpin).
     pub fn local_pool(&self) -> (&[LocalAddress], bool) {
         (&self.full_nat.pool, self.full_nat.hairpin)
     }
@@ -52,8 +53,8 @@ impl Control {
     /// Replaces both. Connections keep what they have.
     ///
     /// # Errors
-    /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full NAT need, or if hairpin
-    /// is left without any.
+    /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full
+    /// NAT need, or if hairpin is left without any.
     pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
         let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
         check::local_pool(self, serves, hairpin)?;
@@ -62,14 +63,15 @@ impl Control {
         Ok(())
     }
 
-    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same one, reach each other
-    /// without the director.
+    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same
+    /// one, reach each other without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`, which are `flags` as far as the server says: with another method where
-    /// the director is the server itself, or where replies would not come back.
+    /// The flags of a connection to `server`, which are `flags` as far as the server says: with
+    /// another method where the director is the server itself, or where replies would not come
+    /// back.
     pub(crate) fn translated_flags(
         &self,
         server: &Server,
@@ -80,7 +82,8 @@ impl Control {
         let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
         let local = || self.is_local(server.addr().ip());
         match server.forwarding() {
-            // This host's replies to an address of its own would never leave its loopback interface.
+            // This host's replies to an address of its own would never leave its loopback
+            // interface.
             Forwarding::FullNat if local() => method(Forwarding::Nat),
             Forwarding::Nat
                 if self.full_nat.hairpin && !once && !local() && self.bypasses(server, client) =>
@@ -91,8 +94,8 @@ impl Control {
         }
     }
 
-    /// Whether what `server` sends to `client` would not come by here: they share a network, or the client is a server
-    /// of the same service.
+    /// Whether what `server` sends to `client` would not come by here: they share a network, or the
+    /// client is a server of the same service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
         let entry = self.records.get(server.id().index());
         let service = entry.and_then(|entry| self.services.get(&entry.service));

@@ -1,5 +1,5 @@
-//! Limits of a service: connections, new connections a second, and new connections a second from one source, so that a
-//! flood of one service, or from one place, leaves the others their share.
+//! Limits of a service: connections, new connections a second, and new connections a second from
+//! one source, so that a flood of one service, or from one place, leaves the others their share.
 
 use crate::{DropReason, Instant, Limits, Server};
 use alloc::vec;
@@ -26,7 +26,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Connections when the servers were looked at, and those that were opened since: never fewer than there are.
+    /// Connections when the servers were looked at, and those that were opened since: never fewer
+    /// than there are.
     connections: u64,
     looked: Option<Instant>,
 }
@@ -58,8 +59,8 @@ struct Source {
 }
 
 impl Limiter {
-    /// Why a new connection from `client` is over a limit, if it is; what is not, counts. `seed` keys the hash of
-    /// sources.
+    /// Why a new connection from `client` is over a limit, if it is; what is not, counts. `seed`
+    /// keys the hash of sources.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,

@@ -1,4 +1,5 @@
-//! The half of a director that its workers share: services, real servers, and the decision about new connections.
+//! The half of a director that its workers share: services, real servers, and the decision about
+//! new connections.
 
 mod admit;
 mod adopt;
@@ -63,8 +64,9 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connections that each shard holds at most. Persistence templates, which all of them share, are an eighth (and
-    /// 128) more, so that when every connection has one of its own, some are free to give way.
+    /// Connections that each shard holds at most. Persistence templates, which all of them share,
+    /// are an eighth (and 128) more, so that when every connection has one of its own, some
+    /// are free to give way.
     pub max_connections: usize,
     /// What a full shard does with a new connection.
     pub when_full: WhenFull,
@@ -94,8 +96,9 @@ impl Default for Options {
 
 /// Services, real servers, scheduler state, settings.
 ///
-/// With several workers, put it behind a lock; a worker takes it for a packet that opens a connection
-/// ([`admit`](Self::admit)), never for a packet of a known one. No call waits for anything.
+/// With several workers, put it behind a lock; a worker takes it for a packet that opens a
+/// connection ([`admit`](Self::admit)), never for a packet of a known one. No call waits for
+/// anything.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -105,8 +108,8 @@ impl Default for Options {
 /// | time | [`advance`](Self::advance), at [`next_wakeup`](Self::next_wakeup) or every two seconds | once for all shards, after their own [`advance`](Shard::advance); then [`sweep`](Self::sweep) for each |
 /// | questions | [`services`](Self::services), [`total_stats`](Self::total_stats), [`explain`](Self::explain) and others | from any thread |
 ///
-/// With one shard, [`advance_with`](Self::advance_with) is `advance` of both and `sweep`, everything in the order of its
-/// deadline. Two workers, each with a shard, on one control half:
+/// With one shard, [`advance_with`](Self::advance_with) is `advance` of both and `sweep`,
+/// everything in the order of its deadline. Two workers, each with a shard, on one control half:
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -272,13 +275,14 @@ impl Control {
         }
     }
 
-    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be asked for once each: two of one
-    /// number count the same twice.
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be
+    /// asked for once each: two of one number count the same twice.
     pub fn shard(&self, number: usize) -> Option<Shard> {
         self.shard_in(number, Memory::heap(self.layout()))
     }
 
-    /// What the memory of a shard's connections looks like that can hold [`Options::max_connections`].
+    /// What the memory of a shard's connections looks like that can hold
+    /// [`Options::max_connections`].
     pub fn layout(&self) -> Layout {
         Layout::new(self.options.max_connections, self.options.seed)
     }

@@ -1,5 +1,5 @@
-//! Connections whose server is chosen before they open: a health check goes the way of a client's packets, and yet to
-//! exactly the server that it asks about.
+//! Connections whose server is chosen before they open: a health check goes the way of a client's
+//! packets, and yet to exactly the server that it asks about.
 
 use alloc::collections::BTreeMap;
 #[cfg(test)]
@@ -53,11 +53,13 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection that `client` opens to the service within 10 s goes to `server`, whatever the scheduler, the
-    /// server's weight, filters and limits say. For health checks that travel as a client's packets do.
+    /// The next connection that `client` opens to the service within 10 s goes to `server`,
+    /// whatever the scheduler, the server's weight, filters and limits say. For health checks
+    /// that travel as a client's packets do.
     ///
     /// # Errors
-    /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and [`Error::TooManyPins`] while 16,384 wait.
+    /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and
+    /// [`Error::TooManyPins`] while 16,384 wait.
     pub fn pin(
         &mut self,
         key: &ServiceKey,

@@ -51,8 +51,8 @@ impl Registered {
     }
 }
 
-/// All records. Whatever changes one of them costs the same, however many there are; so does a shard's taking over of
-/// what has changed, because the numbers of changed records are remembered.
+/// All records. Whatever changes one of them costs the same, however many there are; so does a
+/// shard's taking over of what has changed, because the numbers of changed records are remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
@@ -126,7 +126,8 @@ impl Records {
         self.addresses = wanted.then(|| addresses.collect());
     }
 
-    /// The record of a new server of service `number`: one out of the trash, with its connections, or a new one.
+    /// The record of a new server of service `number`: one out of the trash, with its connections,
+    /// or a new one.
     pub(crate) fn enter(
         &mut self,
         number: u32,
@@ -195,8 +196,8 @@ impl Records {
         }
     }
 
-    /// Looks at up to `count` records in the trash, from where it left off, and frees those that nothing has referred to
-    /// for long enough (`ip_vs_dest_trash_expire`).
+    /// Looks at up to `count` records in the trash, from where it left off, and frees those that
+    /// nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);
@@ -249,7 +250,8 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // Whoever has not seen these looks at all records, which are no more than the changes that stay.
+            // Whoever has not seen these looks at all records, which are no more than the changes
+            // that stay.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;
             self.log.drain(..gone);
@@ -262,7 +264,8 @@ impl Records {
         self.log_start + self.log.len() as u64
     }
 
-    /// Records that have changed since there had been `seen` changes; `None` if that is too long ago to know.
+    /// Records that have changed since there had been `seen` changes; `None` if that is too long
+    /// ago to know.
     pub(crate) fn changed_since(&self, seen: u64) -> Option<&[u32]> {
         let skip = usize::try_from(seen.checked_sub(self.log_start)?).ok()?;
         self.log.get(skip..)

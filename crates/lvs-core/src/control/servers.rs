@@ -19,12 +19,12 @@ const TRASH_PORTION: usize = 256;
 const TRASH_STEP: Duration = Duration::from_millis(10);
 
 impl Control {
-    /// Adds a real server to a service (`ip_vs_add_dest`). One that was removed within the last minutes comes back with
-    /// its connections.
+    /// Adds a real server to a service (`ip_vs_add_dest`). One that was removed within the last
+    /// minutes comes back with its connections.
     ///
     /// # Errors
-    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`], [`Error::FamilyMismatch`],
-    /// [`Error::NeedsReplies`], and what [`Server::check`] finds.
+    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
+    /// [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and what [`Server::check`] finds.
     pub fn add_server(
         &mut self,
         key: &ServiceKey,
@@ -48,11 +48,12 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a real server (`ip_vs_edit_dest`). The forwarding method concerns new connections only.
+    /// Replaces all settings of a real server (`ip_vs_edit_dest`). The forwarding method concerns
+    /// new connections only.
     ///
     /// # Errors
-    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and what
-    /// [`Server::check`] finds.
+    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
+    /// [`Error::NeedsReplies`], and what [`Server::check`] finds.
     pub fn edit_server(
         &mut self,
         key: &ServiceKey,
@@ -69,9 +70,10 @@ impl Control {
         Ok(())
     }
 
-    /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are dropped until it comes
-    /// back; with `expire_nodest_conn` its connections end at the next [`sweep`](Self::sweep). What the service's
-    /// [`OnServerDown`](crate::OnServerDown) says comes first.
+    /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
+    /// dropped until it comes back; with `expire_nodest_conn` its connections end at the next
+    /// [`sweep`](Self::sweep). What the service's [`OnServerDown`](crate::OnServerDown) says
+    /// comes first.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].
@@ -100,8 +102,8 @@ impl Control {
         self.next_trash.is_some()
     }
 
-    /// Every server that is configured or still has connections, with the service that it belongs or belonged to: what
-    /// packets may yet go to and come from.
+    /// Every server that is configured or still has connections, with the service that it belongs
+    /// or belonged to: what packets may yet go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }
@@ -140,7 +142,8 @@ impl Control {
         }
     }
 
-    /// Frees removed servers that nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
+    /// Frees removed servers that nothing has referred to for long enough
+    /// (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
         let before = self.records.changes();
         self.next_trash = match self.records.empty_trash(now, TRASH_PORTION) {
@@ -153,7 +156,8 @@ impl Control {
         }
     }
 
-    /// Puts up to `count` servers of services that were [taken](Self::take_service) into the trash; gives how many.
+    /// Puts up to `count` servers of services that were [taken](Self::take_service) into the trash;
+    /// gives how many.
     pub(crate) fn retire_some(&mut self, count: usize, now: Instant) -> usize {
         let count = count.min(self.leaving.len());
         for _ in 0..count {

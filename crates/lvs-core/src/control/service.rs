@@ -18,7 +18,8 @@ pub struct Service {
     pub(super) owner: Option<String>,
     pub(crate) pool: Pool,
     pub(super) stats: ObjectStats,
-    /// When the scheduler is to be called next; none until the clock has been shown, or if it never is.
+    /// When the scheduler is to be called next; none until the clock has been shown, or if it
+    /// never is.
     pub(super) next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,

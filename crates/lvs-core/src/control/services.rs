@@ -31,8 +31,9 @@ impl Control {
     /// Adds a service (`ip_vs_add_service`).
     ///
     /// # Errors
-    /// [`Error::ServiceExists`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`], [`Error::Protocol`],
-    /// [`Error::ZeroMark`], [`Error::PrefixLength`], [`Error::Unsupported`].
+    /// [`Error::ServiceExists`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`],
+    /// [`Error::Protocol`], [`Error::ZeroMark`], [`Error::PrefixLength`],
+    /// [`Error::Unsupported`].
     pub fn add_service(
         &mut self,
         key: ServiceKey,
@@ -64,7 +65,8 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same keeps its state.
+    /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same
+    /// keeps its state.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
@@ -101,7 +103,8 @@ impl Control {
         Ok(())
     }
 
-    /// Whose new connections a service takes; of no service: whose all of them take. What is open already goes on.
+    /// Whose new connections a service takes; of no service: whose all of them take. What is open
+    /// already goes on.
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -138,8 +141,8 @@ impl Control {
             .chain(services)
     }
 
-    /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped until they end, unless
-    /// the servers come back.
+    /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped
+    /// until they end, unless the servers come back.
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -149,8 +152,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes a service: packets find it no more. Its servers are still to be [retired](Self::retire_some), before
-    /// anything but further services is changed.
+    /// Deletes a service: packets find it no more. Its servers are still to be
+    /// [retired](Self::retire_some), before anything but further services is changed.
     pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index
@@ -257,7 +260,8 @@ impl Control {
         }
         exact(virt.port())
             .or_else(|| {
-                // Active FTP's data port, or the passive range (`net.ipv4.ip_unprivileged_port_start`).
+                // Active FTP's data port, or the passive range
+                // (`net.ipv4.ip_unprivileged_port_start`).
                 let data = virt.port() == FTP_DATA || virt.port() >= 1024;
                 (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?
             })

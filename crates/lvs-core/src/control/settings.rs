@@ -19,7 +19,8 @@ impl Control {
         self.settings.timeouts.settable()
     }
 
-    /// Sets those three; 0 leaves one as it is. Connections take the new value with their next packet.
+    /// Sets those three; 0 leaves one as it is. Connections take the new value with their next
+    /// packet.
     ///
     /// # Errors
     /// [`Error::TimeoutRange`].
@@ -44,7 +45,8 @@ impl Control {
             |sysctls: &Sysctls| [sysctls.drop_entry, sysctls.drop_packet, sysctls.secure_tcp];
         let before = modes(&self.settings.sysctls);
         self.settings.sysctls.set(name, value)?;
-        // At once only if a mode changes: a mode written again waits for the next second (`proc_do_defense_mode`).
+        // At once only if a mode changes: a mode written again waits for the next second
+        // (`proc_do_defense_mode`).
         if modes(&self.settings.sysctls) != before {
             self.update_defense();
             let needed = Defense::is_needed(&self.settings.sysctls);
@@ -62,14 +64,14 @@ impl Control {
         Ok(())
     }
 
-    /// Tells the defences how much memory is free, in pages of 4 KiB (`drop_entry`, `drop_packet`, `secure_tcp` in their
-    /// automatic modes). Until told, there is enough.
+    /// Tells the defences how much memory is free, in pages of 4 KiB (`drop_entry`, `drop_packet`,
+    /// `secure_tcp` in their automatic modes). Until told, there is enough.
     pub fn set_memory(&mut self, free_pages: u64) {
         self.defense.set_memory(free_pages);
     }
 
-    /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent past the servers
-    /// (`cache_bypass`).
+    /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent
+    /// past the servers (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = full_nat::prefixes(prefixes);
     }
@@ -78,12 +80,12 @@ impl Control {
         self.local.iter().any(|prefix| prefix.contains(addr))
     }
 
-    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does where it is loaded. None
-    /// at first; it concerns connections that are made from now on.
+    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does
+    /// where it is loaded. None at first; it concerns connections that are made from now on.
     ///
-    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)), and whoever embeds the
-    /// director then changes segments as verdicts say ([`Forward::shift`](crate::Forward::shift),
-    /// [`Reply::edit`](crate::Reply::edit)).
+    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)),
+    /// and whoever embeds the director then changes segments as verdicts say
+    /// ([`Forward::shift`](crate::Forward::shift), [`Reply::edit`](crate::Reply::edit)).
     ///
     /// # Errors
     /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
@@ -100,8 +102,8 @@ impl Control {
         &self.settings.ftp_ports
     }
 
-    /// The rules that give packets marks. A packet's mark is part of its [`PacketMeta`](crate::PacketMeta): whoever embeds
-    /// the director applies them.
+    /// The rules that give packets marks. A packet's mark is part of its
+    /// [`PacketMeta`](crate::PacketMeta): whoever embeds the director applies them.
     pub const fn marks(&self) -> &Arc<[MarkRule]> {
         &self.marks
     }

@@ -1,12 +1,14 @@
 //! Slow start: a server that comes into a running service gets its share bit by bit.
 //!
-//! Schedulers look at weights, which are whole numbers and mostly small. While a server starts slowly, every weight of its
-//! service is multiplied by ten, and that server's by the tenths that it has earned: one more with each ninth of the time,
-//! from one tenth at first to ten at the end. Where weights are numbers of connections, or large, the others stay as they
-//! are, and that server gets the tenths of its own.
+//! Schedulers look at weights, which are whole numbers and mostly small. While a server starts
+//! slowly, every weight of its service is multiplied by ten, and that server's by the tenths that
+//! it has earned: one more with each ninth of the time, from one tenth at first to ten at the end.
+//! Where weights are numbers of connections, or large, the others stay as they are, and that server
+//! gets the tenths of its own.
 //!
-//! Who starts slowly: a server that begins to take connections (it is added, or its weight rises from 0) while another one
-//! has done so for the whole time already. With nobody there to spare it, slowness would only cost.
+//! Who starts slowly: a server that begins to take connections (it is added, or its weight rises
+//! from 0) while another one has done so for the whole time already. With nobody there to spare it,
+//! slowness would only cost.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -50,7 +52,8 @@ impl Default for SlowStart {
 }
 
 impl SlowStart {
-    /// Takes those that are there as long established: they have begun before a slow start was asked for.
+    /// Takes those that are there as long established: they have begun before a slow start was
+    /// asked for.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         self.since = taking
@@ -96,8 +99,8 @@ impl SlowStart {
 }
 
 impl Service {
-    /// Gives each server the weight that it has at `now`, and tells the scheduler of those that have changed. `false` if
-    /// the service has nothing to do with slow starts.
+    /// Gives each server the weight that it has at `now`, and tells the scheduler of those that
+    /// have changed. `false` if the service has nothing to do with slow starts.
     pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {
@@ -136,7 +139,8 @@ impl Service {
         let rescaled = factor != self.slow.factor;
         self.slow.factor = factor;
         if rescaled {
-            // A scheduler that remembers the last weights of servers that have none now has to look at those, too.
+            // A scheduler that remembers the last weights of servers that have none now has to look
+            // at those, too.
             changed = (0..servers.len()).collect();
         }
         self.pool.weights_changed(&changed);

@@ -19,8 +19,8 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Brings a shard up to date, and ends what the settings say must end now. Call it after changes. A shard of another
-    /// director stays as it is.
+    /// Brings a shard up to date, and ends what the settings say must end now. Call it after
+    /// changes. A shard of another director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;

@@ -9,7 +9,8 @@ impl Control {
     /// Starts the master: from now on messages about connections are made.
     ///
     /// # Errors
-    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than its service's is there.
+    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than
+    /// its service's is there.
     pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
         check::start_daemon(self, SyncRole::Master)?;
         self.sync_ports = self.next_sync_ports();
@@ -69,7 +70,8 @@ impl Control {
         self.backup
     }
 
-    /// How many ports a daemon will use that is started now: what `sync_ports` says, or, while one runs, as many as that one.
+    /// How many ports a daemon will use that is started now: what `sync_ports` says, or, while one
+    /// runs, as many as that one.
     pub fn next_sync_ports(&self) -> u16 {
         if self.settings.master.is_some() || self.backup.is_some() {
             return self.sync_ports;
@@ -85,8 +87,9 @@ impl Control {
         check::families(self)
     }
 
-    /// The next synchronisation message about templates that ended their time outside of any shard, if one is full or
-    /// old enough. A director of one shard has them all in [`Shard::take_sync_message`](crate::Shard::take_sync_message).
+    /// The next synchronisation message about templates that ended their time outside of any shard,
+    /// if one is full or old enough. A director of one shard has them all in
+    /// [`Shard::take_sync_message`](crate::Shard::take_sync_message).
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         if self.settings.master.is_none() {
             self.sync.finish(&self.settings.sysctls);

@@ -42,8 +42,8 @@ enum Refused {
 }
 
 impl Control {
-    /// Takes over the connections of a message. Connections go to `shard`, templates to the control half. Nothing
-    /// happens without a backup, or with a shard of another director.
+    /// Takes over the connections of a message. Connections go to `shard`, templates to the control
+    /// half. Nothing happens without a backup, or with a shard of another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -54,9 +54,10 @@ impl Control {
         }
     }
 
-    /// Takes over connections that [`wire::parse`] has read for the backup that runs. Connections go to `shard`, templates
-    /// to the control half; what makes no sense is left out. Gives how many of them were taken: of the others there is no
-    /// room for some, and some make no sense. Without a backup, or with a shard of another director, that is none.
+    /// Takes over connections that [`wire::parse`] has read for the backup that runs. Connections
+    /// go to `shard`, templates to the control half; what makes no sense is left out. Gives how
+    /// many of them were taken: of the others there is no room for some, and some make no
+    /// sense. Without a backup, or with a shard of another director, that is none.
     pub fn take_over(
         &mut self,
         shard: &mut Shard,
@@ -315,8 +316,8 @@ impl Control {
     }
 }
 
-/// An entry that came by synchronisation takes the forwarding method from the server that is configured here; a template
-/// also becomes inactive (`ip_vs_bind_dest`).
+/// An entry that came by synchronisation takes the forwarding method from the server that is
+/// configured here; a template also becomes inactive (`ip_vs_bind_dest`).
 fn inherit(flags: u32, server: &Server) -> u32 {
     let method = server.forwarding();
     let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;

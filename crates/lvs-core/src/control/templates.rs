@@ -11,8 +11,9 @@ use crate::shard::{Connection, Shard};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
-/// Templates whose time has come that are looked at in one call: a flooded persistent service has a million, and the
-/// lock is held meanwhile. The others come with the next call, which is due at once.
+/// Templates whose time has come that are looked at in one call: a flooded persistent service has a
+/// million, and the lock is held meanwhile. The others come with the next call, which is due at
+/// once.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -130,7 +131,8 @@ impl Control {
         (piece.collect(), next)
     }
 
-    /// Name and data of the persistence engine of a template that [`templates_from`](Self::templates_from) has shown.
+    /// Name and data of the persistence engine of a template that
+    /// [`templates_from`](Self::templates_from) has shown.
     pub fn template_engine(&self, id: ConnId) -> Option<(&'static str, &[u8])> {
         if !self.templates.table.is_used(id.0) {
             return None;
@@ -196,8 +198,9 @@ impl Control {
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Makes room for a persistence template as for a connection: those without a connection go, of a few the one that
-    /// would end first, and those of clients that never established one before the others.
+    /// Makes room for a persistence template as for a connection: those without a connection go, of
+    /// a few the one that would end first, and those of clients that never established one
+    /// before the others.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {

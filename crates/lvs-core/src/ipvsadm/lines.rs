@@ -7,8 +7,8 @@ pub const WORD_MAX: usize = 4096;
 
 /// Command lines from a stream that comes in pieces.
 ///
-/// Words are separated by blanks, tabs and carriage returns; there are no quotes and no comments. Every word `ipvsadm`
-/// is ignored, and so is an empty line.
+/// Words are separated by blanks, tabs and carriage returns; there are no quotes and no comments.
+/// Every word `ipvsadm` is ignored, and so is an empty line.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
     words: Vec<Vec<u8>>,
@@ -61,8 +61,8 @@ impl Lines {
     }
 }
 
-/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1. Lines that begin with
-/// `#` are left out, as ipvsadm-restore does.
+/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1.
+/// Lines that begin with `#` are left out, as ipvsadm-restore does.
 pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
     text.split(|&b| b == b'\n')
         .enumerate()

@@ -41,7 +41,8 @@ enum Kind {
 }
 
 impl Refusal {
-    /// What goes to standard error, line ends included. Bytes, since it repeats words of the command line.
+    /// What goes to standard error, line ends included. Bytes, since it repeats words of the
+    /// command line.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
@@ -117,7 +118,8 @@ fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
     }
 }
 
-/// Reads the words of one command line. `words` does not hold the program's name, which is `program`.
+/// Reads the words of one command line. `words` does not hold the program's name, which is
+/// `program`.
 ///
 /// A line without words lists everything.
 ///
@@ -560,7 +562,8 @@ impl<'a> Line<'a> {
 
     fn server_spec(&self) -> Result<ServerSpec, Refusal> {
         let (address, mut port) = self.server;
-        // Neither a tunnel nor direct routing can change the port, so the service's is taken whatever was given.
+        // Neither a tunnel nor direct routing can change the port, so the service's is taken
+        // whatever was given.
         if self.mark == 0 && !self.forwarding.translates() {
             port = self.port;
         }

@@ -463,7 +463,8 @@ fn service_name(service: &ServiceId, style: Style<'_>) -> String {
     name
 }
 
-/// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has no name.
+/// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has
+/// no name.
 fn sched_flags(config: &ServiceConfig) -> Option<String> {
     if !sched::ANY_FLAGS
         .iter()
@@ -551,7 +552,8 @@ fn counts(out: &mut String, counts: &Counts, exact: bool) {
     }
 }
 
-/// A number in nine characters, abbreviated where it does not fit, unless all its digits are wanted.
+/// A number in nine characters, abbreviated where it does not fit, unless all its digits are
+/// wanted.
 fn large(out: &mut String, value: u64, exact: bool) {
     const UNITS: [(u64, u64, char); 3] = [
         (1_000_000_000, 1_000, 'K'),
@@ -583,8 +585,8 @@ fn sort(services: &mut Vec<ServiceInfo>) {
     }
 }
 
-/// The merge sort of the C library: its halves and its choice of the left one decide the order where the comparison
-/// contradicts itself.
+/// The merge sort of the C library: its halves and its choice of the left one decide the order
+/// where the comparison contradicts itself.
 fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<T> {
     if list.len() < 2 {
         return list;
@@ -606,7 +608,8 @@ fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<
     sorted
 }
 
-/// The sign of the difference of two numbers as a 32-bit integer: wrong for numbers that are far apart, as in ipvsadm.
+/// The sign of the difference of two numbers as a 32-bit integer: wrong for numbers that are far
+/// apart, as in ipvsadm.
 fn difference(a: u32, b: u32) -> Ordering {
     a.wrapping_sub(b).cast_signed().cmp(&0)
 }

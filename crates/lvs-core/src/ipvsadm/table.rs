@@ -1,4 +1,5 @@
-//! The one table of commands and options: names, kinds of arguments, and which option goes with which command.
+//! The one table of commands and options: names, kinds of arguments, and which option goes with
+//! which command.
 //!
 //! The parser is driven by it; completions and manual pages are built from it.
 

@@ -1,4 +1,5 @@
-//! Values on the command line: numbers as `strtol` reads them, addresses as `inet_aton` and `inet_pton` do.
+//! Values on the command line: numbers as `strtol` reads them, addresses as `inet_aton` and
+//! `inet_pton` do.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,13 +11,15 @@ const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
-/// A number as `strtol` with base 10 reads it: white space and a sign may come first, and the whole word must be used.
+/// A number as `strtol` with base 10 reads it: white space and a sign may come first, and the whole
+/// word must be used.
 pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     let (value, rest) = leading_number(word)?;
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
 }
 
-/// The number that a word begins with, and what follows it. `None` if there is no digit or it does not fit.
+/// The number that a word begins with, and what follows it. `None` if there is no digit or it does
+/// not fit.
 fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     let start = word.iter().position(|&b| !is_space(b))?;
     let (negative, digits) = match &word[start..] {
@@ -50,8 +53,9 @@ pub(super) fn prefix(word: &[u8]) -> Option<u32> {
         .filter(|len| (1..=128).contains(len))
 }
 
-/// An IPv4 address in any form that `inet_aton` takes: one to four parts, each decimal, octal or hexadecimal, the last
-/// one filling all bytes that are left. Anything may follow after white space.
+/// An IPv4 address in any form that `inet_aton` takes: one to four parts, each decimal, octal or
+/// hexadecimal, the last one filling all bytes that are left. Anything may follow after white
+/// space.
 pub(super) fn inet_aton(word: &[u8]) -> Option<Ipv4Addr> {
     let mut rest = word;
     let mut value = 0u32;
@@ -120,7 +124,8 @@ pub(super) fn host(word: &[u8], names: &dyn Resolve) -> Option<Ipv4Addr> {
     })
 }
 
-/// `host[:port]`. `protocol` is the one whose service names are known; without it only numbers are ports.
+/// `host[:port]`. `protocol` is the one whose service names are known; without it only numbers are
+/// ports.
 pub(super) fn endpoint(
     word: &[u8],
     protocol: Option<Protocol>,

@@ -1,4 +1,5 @@
-//! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how it ages.
+//! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how
+//! it ages.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -17,7 +18,8 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Every so many looks the whole cache is searched for expired entries (`COUNT_FOR_FULL_EXPIRATION`).
+/// Every so many looks the whole cache is searched for expired entries
+/// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
 /// Idle for so long, an entry goes when there are too many (`ENTRY_TIMEOUT`).
 const IDLE: Duration = Duration::from_secs(6 * 60);

@@ -24,9 +24,11 @@ pub(super) const ABOUT: About = About {
     make: || Box::<DestinationHashing>::default(),
 };
 
-/// The server that the destination address hashes to, for services of many addresses (caches behind a mark).
+/// The server that the destination address hashes to, for services of many addresses (caches behind
+/// a mark).
 ///
-/// Weights do not matter but for 0. A server that cannot take the connection is not replaced by another one.
+/// Weights do not matter but for 0. A server that cannot take the connection is not replaced by
+/// another one.
 #[derive(Clone, Debug, Default)]
 pub struct DestinationHashing {
     /// Slots, as indices into the list of servers; empty without servers.

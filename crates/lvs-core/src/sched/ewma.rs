@@ -25,13 +25,14 @@ pub(super) const ABOUT: About = About {
     make: || Box::<PeakEwma>::default(),
 };
 
-/// The server with the smallest expected wait: [the time that it takes to answer](Server::latency) × (active
-/// connections + 1) / weight, after Finagle's `PeakEwma`.
+/// The server with the smallest expected wait: [the time that it takes to answer](Server::latency)
+/// × (active connections + 1) / weight, after Finagle's `PeakEwma`.
 ///
-/// What is measured is the time from the packet that opens a connection to its first answer, in TCP from SYN to SYN-ACK:
-/// how long the server's accept queue is, how loaded its host, how far away it is. A server that does not answer at all is
-/// measured by its clients' repeated SYNs. One without a sample is tried with one connection a second until it has one.
-/// The answers have to pass through the director, so the servers have to be reached by NAT.
+/// What is measured is the time from the packet that opens a connection to its first answer, in TCP
+/// from SYN to SYN-ACK: how long the server's accept queue is, how loaded its host, how far away it
+/// is. A server that does not answer at all is measured by its clients' repeated SYNs. One without
+/// a sample is tried with one connection a second until it has one. The answers have to pass
+/// through the director, so the servers have to be reached by NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
     /// When servers without a sample were tried last.

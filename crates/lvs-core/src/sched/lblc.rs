@@ -23,8 +23,9 @@ pub(super) const ABOUT: About = About {
     make: || Box::<LocalityLeastConnections>::default(),
 };
 
-/// Keeps a destination address on one server, for services of many addresses (caches behind a mark); a server that has
-/// too much while another is idle gives the address away to the least loaded one.
+/// Keeps a destination address on one server, for services of many addresses (caches behind a
+/// mark); a server that has too much while another is idle gives the address away to the least
+/// loaded one.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,
@@ -96,8 +97,8 @@ impl Scheduler for LocalityLeastConnections {
     }
 }
 
-/// Whether `server` has more active connections than its weight while another one has less than half of its own
-/// (`is_overloaded`).
+/// Whether `server` has more active connections than its weight while another one has less than
+/// half of its own (`is_overloaded`).
 pub(super) fn is_overloaded(server: &Server, servers: &[Arc<Server>]) -> bool {
     let active = |server: &Server| i64::from(server.active());
     active(server) > i64::from(server.weight())

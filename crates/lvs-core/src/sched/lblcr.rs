@@ -26,15 +26,16 @@ pub(super) const ABOUT: About = About {
     make: || Box::<LocalityLeastConnectionsReplicated>::default(),
 };
 
-/// Keeps a destination address on a set of servers that grows while they have too much and shrinks when it has not
-/// changed for a while.
+/// Keeps a destination address on a set of servers that grows while they have too much and shrinks
+/// when it has not changed for a while.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,
     expiration: Duration,
 }
 
-/// The servers of an address. The newest comes last; the kernel walks from the newest to the oldest.
+/// The servers of an address. The newest comes last; the kernel walks from the newest to the
+/// oldest.
 #[derive(Clone, Debug)]
 struct Set {
     servers: Vec<HeldServer>,

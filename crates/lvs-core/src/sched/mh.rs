@@ -33,11 +33,11 @@ pub(super) const ABOUT: About = About {
     make: || Box::<MaglevHashing>::default(),
 };
 
-/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move when servers come
-/// and go.
+/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move
+/// when servers come and go.
 ///
-/// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody else. A server added
-/// at weight 0 gets no slots.
+/// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody
+/// else. A server added at weight 0 gets no slots.
 #[derive(Clone, Debug, Default)]
 pub struct MaglevHashing {
     /// Slots, as indices into the list of servers.
@@ -49,8 +49,8 @@ pub struct MaglevHashing {
 }
 
 impl MaglevHashing {
-    /// Builds the table if it is out of date: at the first choice after a change, so that a list of servers that is
-    /// set up one by one is built from once.
+    /// Builds the table if it is out of date: at the first choice after a change, so that a list of
+    /// servers that is set up one by one is built from once.
     fn refresh(&mut self, servers: &[Arc<Server>]) {
         let list = || {
             servers
@@ -151,7 +151,8 @@ impl Scheduler for MaglevHashing {
     }
 
     fn server_added(&mut self, servers: &[Arc<Server>]) {
-        // With more servers than slots the kernel refuses to build and goes on with the table that it has.
+        // With more servers than slots the kernel refuses to build and goes on with the table that
+        // it has.
         if servers.len() > SLOTS as usize {
             if servers.len() == SLOTS as usize + 1 {
                 self.refresh(&servers[1..]);

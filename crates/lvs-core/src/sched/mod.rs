@@ -1,7 +1,7 @@
 //! Schedulers: which real server takes a new connection.
 //!
-//! Every list of servers is in the kernel's order: the one added last comes first. Ties go to the first in that order,
-//! so to the most recent one.
+//! Every list of servers is in the kernel's order: the one added last comes first. Ties go to the
+//! first in that order, so to the most recent one.
 
 mod cache;
 mod dh;
@@ -65,7 +65,8 @@ pub struct Request {
 /// An implementation of your own takes part in everything the built-in ones do: register it with
 /// [`Registry::register`]. It is told of every change to the list *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
-    /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take it.
+    /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take
+    /// it.
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
 
     /// A copy in the same state, to ask what it would choose; `None` if it cannot be copied.
@@ -99,7 +100,8 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// Gives a scheduler that draws lots the seed of its random numbers, before [`start`](Self::start).
+    /// Gives a scheduler that draws lots the seed of its random numbers, before
+    /// [`start`](Self::start).
     fn seed(&mut self, seed: u64) {
         let _ = seed;
     }
@@ -119,14 +121,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = now;
     }
 
-    /// Whether it goes by [`Server::latency`], which has to be measured and needs the servers' answers: their services
-    /// then take servers behind NAT only.
+    /// Whether it goes by [`Server::latency`], which has to be measured and needs the servers'
+    /// answers: their services then take servers behind NAT only.
     fn needs_replies(&self) -> bool {
         false
     }
 
-    /// Whether a weight is a number of connections to it, and not a share among the servers: a slow start then does not
-    /// multiply the weights of the others.
+    /// Whether a weight is a number of connections to it, and not a share among the servers: a slow
+    /// start then does not multiply the weights of the others.
     fn weight_is_capacity(&self) -> bool {
         false
     }
@@ -172,8 +174,8 @@ pub struct About {
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
     pub in_kernel: bool,
-    /// The names that it gives to flags of its services, in the order of their bits. Where it names none,
-    /// [`ANY_FLAGS`] are their names.
+    /// The names that it gives to flags of its services, in the order of their bits. Where it
+    /// names none, [`ANY_FLAGS`] are their names.
     pub flags: &'static [(&'static str, u32)],
     /// It chooses by random numbers, so that a preview is one of several outcomes.
     pub draws_lots: bool,
@@ -187,8 +189,8 @@ impl About {
         BUILT_IN.iter().find(|about| about.name == name)
     }
 
-    /// Whether a service with these flags refuses some clients while a server has a weight of 0, though others could
-    /// take them.
+    /// Whether a service with these flags refuses some clients while a server has a weight of 0,
+    /// though others could take them.
     pub const fn refuses_at_zero(&self, flags: ServiceFlags) -> bool {
         match self.at_zero {
             AtZero::Avoids => false,
@@ -208,7 +210,8 @@ pub const ANY_FLAGS: &[(&str, u32)] = &[
     ("flag-3", ServiceFlags::SCHED3),
 ];
 
-/// A scheduler flag by name: its bit, and the scheduler that alone takes it under that name, if it is one's own.
+/// A scheduler flag by name: its bit, and the scheduler that alone takes it under that name, if it
+/// is one's own.
 pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     let of = |flags: &[(&str, u32)]| {
         let found = flags.iter().find(|(known, _)| *known == name);

@@ -20,7 +20,8 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Overflow),
 };
 
-/// The server of the highest weight until it has more active connections than its weight, then the next one.
+/// The server of the highest weight until it has more active connections than its weight, then the
+/// next one.
 ///
 /// Only active connections count, so UDP never overflows.
 #[derive(Clone, Copy, Debug, Default)]

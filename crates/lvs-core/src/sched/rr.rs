@@ -32,7 +32,8 @@ impl Scheduler for RoundRobin {
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
-        // From behind the last choice to the end, then once around; the last choice itself is looked at last.
+        // From behind the last choice to the end, then once around; the last choice itself is
+        // looked at last.
         let start = self.last.map_or(0, |last| last + 1);
         let chosen = (start..servers.len())
             .chain(0..start.min(servers.len()))
@@ -49,7 +50,8 @@ impl Scheduler for RoundRobin {
         self.last = self.last.map(|last| last + 1);
     }
 
-    /// When the last choice itself goes, its predecessor stands in for it, so that nobody is skipped.
+    /// When the last choice itself goes, its predecessor stands in for it, so that nobody is
+    /// skipped.
     fn server_removed(&mut self, _: &[Arc<Server>], index: usize) {
         self.last = match self.last {
             Some(last) if last >= index => last.checked_sub(1),

@@ -20,7 +20,8 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(ShortestExpectedDelay),
 };
 
-/// The server with the smallest (active + 1) divided by weight: the delay that the new connection would see.
+/// The server with the smallest (active + 1) divided by weight: the delay that the new connection
+/// would see.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShortestExpectedDelay;
 

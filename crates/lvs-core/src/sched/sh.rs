@@ -30,8 +30,8 @@ pub(super) const ABOUT: About = About {
 
 /// The server that the client's address hashes to; with `sh-port`, its address and port.
 ///
-/// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it, further slots are
-/// probed.
+/// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it,
+/// further slots are probed.
 #[derive(Clone, Debug, Default)]
 pub struct SourceHashing {
     /// Slots, as indices into the list of servers; empty without servers.
@@ -39,7 +39,8 @@ pub struct SourceHashing {
 }
 
 impl SourceHashing {
-    /// Deals the slots out in turn, as many in a row as a server's weight. A server of weight 0 takes one, too.
+    /// Deals the slots out in turn, as many in a row as a server's weight. A server of weight 0
+    /// takes one, too.
     fn assign(&mut self, servers: &[Arc<Server>]) {
         self.table.clear();
         let mut turn = (0u32..).zip(servers).cycle();
@@ -107,8 +108,9 @@ pub(super) fn client_key(request: &Request) -> u32 {
     fold(request.client.ip()).wrapping_add(u32::from(port))
 }
 
-/// Looks into the slot of offset 0; if its server cannot take a connection and the service's first flag allows it, into
-/// those of the offsets from `first` on, once around (`ip_vs_sh_get_fallback`, `ip_vs_mh_get_fallback`).
+/// Looks into the slot of offset 0; if its server cannot take a connection and the service's first
+/// flag allows it, into those of the offsets from `first` on, once around (`ip_vs_sh_get_fallback`,
+/// `ip_vs_mh_get_fallback`).
 pub(super) fn probe(
     servers: &[Arc<Server>],
     request: &Request,
@@ -120,7 +122,8 @@ pub(super) fn probe(
     if servers.get(index)?.is_usable() {
         return Some(index);
     }
-    // Probing cannot find what is not there; without this a dead service would cost a walk of the table per packet.
+    // Probing cannot find what is not there; without this a dead service would cost a walk of the
+    // table per packet.
     if !request.flags.has(ServiceFlags::SCHED1) || !servers.iter().any(|server| server.is_usable())
     {
         return None;

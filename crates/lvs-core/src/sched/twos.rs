@@ -22,7 +22,8 @@ pub(super) const ABOUT: About = About {
 /// Draws two servers at random by weight and takes the one with less load for its weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
-    /// State of SplitMix64. The kernel's numbers cannot be foretold; these follow from the director's seed.
+    /// State of SplitMix64. The kernel's numbers cannot be foretold; these follow from the
+    /// director's seed.
     random: u64,
 }
 
@@ -70,8 +71,8 @@ impl Scheduler for RandomTwos {
                 break;
             }
         }
-        // Products of 32 bits that may overflow, as in the kernel. A draw that nobody met (the total overflowed)
-        // compares as weight and load 0.
+        // Products of 32 bits that may overflow, as in the kernel. A draw that nobody met (the
+        // total overflowed) compares as weight and load 0.
         let [(first, one), (second, two)] = choices;
         let ((w1, h1), (w2, h2)) = (one.unwrap_or_default(), two.unwrap_or_default());
         Some(if w2.wrapping_mul(h1) > w1.wrapping_mul(h2) {

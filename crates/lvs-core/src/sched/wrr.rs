@@ -19,8 +19,8 @@ pub(super) const ABOUT: About = About {
     make: || Box::<WeightedRoundRobin>::default(),
 };
 
-/// Interleaved weighted round robin: passes over the list with a falling threshold, each taking the servers whose
-/// weight reaches it.
+/// Interleaved weighted round robin: passes over the list with a falling threshold, each taking the
+/// servers whose weight reaches it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightedRoundRobin {
     /// The server chosen last; `None` is the head of the list.
@@ -55,9 +55,9 @@ impl WeightedRoundRobin {
         self.last = None;
     }
 
-    /// Leaves out the passes in which nobody can be chosen and the round does not end: with weights of a million and
-    /// every server at its upper threshold there are a million of them. `heaviest`: the greatest weight that a pass may
-    /// find.
+    /// Leaves out the passes in which nobody can be chosen and the round does not end: with weights
+    /// of a million and every server at its upper threshold there are a million of them.
+    /// `heaviest`: the greatest weight that a pass may find.
     fn skip_passes(&mut self, heaviest: i32) {
         let floor = heaviest.max(self.step);
         if self.current > floor {
@@ -72,7 +72,8 @@ impl WeightedRoundRobin {
         if self.current > self.max || self.current == 0 {
             self.current = self.max;
         } else if self.step > 1 {
-            // Keeps the threshold congruent to 1, so that the last pass is at 1 and weight 0 is never reached.
+            // Keeps the threshold congruent to 1, so that the last pass is at 1 and weight 0 is
+            // never reached.
             self.current = self.current / self.step * self.step + 1;
         }
     }

@@ -2,22 +2,24 @@
 
 use crate::Limits;
 
-/// What becomes of the connections of a server that goes down, that is, leaves its service: it is removed, or the
-/// service is deleted. A weight of 0 is no such thing: it drains a server, and its connections go on.
+/// What becomes of the connections of a server that goes down, that is, leaves its service: it is
+/// removed, or the service is deleted. A weight of 0 is no such thing: it drains a server, and its
+/// connections go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum OnServerDown {
-    /// As the kernel does: packets of clients are dropped until the server is back or the connection's time is up; with
-    /// the sysctl `expire_nodest_conn`, connections end.
+    /// As the kernel does: packets of clients are dropped until the server is back or the
+    /// connection's time is up; with the sysctl `expire_nodest_conn`, connections end.
     #[default]
     Kernel = 0,
-    /// Both ends of a TCP connection get a reset at once ([`Shard::end_down`](crate::Shard::end_down)). The next packet
-    /// of another protocol is refused (ICMP port unreachable), and the one after it opens a new connection.
+    /// Both ends of a TCP connection get a reset at once
+    /// ([`Shard::end_down`](crate::Shard::end_down)). The next packet of another protocol is
+    /// refused (ICMP port unreachable), and the one after it opens a new connection.
     Reset = 1,
-    /// The next packet opens a connection to another server. What cannot move, TCP, is reset as with `Reset`, so that
-    /// its client begins anew.
+    /// The next packet opens a connection to another server. What cannot move, TCP, is reset as
+    /// with `Reset`, so that its client begins anew.
     Reschedule = 2,
     /// Connections end for good, and nobody is told: packets are dropped for two minutes at most.
     Drop = 3,
@@ -46,7 +48,8 @@ impl OnServerDown {
 pub struct Extras {
     /// What becomes of the connections of a server that goes down.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that comes (back) into a running service gets its full share; 0 is at once.
+    /// Seconds in which a server that comes (back) into a running service gets its full share; 0
+    /// is at once.
     pub slow_start: u32,
     /// Counts the new TCP connections in a row to which a server behind NAT gives no answer
     /// ([`Server::unanswered`](crate::Server::unanswered)).

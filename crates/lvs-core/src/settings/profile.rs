@@ -6,7 +6,8 @@ pub enum Profile {
     /// The kernel's.
     #[default]
     Kernel,
-    /// Long enough for the RFCs on address translation (RFC 5382, RFC 4787): in seconds, TCP ESTABLISHED 7440 instead of
-    /// 900; SYN_SENT, SYN_RECV, SYNACK, FIN_WAIT, CLOSE_WAIT and LAST_ACK 240; SCTP ESTABLISHED 7440.
+    /// Long enough for the RFCs on address translation (RFC 5382, RFC 4787): in seconds, TCP
+    /// ESTABLISHED 7440 instead of 900; SYN_SENT, SYN_RECV, SYNACK, FIN_WAIT, CLOSE_WAIT and
+    /// LAST_ACK 240; SCTP ESTABLISHED 7440.
     Modern,
 }

@@ -7,10 +7,12 @@ use core::ops::RangeInclusive;
 
 use crate::Error;
 
-/// Makes everything from one table: the kernel's name, the type, the default, and what takes a value from its text.
+/// Makes everything from one table: the kernel's name, the type, the default, and what takes a
+/// value from its text.
 macro_rules! sysctls {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
-        /// The values in force. Fields have the kernel's names and defaults; a boolean is on for every number but 0.
+        /// The values in force. Fields have the kernel's names and defaults; a boolean is on for
+        /// every number but 0.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Sysctls {
@@ -73,19 +75,21 @@ sysctls! {
     backup_only: bool = false, SWITCH;
     /// Send packets of a mark without servers on to their own destination. Default off.
     cache_bypass: bool = false, SWITCH;
-    /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in TIME_WAIT and
-    /// CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
+    /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in
+    /// TIME_WAIT and CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
-    /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol carries. Default off.
+    /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol
+    /// carries. Default off.
     conntrack: bool = false, SWITCH;
     /// How much the kernel's debug builds log; kept and without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
     /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
-    /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
+    /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always.
+    /// Default 0.
     drop_packet: i32 = 0, Within(0..=3);
-    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no effect here; an empty list
-    /// stops the estimation, as `run_estimation` does. Default 0.
+    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no
+    /// effect here; an empty list stops the estimation, as `run_estimation` does. Default 0.
     est_cpulist: String = "0".into(), CPU_LIST;
     /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);
@@ -93,12 +97,14 @@ sysctls! {
     expire_nodest_conn: bool = false, SWITCH;
     /// Let clients leave a persistent server whose weight is 0. Default off.
     expire_quiescent_template: bool = false, SWITCH;
-    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default off. Which packets
-    /// that are is known to whoever embeds the director: to Ethernet over GRE it comes by a device of its own.
+    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default
+    /// off. Which packets that are is known to whoever embeds the director: to Ethernet over GRE it
+    /// comes by a device of its own.
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` forgets an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
-    /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default 86400.
+    /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default
+    /// 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Tell a server that speaks without a connection: port unreachable. Default off.
     nat_icmp_send: bool = false, SWITCH;
@@ -114,16 +120,18 @@ sysctls! {
     sloppy_sctp: bool = false, SWITCH;
     /// Let any TCP segment but RST open a connection. Default off.
     sloppy_tcp: bool = false, SWITCH;
-    /// Route replies as if the host had made them. Default on; without effect where routes are looked up by destination
-    /// alone.
+    /// Route replies as if the host had made them. Default on; without effect where routes are
+    /// looked up by destination alone.
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
-    /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default 1.
+    /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default
+    /// 1.
     sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`. Default 0.
+    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`.
+    /// Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
     sync_retries: u32 = 0, Within(0..=3);

@@ -6,6 +6,7 @@ pub enum WhenFull {
     /// Refuses it.
     #[default]
     Drop,
-    /// Ends another one for it, half-open or ended ones first, then idle ones; never one that moves data.
+    /// Ends another one for it, half-open or ended ones first, then idle ones; never one that moves
+    /// data.
     Evict,
 }

@@ -1,4 +1,5 @@
-//! A packet that the shard alone can decide on: which connection it belongs to, what it changes there, how it goes on.
+//! A packet that the shard alone can decide on: which connection it belongs to, what it changes
+//! there, how it goes on.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -121,8 +122,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection takes the place of the one that has its addresses and ports
-    /// (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet that opens a connection takes the place of the one that has its addresses
+    /// and ports (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -200,7 +201,8 @@ impl Shard {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
             }
-            // Whoever translates finds out that a header is too short, but not before its packet has hops left.
+            // Whoever translates finds out that a header is too short, but not before its packet
+            // has hops left.
             Forwarding::Nat | Forwarding::FullNat => {
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
@@ -251,7 +253,8 @@ impl Shard {
         }
     }
 
-    /// What stands for the client of connection `index` towards its server, where both ends are translated.
+    /// What stands for the client of connection `index` towards its server, where both ends are
+    /// translated.
     #[inline]
     fn local_of(&self, index: u32) -> Option<SocketAddr> {
         match self.table.get(index).method() {
@@ -342,7 +345,8 @@ impl Shard {
 
 /// What a packet does to its connection: state, timeout, counts.
 impl Shard {
-    /// The state machine, the timeout that goes with the new state, and the active and inactive counts.
+    /// The state machine, the timeout that goes with the new state, and the active and inactive
+    /// counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, input: bool) {
         let slot = self.table.get(index);
@@ -405,7 +409,8 @@ impl Shard {
         }
     }
 
-    /// Counts for the server, its service and the total, while the server is configured (`ip_vs_in_stats`).
+    /// Counts for the server, its service and the total, while the server is configured
+    /// (`ip_vs_in_stats`).
     #[inline]
     pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
         if let Some(link) = self.link(index) {
@@ -436,7 +441,8 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two hosts.
+/// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two
+/// hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
     if is_ipsec(tuple.protocol) {

@@ -1,13 +1,15 @@
-//! What becomes of the connections of a server that went down, where its service asks for something better than the
-//! kernel's silence ([`OnServerDown`]).
+//! What becomes of the connections of a server that went down, where its service asks for something
+//! better than the kernel's silence ([`OnServerDown`]).
 //!
-//! When a server leaves such a service, the shard walks over its table once, a bounded number of slots at a time, and ends
-//! what belonged to the server. A TCP connection ends with a reset to both ends. RFC 5961 lets only the very number that
-//! the receiver expects next reset a connection, so the shard keeps two numbers of each connection of such a service,
-//! taken from the segments that pass: behind NAT from both directions, else from the client's, whose acknowledgements
-//! tell the server's side. Where they are not exact (segments on their way, a lost one, a connection older than the
-//! setting), the receiver answers with an acknowledgement that says what it expects, and that is answered with the right
-//! number: an entry that has ended stays for a while and resets what still comes.
+//! When a server leaves such a service, the shard walks over its table once, a bounded number of
+//! slots at a time, and ends what belonged to the server. A TCP connection ends with a reset to
+//! both ends. RFC 5961 lets only the very number that the receiver expects next reset a connection,
+//! so the shard keeps two numbers of each connection of such a service, taken from the segments
+//! that pass: behind NAT from both directions, else from the client's, whose acknowledgements
+//! tell the server's side. Where they are not exact (segments on their way, a lost one, a
+//! connection older than the setting), the receiver answers with an acknowledgement that says what
+//! it expects, and that is answered with the right number: an entry that has ended stays for a
+//! while and resets what still comes.
 
 use super::{NeedsControl, Shard, tcp};
 use crate::conn::{NO_SLOT, Sparse, State, flag};
@@ -25,8 +27,8 @@ const SILENCE: u32 = 120;
 /// What a TCP segment says about sequence numbers (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// What comes after it: its sequence number and what it takes of the sequence space, which is its payload in bytes, and
-    /// one each for SYN and FIN.
+    /// What comes after it: its sequence number and what it takes of the sequence space, which is
+    /// its payload in bytes, and one each for SYN and FIN.
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
@@ -35,8 +37,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments; `None` if the header is
-    /// cut short.
+    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments;
+    /// `None` if the header is cut short.
     fn read(tcp: &[u8]) -> Option<Self> {
         let header = tcp::data_offset(tcp)?.max(tcp::HEADER_LEN);
         let payload = tcp.len().checked_sub(header)?;
@@ -59,14 +61,15 @@ impl Numbers {
 /// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// Who it comes from and whom it is for: from the virtual address to the client, or from the client to the virtual
-    /// address.
+    /// Who it comes from and whom it is for: from the virtual address to the client, or from the
+    /// client to the virtual address.
     pub tuple: Tuple,
     /// Its sequence number: what the receiver expects next.
     pub seq: u32,
     /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
-    /// How it gets to the server, like any packet of the client; `None` for the one to the client, which is routed.
+    /// How it gets to the server, like any packet of the client; `None` for the one to the client,
+    /// which is routed.
     pub forward: Option<Forward>,
 }
 
@@ -155,9 +158,10 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Goes on ending the connections of servers that went down, looking at no more than `budget` entries and ending no
-    /// more than a sixteenth of that; gives the resets that are to be sent. Call it until [`has_down`](Self::has_down) is
-    /// false, and give packets their turn in between.
+    /// Goes on ending the connections of servers that went down, looking at no more than `budget`
+    /// entries and ending no more than a sixteenth of that; gives the resets that are to be
+    /// sent. Call it until [`has_down`](Self::has_down) is false, and give packets their turn
+    /// in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -266,7 +270,8 @@ impl Shard {
         }
     }
 
-    /// What becomes of the next packet from the client of connection `index`, whose server is gone; `None` if it is not.
+    /// What becomes of the next packet from the client of connection `index`, whose server is gone;
+    /// `None` if it is not.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -375,8 +380,9 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. Where the server's first answer is
-    /// measured, a packet that opens the connection once more says that the one before was not answered.
+    /// Before a packet from the client of connection `index`, which is watched. Where the server's
+    /// first answer is measured, a packet that opens the connection once more says that the one
+    /// before was not answered.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {

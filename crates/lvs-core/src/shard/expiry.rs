@@ -9,7 +9,8 @@ use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant, Tuple};
 
 impl Shard {
-    /// Puts a new connection into the table, made from a template or not; `None` if the table is full.
+    /// Puts a new connection into the table, made from a template or not; `None` if the table is
+    /// full.
     pub(crate) fn open(
         &mut self,
         mut slot: Draft,
@@ -35,8 +36,8 @@ impl Shard {
         Some(index)
     }
 
-    /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own answer to that packet
-    /// may still find it.
+    /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own
+    /// answer to that packet may still find it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
@@ -45,7 +46,8 @@ impl Shard {
         }
     }
 
-    /// Ends the connection of a client's packet, whatever its state, unless it controls others; `false` if there is none.
+    /// Ends the connection of a client's packet, whatever its state, unless it controls others;
+    /// `false` if there is none.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,
@@ -70,8 +72,9 @@ impl Shard {
         }
     }
 
-    /// Ends a connection by force, and with it a connection that controlled only this one (`ip_vs_conn_del`). Returns
-    /// the number of a template that has nothing to control any more and does not outlive that.
+    /// Ends a connection by force, and with it a connection that controlled only this one
+    /// (`ip_vs_conn_del`). Returns the number of a template that has nothing to control any
+    /// more and does not outlive that.
     pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
         let slot = self.table.get(index);
         let (template, controller) = (slot.template(), slot.controller());
@@ -118,7 +121,8 @@ impl Shard {
         self.destroy(index);
     }
 
-    /// Frees an entry. `true` if it was the last one that its template controlled, and the template is not assured.
+    /// Frees an entry. `true` if it was the last one that its template controlled, and the template
+    /// is not assured.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
         let slot = self.table.get(index);
         let (controller, active) = (slot.controller(), !slot.has(flag::INACTIVE));
@@ -133,9 +137,10 @@ impl Shard {
         template.is_some_and(|template| template.release())
     }
 
-    /// Takes what is kept beside the slot of entry `index`, which is still in the table, out of every table that may have
-    /// something; gives the template that it was made from. What [`down`](super::down) knows is written over when the
-    /// slot is taken again, and [`reap`](Self::reap) looks whether what it takes out is still dying.
+    /// Takes what is kept beside the slot of entry `index`, which is still in the table, out of
+    /// every table that may have something; gives the template that it was made from. What
+    /// [`down`](super::down) knows is written over when the slot is taken again, and
+    /// [`reap`](Self::reap) looks whether what it takes out is still dying.
     fn forget(&mut self, index: u32) -> Option<Arc<Template>> {
         let slot = self.table.get(index);
         let (full_nat, helped) = (slot.method() == Forwarding::FullNat, slot.has(flag::HELPED));

@@ -8,7 +8,8 @@ use crate::conn::{Draft, Template};
 use crate::{DropReason, Instant, LocalAddress};
 
 impl Shard {
-    /// Puts a connection that is translated at both ends into the table, with a port of the director's.
+    /// Puts a connection that is translated at both ends into the table, with a port of the
+    /// director's.
     pub(crate) fn open_full_nat(
         &mut self,
         slot: Draft,

@@ -7,7 +7,8 @@ use crate::packet::is_ipsec;
 use crate::{AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, Tuple, Verdict};
 
 impl Shard {
-    /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no state and no timer.
+    /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no
+    /// state and no timer.
     pub(crate) fn decide_icmp_error(
         &mut self,
         error: &IcmpError,
@@ -41,7 +42,8 @@ impl Shard {
                 })
                 .flatten()
         };
-        // The order of the hooks: OUT then IN for local delivery, IN then OUT for packets in transit.
+        // The order of the hooks: OUT then IN for local delivery, IN then OUT for packets in
+        // transit.
         let out_first = error.hook != Hook::Transit;
         let (request, reply) = if out_first {
             let request = about_request();

@@ -50,7 +50,8 @@ impl Links {
         self.seen = Some(changes);
     }
 
-    /// Whether it matters where servers behind NAT are. If that changes, everything is to be seen again.
+    /// Whether it matters where servers behind NAT are. If that changes, everything is to be seen
+    /// again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;
@@ -102,7 +103,8 @@ impl Links {
         }
     }
 
-    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol (`ip_vs_has_real_service`).
+    /// Whether `addr` is a server behind NAT of a service for `protocol` or for every protocol
+    /// (`ip_vs_has_real_service`).
     pub(super) fn is_masqueraded(&self, protocol: Protocol, addr: SocketAddr) -> bool {
         [protocol.0, 0]
             .iter()

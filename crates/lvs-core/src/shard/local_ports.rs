@@ -1,9 +1,9 @@
-//! Local ports: which address and port of the director stands for a client towards a server, where both ends of a
-//! connection are translated (full NAT).
+//! Local ports: which address and port of the director stands for a client towards a server, where
+//! both ends of a connection are translated (full NAT).
 //!
-//! A port is taken for one server: protocol, server, local address and local port together identify the connection, so
-//! that each further server, and each further local address, brings as many connections again. Which worker a reply
-//! belongs to follows from the port alone ([`worker_of`]).
+//! A port is taken for one server: protocol, server, local address and local port together identify
+//! the connection, so that each further server, and each further local address, brings as many
+//! connections again. Which worker a reply belongs to follows from the port alone ([`worker_of`]).
 //!
 //! ```text
 //! entries   by the connection's index: its local address and port      16 + 2 bytes, beside the table's slots
@@ -25,11 +25,12 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// How long after its last packet a port is not used again towards the same server: as long as a Linux server keeps
-/// TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept in TIME_WAIT is older than that.
+/// How long after its last packet a port is not used again towards the same server: as long as a
+/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept
+/// in TIME_WAIT is older than that.
 const QUIET: Duration = Duration::from_secs(60);
-/// Ports of one local address that are looked at for one connection. More than one only while connections of an earlier
-/// range of ports are still there.
+/// Ports of one local address that are looked at for one connection. More than one only while
+/// connections of an earlier range of ports are still there.
 const TRIES: usize = 32;
 /// Pairs of server and local address below which unused ones are not looked for.
 const TUPLES_MIN: usize = 1024;
@@ -75,7 +76,8 @@ struct Free {
     /// Where the ports that have never been used begin: `fresh` of them, from number `from` on.
     from: u16,
     fresh: u16,
-    /// Ports that were given back, and when their last packets came; the one that has been quiet longest comes first.
+    /// Ports that were given back, and when their last packets came; the one that has been quiet
+    /// longest comes first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
     /// When all of them have been quiet for long enough.
     quiet_at: Instant,
@@ -239,7 +241,8 @@ impl LocalPorts {
         first + (u32::from(self.worker) + workers - first % workers) % workers
     }
 
-    /// Gives back a port whose connection had its last packet at `quiet_since`, or that was not used after all.
+    /// Gives back a port whose connection had its last packet at `quiet_since`, or that was not
+    /// used after all.
     pub(crate) fn give_back(
         &mut self,
         protocol: Protocol,
@@ -259,7 +262,8 @@ impl LocalPorts {
         }
     }
 
-    /// Forgets servers that are not used and need no caution any more, once there are twice as many as the last time.
+    /// Forgets servers that are not used and need no caution any more, once there are twice as many
+    /// as the last time.
     fn forget_unused(&mut self, now: Instant) {
         if self.tuples.len() < self.tuples_max {
             return;

@@ -43,9 +43,10 @@ pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.
 ///
-/// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs a decision comes
-/// back as [`NeedsControl`] and goes to [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and
-/// all packets of a connection, of both directions, go to the same shard; how they get there is the embedder's business.
+/// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs
+/// a decision comes back as [`NeedsControl`] and goes to [`Control::admit`](crate::Control::admit).
+/// A shard belongs to one thread at a time, and all packets of a connection, of both directions, go
+/// to the same shard; how they get there is the embedder's business.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -70,13 +71,15 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
-    /// Connections that have ended and are still found by the host's own answer to the packet that ended them.
+    /// Connections that have ended and are still found by the host's own answer to the packet that
+    /// ended them.
     dying: Vec<u32>,
     /// Synchronisation messages to send.
     sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     sequences: BTreeMap<u32, Sequences>,
-    /// What is known of connections whose servers may go down, and what is to be done about those that did.
+    /// What is known of connections whose servers may go down, and what is to be done about those
+    /// that did.
     down: Down,
     /// What the helper knows of FTP's control connections, by the connections' indices.
     sessions: BTreeMap<u32, ftp::Session>,
@@ -88,8 +91,8 @@ pub struct Shard {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the packet is lost if `Control::admit` does not decide on it"]
 pub struct NeedsControl {
-    /// The connection that the packet replaces. It ends after the decision, not before: while the scheduler runs, it
-    /// still counts.
+    /// The connection that the packet replaces. It ends after the decision, not before: while the
+    /// scheduler runs, it still counts.
     pub(crate) replaced: Option<u32>,
     /// The shard's copies are out of date: look again.
     pub(crate) stale: bool,
@@ -154,7 +157,8 @@ impl Shard {
     /// Decides on a packet of a known connection.
     ///
     /// # Errors
-    /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then gives the verdict.
+    /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then
+    /// gives the verdict.
     #[inline]
     pub fn handle_packet(
         &mut self,
@@ -183,22 +187,24 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Where deciding on a packet between these two will look. To be asked for all packets of a batch before
-    /// [`warm`](Self::warm) is called for the first.
+    /// Where deciding on a packet between these two will look. To be asked for all packets of a
+    /// batch before [`warm`](Self::warm) is called for the first.
     #[inline]
     pub fn ahead(&self, tuple: &Tuple) -> Ahead {
         self.table.ahead(tuple.protocol, tuple.src, tuple.dst)
     }
 
-    /// Reads what deciding on a packet will read, and changes nothing: whoever does so for all packets of a batch before
-    /// deciding on the first waits for memory once, not for each. What comes back means nothing; it is there to be used
-    /// ([`core::hint::black_box`]), so that the reads are not left out.
+    /// Reads what deciding on a packet will read, and changes nothing: whoever does so for all
+    /// packets of a batch before deciding on the first waits for memory once, not for each.
+    /// What comes back means nothing; it is there to be used ([`core::hint::black_box`]), so
+    /// that the reads are not left out.
     #[inline]
     pub fn warm(&self, ahead: &Ahead) -> u64 {
         self.table.warm(ahead)
     }
 
-    /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if there may be more.
+    /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if
+    /// there may be more.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -251,7 +257,8 @@ impl Shard {
         self.sequences.insert(index, sequences);
     }
 
-    /// The slot that was made free last for a new connection, since [`forget_room`](Self::forget_room).
+    /// The slot that was made free last for a new connection, since
+    /// [`forget_room`](Self::forget_room).
     pub(crate) const fn made_room(&self) -> Option<u32> {
         self.hand.last
     }

@@ -6,7 +6,8 @@ use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol};
 
-/// With these, a packet may change more of its connection than counters and the deadline, or be changed itself.
+/// With these, a packet may change more of its connection than counters and the deadline, or be
+/// changed itself.
 pub(crate) const INVOLVED: u32 = flag::OUT_SEQ
     | flag::IN_SEQ
     | flag::NO_CPORT
@@ -57,17 +58,19 @@ pub struct Offer {
 }
 
 impl Shard {
-    /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4 slots, and in the
-    /// others. It changes as the table fills, and whoever follows later is only slower.
+    /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4
+    /// slots, and in the others. It changes as the table fills, and whoever follows later is
+    /// only slower.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
 
-    /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many packets from its client, or
-    /// a multiple of that, or was published in another epoch; it is not published in this one, and nothing about itself
-    /// speaks against it. 0 is no epoch.
+    /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many
+    /// packets from its client, or a multiple of that, or was published in another epoch; it is
+    /// not published in this one, and nothing about itself speaks against it. 0 is no epoch.
     ///
-    /// Thus one that cannot be published for another reason is looked at now and then, not with every packet.
+    /// Thus one that cannot be published for another reason is looked at now and then, not with
+    /// every packet.
     #[inline]
     pub fn is_ripe(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
@@ -87,9 +90,10 @@ impl Shard {
         self.table.get(conn.0).in_packets()
     }
 
-    /// What there is to know of a connection that could be published; `None` if its next packets may be more than
-    /// counted: it is not established, has no server, others have the same addresses and ports, a helper or a master's
-    /// backup wants to see it, or the settings make it something else. Of a shard that is swept.
+    /// What there is to know of a connection that could be published; `None` if its next packets
+    /// may be more than counted: it is not established, has no server, others have the same
+    /// addresses and ports, a helper or a master's backup wants to see it, or the settings make
+    /// it something else. Of a shard that is swept.
     pub fn offer(&self, conn: ConnId) -> Option<Offer> {
         if !self.table.is_used(conn.0) {
             return None;
@@ -123,11 +127,13 @@ impl Shard {
         })
     }
 
-    /// Lets a program that reads the table's memory forward the packets of a connection, as long as `epoch` is in force.
-    /// `client_hop` is the program's index of the way to the client; without one it asks for each reply. `false` if the
-    /// connection is not one for it: it has ended, or others have the same addresses and ports.
+    /// Lets a program that reads the table's memory forward the packets of a connection, as long as
+    /// `epoch` is in force. `client_hop` is the program's index of the way to the client;
+    /// without one it asks for each reply. `false` if the connection is not one for it: it has
+    /// ended, or others have the same addresses and ports.
     ///
-    /// Whatever changes the connection's state is decided here all the same: the program hands such packets up.
+    /// Whatever changes the connection's state is decided here all the same: the program hands such
+    /// packets up.
     pub fn publish(&mut self, conn: ConnId, epoch: u16, client_hop: Option<u16>) -> bool {
         if !self.table.is_used(conn.0) {
             return false;
@@ -145,8 +151,8 @@ impl Shard {
         }
     }
 
-    /// Withdraws all connections from slot `from` on, looking at no more than `budget` slots; gives the slot from which to
-    /// go on.
+    /// Withdraws all connections from slot `from` on, looking at no more than `budget` slots; gives
+    /// the slot from which to go on.
     pub fn withdraw_piece(&mut self, from: usize, budget: usize) -> Option<usize> {
         let (handles, next) = self.table.piece(from, budget);
         for handle in handles {

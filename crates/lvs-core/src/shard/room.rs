@@ -1,12 +1,14 @@
 //! Room in a full table: which connection gives way to a new one (`when_full = "evict"`).
 //!
-//! A flood fills the table with connections that nobody misses: half-open ones, single datagrams, connections that were
-//! opened and never used. They give way, the oldest of a few first; then connections that have been idle for long. One
-//! that moves data never does: where there is no other, the newcomer is refused.
+//! A flood fills the table with connections that nobody misses: half-open ones, single datagrams,
+//! connections that were opened and never used. They give way, the oldest of a few first; then
+//! connections that have been idle for long. One that moves data never does: where there is no
+//! other, the newcomer is refused.
 //!
-//! A hand goes round the table. Each new connection moves it over one window of slots and takes the oldest there of the
-//! kind that is missed least, so that within a window the first that came is the first to go. Only where nobody there is
-//! half-open, three more windows are looked at, far apart: those that came together lie together.
+//! A hand goes round the table. Each new connection moves it over one window of slots and takes the
+//! oldest there of the kind that is missed least, so that within a window the first that came is
+//! the first to go. Only where nobody there is half-open, three more windows are looked at, far
+//! apart: those that came together lie together.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -19,7 +21,8 @@ use core::time::Duration;
 /// Windows that are looked at for one connection, at most.
 const WINDOWS: usize = 4;
 
-/// Packets that a connection has had from its client at most while it counts as unused: a handshake's.
+/// Packets that a connection has had from its client at most while it counts as unused: a
+/// handshake's.
 const HANDSHAKE: u32 = 2;
 
 /// How long a connection that was opened may wait for its first use.
@@ -75,7 +78,8 @@ impl Shard {
         self.hand.taken
     }
 
-    /// Makes room for a connection, if the table is full, may be made room in, and has any that can go.
+    /// Makes room for a connection, if the table is full, may be made room in, and has any that can
+    /// go.
     pub(crate) fn make_room(&mut self, now: Instant) {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;

@@ -17,7 +17,8 @@ pub(crate) struct Shared {
 /// Settings of which each shard keeps a copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever connections there are.
+    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever
+    /// connections there are.
     pub(crate) ipv4: bool,
     /// There is an IPv6 service.
     pub(crate) ipv6: bool,
@@ -50,7 +51,8 @@ impl Settings {
         }
     }
 
-    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`, `ip_vs_ftp_init_conn`).
+    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`,
+    /// `ip_vs_ftp_init_conn`).
     pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;
         if nat && protocol == Protocol::TCP && self.ftp_ports.contains(&virt.port()) {

@@ -1,9 +1,10 @@
-//! Connection synchronisation, without sockets: what a master sends about its connections and when, and what a backup
-//! makes of a message.
+//! Connection synchronisation, without sockets: what a master sends about its connections and when,
+//! and what a backup makes of a message.
 //!
-//! A master is started with [`Control::start_master`](crate::Control::start_master); its messages are taken from the
-//! shard that the packets went through ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the
-//! control half. A backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
+//! A master is started with [`Control::start_master`](crate::Control::start_master); its messages
+//! are taken from the shard that the packets went through
+//! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the control half. A
+//! backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
 //! datagram's payload ([`Control::handle_sync`](crate::Control::handle_sync)).
 
 mod queue;
@@ -37,16 +38,16 @@ pub struct Master {
     pub syncid: u8,
     /// Length at which a message is full, in bytes of UDP payload.
     pub maxlen: u16,
-    /// Ports that connections are spread over, a power of two: [`Control::start_master`](crate::Control::start_master)
-    /// sets it from `sync_ports`.
+    /// Ports that connections are spread over, a power of two:
+    /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
     /// Connections at which a message is full.
     pub count_max: u32,
 }
 
 impl Master {
-    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or is that of an Ethernet frame to
-    /// a group of IPv4, or of IPv6.
+    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or is that of
+    /// an Ethernet frame to a group of IPv4, or of IPv6.
     pub fn new(syncid: u8, maxlen: Option<u16>, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
         Self {
@@ -57,8 +58,8 @@ impl Master {
         }
     }
 
-    /// The same, but for messages that have no more connections than they can tell. The kernel counts modulo 256, so that
-    /// its backups lose 256 connections of each longer message.
+    /// The same, but for messages that have no more connections than they can tell. The kernel
+    /// counts modulo 256, so that its backups lose 256 connections of each longer message.
     pub fn counted(self) -> Self {
         Self {
             count_max: u8::MAX.into(),
@@ -77,8 +78,8 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or follows the MTU of the
-    /// interface.
+    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or follows
+    /// the MTU of the interface.
     pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(1500);

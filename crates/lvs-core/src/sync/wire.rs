@@ -22,8 +22,8 @@ const SEQ_LEN: usize = 24;
 /// Flags that announce sequence numbers.
 const SEQ_MASK: u32 = flag::IN_SEQ | flag::OUT_SEQ;
 
-/// Adjustment of sequence numbers in both directions: `init_seq`, `delta`, `previous_delta` of packets from the client,
-/// then of packets from the server.
+/// Adjustment of sequence numbers in both directions: `init_seq`, `delta`, `previous_delta` of
+/// packets from the client, then of packets from the server.
 pub type Sequences = [u32; 6];
 
 /// A connection or a template in a message.
@@ -170,11 +170,12 @@ pub enum Unread {
     OtherId,
 }
 
-/// The connections of a message, as far as they can be read: an error ends the message, an unknown option that must be
-/// understood leaves its connection out.
+/// The connections of a message, as far as they can be read: an error ends the message, an unknown
+/// option that must be understood leaves its connection out.
 ///
 /// # Errors
-/// If the message as a whole is not for a backup with `syncid`, or its length is wrong (`ip_vs_process_message`).
+/// If the message as a whole is not for a backup with `syncid`, or its length is wrong
+/// (`ip_vs_process_message`).
 pub fn parse(message: &[u8], syncid: u8) -> Result<Entries, Unread> {
     let [first, id, high, low, rest @ ..] = message else {
         return Err(Unread::Malformed);
@@ -217,7 +218,8 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the message.
+/// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the
+/// message.
 fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));

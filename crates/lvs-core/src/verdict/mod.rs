@@ -26,7 +26,8 @@ impl ConnId {
     }
 }
 
-/// A real server's record (one server in one service); an index that stays the same for the life of the record.
+/// A real server's record (one server in one service); an index that stays the same for the life of
+/// the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub(crate) u32);
 
@@ -47,9 +48,11 @@ pub enum Verdict {
     Reply(Reply),
     /// Not for the director: leave it to the host's own stack (delivery or ordinary forwarding).
     Accept(AcceptReason),
-    /// Answer with ICMP destination (port) unreachable from the packet's own destination address, then drop it.
+    /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
+    /// then drop it.
     Unreachable(DropReason),
-    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1), then drop it.
+    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1),
+    /// then drop it.
     Reset(DropReason),
     /// Discard it, and count the reason.
     Drop(DropReason),
@@ -74,8 +77,8 @@ pub struct Forward {
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
-    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be told in the server's
-    /// numbers: [`Shift::acknowledgement`].
+    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be
+    /// told in the server's numbers: [`Shift::acknowledgement`].
     pub shift: Option<Shift>,
 }
 
@@ -86,17 +89,18 @@ pub struct Reply {
     pub conn: ConnId,
     /// The real server; `None` for a connection that is bound to none.
     pub server: Option<ServerId>,
-    /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the packet unchanged,
-    /// because the connection is not translated.
+    /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
+    /// packet unchanged, because the connection is not translated.
     pub source: Option<SocketAddr>,
-    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too), where the packet was
-    /// addressed to what stands for it.
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source,
+    /// too), where the packet was addressed to what stands for it.
     pub destination: Option<SocketAddr>,
     /// What a helper changes in the TCP segment.
     pub edit: Option<Edit>,
 }
 
-/// Declares an enumeration of reasons, each with a name and a description. For the crates of this project.
+/// Declares an enumeration of reasons, each with a name and a description. For the crates of this
+/// project.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! reasons {
@@ -140,8 +144,8 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
-        /// The packet belongs to a connection whose real server went down, and the service's `on_server_down` says what
-        /// becomes of it.
+        /// The packet belongs to a connection whose real server went down, and the service's
+        /// `on_server_down` says what becomes of it.
         ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",
@@ -151,7 +155,8 @@ reasons! {
         ServiceFull => "service_full",
         /// The service has had as many new connections in a second as its limit allows.
         ServiceRate => "service_rate",
-        /// Its source has opened as many connections of the service in a second as the limit for one source allows.
+        /// Its source has opened as many connections of the service in a second as the limit for
+        /// one source allows.
         SourceRate => "source_rate",
         /// From a source that the service's filter, or the director's, denies.
         Filtered => "filtered",
@@ -169,8 +174,8 @@ reasons! {
         StrayReply => "stray_reply",
         /// The connection came by synchronisation, and its tunnel leads to no configured server.
         Unbound => "unbound",
-        /// Full NAT has no local port left towards the server: each local address more brings 64,512, or it came by
-        /// synchronisation.
+        /// Full NAT has no local port left towards the server: each local address more brings
+        /// 64,512, or it came by synchronisation.
         NoLocalPort => "no_local_port",
         /// A rule for marks says so.
         MarkRule => "mark_rule",

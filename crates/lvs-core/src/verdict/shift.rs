@@ -1,7 +1,8 @@
-//! Sequence numbers of a stream in which text of another length has been put (`nf_conntrack_seqadj`).
+//! Sequence numbers of a stream in which text of another length has been put
+//! (`nf_conntrack_seqadj`).
 
-/// How the numbers of one direction's bytes differ in front of the director and behind it: by `before` up to the place of
-/// the last replacement, by `after` from there on.
+/// How the numbers of one direction's bytes differ in front of the director and behind it: by
+/// `before` up to the place of the last replacement, by `after` from there on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shift {
     /// The sequence number, as its sender counts, of the segment in which text was replaced last.
@@ -11,7 +12,8 @@ pub struct Shift {
 }
 
 impl Shift {
-    /// Text has been replaced in the segment with the number `sequence`, which grows by `growth` bytes.
+    /// Text has been replaced in the segment with the number `sequence`, which grows by `growth`
+    /// bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
         // What was replaced already is sent again.
         let again = self.before != self.after && !is_after(sequence, self.place);
@@ -60,8 +62,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A stream of segments, some of which are replaced: the receiver sees its bytes without gap or overlap, and what
-        /// it acknowledges means the same byte to the sender.
+        /// A stream of segments, some of which are replaced: the receiver sees its bytes without
+        /// gap or overlap, and what it acknowledges means the same byte to the sender.
         #[test]
         fn streams_stay_whole(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();

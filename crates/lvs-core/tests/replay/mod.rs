@@ -1,8 +1,10 @@
-//! Replays recordings of the kernel's decisions against the director, packet by packet, without frames.
+//! Replays recordings of the kernel's decisions against the director, packet by packet, without
+//! frames.
 //!
-//! One JSON object a line: services, their servers in the order in which they are added, and steps. `connect` is one SYN
-//! (followed by one ACK if `to` is ESTABLISHED) or one datagram, `expect` where it went; steps with `dir` are single
-//! packets of one connection, with the state and the timer that the kernel then has.
+//! One JSON object a line: services, their servers in the order in which they are added, and steps.
+//! `connect` is one SYN (followed by one ACK if `to` is ESTABLISHED) or one datagram, `expect`
+//! where it went; steps with `dir` are single packets of one connection, with the state and the
+//! timer that the kernel then has.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 pub mod frames;
@@ -704,8 +706,8 @@ impl<'a> Replay<'a> {
             self.compare("burst", &format!("{recorded:?}"), &format!("{counts:?}"));
             return;
         }
-        // Random by design. Both are samples of one distribution: servers that got nothing get nothing, and shares agree
-        // within six standard deviations.
+        // Random by design. Both are samples of one distribution: servers that got nothing get
+        // nothing, and shares agree within six standard deviations.
         for name in recorded
             .keys()
             .chain(counts.keys())
@@ -741,7 +743,8 @@ impl<'a> Replay<'a> {
             ("persistent", Server::templates),
         ];
         let random = self.is_random();
-        // Where the kernel's lots sent connections, ours did not: sums agree while all servers are there and take all.
+        // Where the kernel's lots sent connections, ours did not: sums agree while all servers are
+        // there and take all.
         let steps = &self.case["steps"].as_array().expect("steps")[..self.step];
         let limited = |value: &Value| number(value, "upper").is_some_and(|upper| upper > 0);
         let servers_now = self.case["destinations"].as_array();
@@ -1007,7 +1010,8 @@ impl<'a> Replay<'a> {
             return;
         }
         for ((text, kernel), (_, ours, template)) in kernel.into_iter().zip(ours) {
-            // The kernel's timers fire late, so a template that ran out while it controlled connections was armed again
+            // The kernel's timers fire late, so a template that ran out while it controlled
+            // connections was armed again
             let late = if template { 1 + (60 * 4 + 600) / 8 } else { 1 };
             if let Some(kernel) = kernel
                 && !(ours.saturating_sub(1)..=ours + late).contains(&kernel)
@@ -1181,7 +1185,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Text of a file in /proc: the order of services and connections is that of a hash table, and timers are late.
+    /// Text of a file in /proc: the order of services and connections is that of a hash table, and
+    /// timers are late.
     fn proc(&mut self, step: &Value) {
         let (control, shard) = (&self.director.control, &self.director.shard);
         let mut text = String::new();
@@ -1202,7 +1207,8 @@ impl<'a> Replay<'a> {
         let recorded = step["text"].as_str().expect("text");
         let connections = path.contains("conn");
         let blocks = |text: &str| {
-            // A service with its servers, or a connection without the number of seconds, whose width still counts.
+            // A service with its servers, or a connection without the number of seconds, whose
+            // width still counts.
             let mut blocks: Vec<String> = Vec::new();
             for line in text.lines() {
                 let mut line = line.to_owned();

@@ -16,7 +16,8 @@ use super::address::impostor;
 /// The longest line of an answer: a service with very many servers is one line.
 const LINE_MAX: u64 = 1 << 30;
 
-/// How long an engine may say nothing before it counts as stopped. It gives up on its own packet worker before that.
+/// How long an engine may say nothing before it counts as stopped. It gives up on its own packet
+/// worker before that.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long it may take to greet, which needs nothing but a thread of its own.
 const GREETING: Duration = Duration::from_secs(5);
@@ -48,7 +49,8 @@ pub enum Error {
         /// Where.
         address: Address,
     },
-    /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and this user are believed.
+    /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and
+    /// this user are believed.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
          CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
@@ -83,7 +85,8 @@ pub enum Error {
         /// What the engine said.
         message: String,
     },
-    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has no time for it.
+    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
+    /// no time for it.
     #[error(
         "the engine at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
          resumes a stopped one; otherwise end it and start lvs-dataplane again",
@@ -154,7 +157,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             _ => Error::Connect { address, source },
         }
     })?;
-    // A path that somebody has named is believed: nobody listens there but who may write to its directory.
+    // A path that somebody has named is believed: nobody listens there but who may write to its
+    // directory.
     if !matches!(address, Address::Path(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -164,8 +168,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// Connects to the usual path, or else to an engine that has nothing but the abstract name. Whoever else holds that is as if he
-/// were not there: no user keeps an engine from being started.
+/// Connects to the usual path, or else to an engine that has nothing but the abstract name. Whoever
+/// else holds that is as if he were not there: no user keeps an engine from being started.
 fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     match open(address) {
         Err(absent @ (Error::Absent { .. } | Error::Stale { .. })) => {
@@ -193,8 +197,8 @@ impl Client {
         Self::connect_within(address, GREETING, SILENCE)
     }
 
-    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when it has said nothing for
-    /// this long.
+    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when
+    /// it has said nothing for this long.
     ///
     /// # Errors
     /// Everything in [`Error`].
@@ -271,8 +275,8 @@ impl Client {
         self.exchange(call, |_: IgnoredAny| true)
     }
 
-    /// Makes a call whose answer is a list, and hands over its items as they come, so that its length does not
-    /// matter.
+    /// Makes a call whose answer is a list, and hands over its items as they come, so that its
+    /// length does not matter.
     ///
     /// # Errors
     /// [`Error::Refused`], or that the connection is of no use any more.
@@ -287,8 +291,8 @@ impl Client {
         })
     }
 
-    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any more, and every
-    /// later call fails.
+    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any
+    /// more, and every later call fails.
     ///
     /// # Errors
     /// [`Error::Stopped`], and as [`list`](Self::list).
@@ -323,7 +327,8 @@ impl Client {
         self.answer(each)
     }
 
-    /// Makes a call that [`Call`] does not have (`test.advance` of an engine for tests), with `each` of its items.
+    /// Makes a call that [`Call`] does not have (`test.advance` of an engine for tests), with
+    /// `each` of its items.
     ///
     /// # Errors
     /// As [`list_while`](Self::list_while).
@@ -354,7 +359,8 @@ impl Client {
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
-                // An engine that has no room for another connection answers before it is asked, with the number 0.
+                // An engine that has no room for another connection answers before it is asked,
+                // with the number 0.
                 return Err(Error::Refused(failure));
             }
             if line.id != id {

@@ -1,4 +1,5 @@
-//! The control socket: [`Client`] for those who ask an engine, [`server`] for the engine that answers.
+//! The control socket: [`Client`] for those who ask an engine, [`server`] for the engine that
+//! answers.
 //!
 //! The messages are the types of [`lvs_core::api`]. [`daemon`] is the same for `lvsd`.
 

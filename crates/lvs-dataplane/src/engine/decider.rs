@@ -19,7 +19,8 @@ use crate::packet::pipeline::Decide;
 /// Connections that may wait to be published; others do so with their next packet.
 const RIPE_MAX: usize = 4096;
 
-/// The director as the packet path asks it: the worker's own shard first, the shared half where that is not enough.
+/// The director as the packet path asks it: the worker's own shard first, the shared half where
+/// that is not enough.
 pub(super) struct Decider {
     shared: Arc<Shared>,
     pub(super) shard: Shard,
@@ -33,8 +34,8 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// What comes in by the present batch is not for the director: it comes out of a tunnel of the host's, and
-    /// `ignore_tunneled` is set.
+    /// What comes in by the present batch is not for the director: it comes out of a tunnel of the
+    /// host's, and `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether to remember the last decision for a capture.
     pub(super) tells: bool,
@@ -135,7 +136,8 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// The number of the shard, the next piece of its connections, and where the one after that begins.
+    /// The number of the shard, the next piece of its connections, and where the one after that
+    /// begins.
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -280,8 +282,8 @@ impl Decide for Decider {
     }
 }
 
-/// What the rules for marks say of a packet, and which rule. One that asks for an interface takes only packets that are
-/// said to come in there; where nothing was said, it is named.
+/// What the rules for marks say of a packet, and which rule. One that asks for an interface takes
+/// only packets that are said to come in there; where nothing was said, it is named.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,

@@ -27,7 +27,8 @@ pub(super) struct Door {
 pub struct Pauses {
     /// One batch of frames: received, decided on, sent.
     pub batch: Duration,
-    /// Anything else between two batches, except waiting for packets: jobs of other threads, views, timers.
+    /// Anything else between two batches, except waiting for packets: jobs of other threads,
+    /// views, timers.
     pub gap: Duration,
     /// Within one of them: until the shared half was free.
     pub wait: Duration,
@@ -75,8 +76,8 @@ impl Door {
     }
 }
 
-/// What one packet worker asks of the keeper: a queue of bounded length. What does not fit is dropped and counted, and no
-/// packet waits for room.
+/// What one packet worker asks of the keeper: a queue of bounded length. What does not fit is
+/// dropped and counted, and no packet waits for room.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
     shared: Arc<Shared>,

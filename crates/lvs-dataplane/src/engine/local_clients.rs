@@ -1,6 +1,7 @@
 //! Connections that the director's own host has made to services.
 //!
-//! The keeper hides their servers' answers from the host; the worker whose they are says when they have ended.
+//! The keeper hides their servers' answers from the host; the worker whose they are says when they
+//! have ended.
 
 use std::collections::{HashSet, VecDeque};
 

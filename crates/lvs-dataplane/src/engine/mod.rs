@@ -82,22 +82,28 @@ pub struct Config {
     pub backend: Backend,
     /// Whether established connections are forwarded in the kernel.
     pub in_kernel: UseKernel,
-    /// Packets from the client after which a connection is; `None` for [16](crate::in_kernel::RIPE).
+    /// Packets from the client after which a connection is; `None` for
+    /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
-    /// Packet workers run in real time while they take less than half of a processor, where that is permitted.
+    /// Packet workers run in real time while they take less than half of a processor, where that
+    /// is permitted.
     pub real_time: bool,
-    /// The interfaces to use; empty for every Ethernet interface that is up and has no master. Where the host has no
-    /// `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the addresses behind it: `eth0.100=10.0.100.1/24`.
+    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
+    /// Where the host has no `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the
+    /// addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
     /// Where the control socket is; `None` for the default.
     pub address: Option<Address>,
     /// Group whose members may change things, besides root and the engine's own user.
     pub group: Option<u32>,
-    /// Group whose members, and nobody else without the right to change things, may look; `None` for everybody.
+    /// Group whose members, and nobody else without the right to change things, may look; `None`
+    /// for everybody.
     pub readers: Option<u32>,
-    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery for it and announce it.
+    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
+    /// for it and announce it.
     pub own_vips: bool,
-    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not have are answered for.
+    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not
+    /// have are answered for.
     pub local_addresses: Vec<IpAddr>,
     /// NAT translates both ends where replies would not come back to the director.
     pub hairpin: bool,
@@ -109,15 +115,18 @@ pub struct Config {
     pub when_full: WhenFull,
     /// Sysctls to set before anything else, as name and value.
     pub sysctls: Vec<(String, String)>,
-    /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call it in errors.
+    /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call
+    /// it in errors.
     pub rules: Option<(String, String)>,
     /// Rules that give packets marks.
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the helper for FTP looks at; empty for no helper.
     pub ftp_ports: Vec<u16>,
-    /// Use no interface at all: services and servers can be set up and listed, and no packet comes. Needs no privileges.
+    /// Use no interface at all: services and servers can be set up and listed, and no packet
+    /// comes. Needs no privileges.
     pub no_interfaces: bool,
-    /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*` hand in frames.
+    /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*`
+    /// hand in frames.
     pub virtual_time: bool,
     /// The kernel whose set of schedulers to have; `None` for the newest.
     pub compat: Option<Compat>,
@@ -159,7 +168,8 @@ pub enum HookAction {
     Drop,
 }
 
-/// A look at each packet before the director decides. It runs on the packet path: it should be quick and not block.
+/// A look at each packet before the director decides. It runs on the packet path: it should be
+/// quick and not block.
 pub trait PacketHook: Send {
     /// Decides on a packet.
     fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;
@@ -230,8 +240,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine in this thread's network namespace. When it returns, the control socket answers and packets are
-    /// handled.
+    /// Starts an engine in this thread's network namespace. When it returns, the control socket
+    /// answers and packets are handled.
     ///
     /// # Errors
     /// See [`StartError`].

@@ -49,8 +49,9 @@ struct Region {
     mac: Option<Mac>,
 }
 
-/// Answers about addresses, one place for all addresses with the same hash: a stranger may displace what is remembered
-/// by choosing addresses, and then costs a look for its region, and where there are no regions one into the tables.
+/// Answers about addresses, one place for all addresses with the same hash: a stranger may displace
+/// what is remembered by choosing addresses, and then costs a look for its region, and where there
+/// are no regions one into the tables.
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,

@@ -1,8 +1,9 @@
 //! How soon a packet worker gets a processor, and how much of it.
 //!
-//! Packets are not to wait for what other programs compute, as they do not wait for it in the kernel. So a worker runs in real
-//! time, where that is permitted, but only while it takes less than half of a processor: one that is flooded is no reason for
-//! anything else on the host to stand still. Then, and where real time is not permitted, it has a larger share than others, in
+//! Packets are not to wait for what other programs compute, as they do not wait for it in the
+//! kernel. So a worker runs in real time, where that is permitted, but only while it takes less
+//! than half of a processor: one that is flooded is no reason for anything else on the host to
+//! stand still. Then, and where real time is not permitted, it has a larger share than others, in
 //! shorter slices.
 
 use std::time::{Duration, Instant as SystemInstant};
@@ -11,10 +12,11 @@ use tracing::debug;
 
 use crate::sys::{run_in_real_time, run_in_slices, thread_time};
 
-/// How much more of a processor packet workers get than other programs, where those want it too (sched_setattr(2)).
+/// How much more of a processor packet workers get than other programs, where those want it too
+/// (sched_setattr(2)).
 pub(super) const NICE: i32 = -10;
-/// How long a packet worker runs before others that want to have their turn. Others have longer ones: it need not wait for their
-/// end when it wakes up.
+/// How long a packet worker runs before others that want to have their turn. Others have longer
+/// ones: it need not wait for their end when it wakes up.
 const SLICE: Duration = Duration::from_micros(100);
 /// How often it is decided anew.
 const PERIOD: Duration = Duration::from_millis(100);

@@ -102,7 +102,8 @@ impl Report {
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All reasons. `trunks`: frames that VLAN trunks refused, and those of VLANs that there are none of here.
+    /// All reasons. `trunks`: frames that VLAN trunks refused, and those of VLANs that there are
+    /// none of here.
     pub(super) fn reasons(&self, trunks: (u64, u64)) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()

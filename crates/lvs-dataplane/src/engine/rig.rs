@@ -1,5 +1,5 @@
-//! Packet workers without threads and sockets, for whoever measures the packet path in memory. Not part of the programs
-//! (feature `testing`).
+//! Packet workers without threads and sockets, for whoever measures the packet path in memory. Not
+//! part of the programs (feature `testing`).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,7 +24,8 @@ use crate::packet::pipeline::{Request, Settings};
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director. What they do with a frame is what the engine's do, but for receiving and sending.
+/// Workers of one director. What they do with a frame is what the engine's do, but for receiving
+/// and sending.
 #[derive(Debug)]
 pub struct Rig {
     /// The workers; each may be taken to a thread of its own.
@@ -45,7 +46,8 @@ impl fmt::Debug for RigWorker {
 }
 
 impl Rig {
-    /// As many workers as `control` has shards, in a network whose link 1 is `port`. `vips`: addresses of services.
+    /// As many workers as `control` has shards, in a network whose link 1 is `port`. `vips`:
+    /// addresses of services.
     ///
     /// # Errors
     /// When the host gives no descriptors.

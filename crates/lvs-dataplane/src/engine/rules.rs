@@ -18,8 +18,8 @@ pub struct RulesError {
     pub message: String,
 }
 
-/// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and empty lines are
-/// skipped, as `ipvsadm-restore` does.
+/// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and
+/// empty lines are skipped, as `ipvsadm-restore` does.
 pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), RulesError> {
     let names = Names::system();
     for (number, line) in text.lines().enumerate() {

@@ -1,4 +1,5 @@
-//! What the threads of an engine share: the director's control half, a clock, and ways to one another.
+//! What the threads of an engine share: the director's control half, a clock, and ways to one
+//! another.
 
 use std::io;
 use std::iter;
@@ -32,7 +33,8 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often others give way to packets that wait for the control half, before they queue like them.
+/// How often others give way to packets that wait for the control half, before they queue like
+/// them.
 const PATIENCE: usize = 1000;
 
 /// Shared by the control server's threads, the keeper and the packet workers.
@@ -124,8 +126,8 @@ impl Shared {
         }
     }
 
-    /// The director's control half. The lock is held for one short operation at a time, never while waiting for anything. A
-    /// packet that waits for it goes first.
+    /// The director's control half. The lock is held for one short operation at a time, never while
+    /// waiting for anything. A packet that waits for it goes first.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         let mut patience = PATIENCE;
         while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
@@ -260,7 +262,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    // --- the packet workers -----------------------------------------------------------------------------------------
+    // --- the packet workers ----------------------------------------------------------------------
 
     /// The door of a packet worker.
     ///
@@ -373,14 +375,14 @@ impl Shared {
             .unwrap_or_default()
     }
 
-    // --- synchronisation ----------------------------------------------------------------------------------------------
+    // --- synchronisation -------------------------------------------------------------------------
 
     /// The synchronisation daemons; an engine without interfaces has none.
     pub(super) fn daemons(&self) -> Option<&Daemons> {
         Some(&self.host()?.daemons)
     }
 
-    // --- the keeper -------------------------------------------------------------------------------------------------
+    // --- the keeper ------------------------------------------------------------------------------
 
     pub(super) fn keeper(&self) -> Option<&Mailbox<Keeper>> {
         Some(&self.host()?.keeper)

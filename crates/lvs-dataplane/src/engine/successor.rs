@@ -1,5 +1,5 @@
-//! What an engine leaves for the one that comes after it, should it be killed: services, servers, settings and counters, beside
-//! the connection table in the [kernel](crate::in_kernel).
+//! What an engine leaves for the one that comes after it, should it be killed: services, servers,
+//! settings and counters, beside the connection table in the [kernel](crate::in_kernel).
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! A packet worker: one thread with a shard of the connections and its own sockets. Everything that concerns the host is the
-//! [keeper](crate::host::keeper)'s; what it knows comes here as views.
+//! A packet worker: one thread with a shard of the connections and its own sockets. Everything that
+//! concerns the host is the [keeper](crate::host::keeper)'s; what it knows comes here as views.
 //!
 //! ```text
 //! wait ─▶ each port: take the latest view, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
@@ -41,11 +41,13 @@ use crate::sys::Poller;
 const BATCHES_PER_TURN: usize = 4;
 /// Connections whose end is looked at between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Connections that are looked at between two batches after a server went down; a sixteenth of them may be reset.
+/// Connections that are looked at between two batches after a server went down; a sixteenth of them
+/// may be reset.
 const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// How long packets that have come in may always be waiting before connections are published all the same.
+/// How long packets that have come in may always be waiting before connections are published all
+/// the same.
 const BUSY: Duration = Duration::from_millis(50);
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
@@ -133,8 +135,8 @@ impl Worker {
         self.decider.ripe_after = after;
     }
 
-    /// Processes packets until the engine is told to stop. Its ports are the keeper's after that: they go after what depends
-    /// on them.
+    /// Processes packets until the engine is told to stop. Its ports are the keeper's after that:
+    /// they go after what depends on them.
     pub(super) fn run(mut self) {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
@@ -146,7 +148,8 @@ impl Worker {
             poller.clear();
             let wake = poller.add(self.door().mailbox.wake().as_fd());
             ports.clear();
-            // In a flood of SYNs, it costs less to look for them by and by than to be woken for each.
+            // In a flood of SYNs, it costs less to look for them by and by than to be woken for
+            // each.
             let flood = self.pipeline.gate.sorts();
             for (port, io) in self.ports.iter() {
                 let other = io.other_fd().filter(|_| !flood);
@@ -246,7 +249,7 @@ impl Worker {
         self.door().taken.store(generation, Ordering::Release);
     }
 
-    // --- packets ----------------------------------------------------------------------------------------------------
+    // --- packets ---------------------------------------------------------------------------------
 
     /// Processes what waits on a port, but for a few batches at most; whether there may be more.
     pub(super) fn receive(&mut self, port: PortId) -> bool {
@@ -295,7 +298,8 @@ impl Worker {
         true
     }
 
-    /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are counted and gone.
+    /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are
+    /// counted and gone.
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
@@ -389,7 +393,7 @@ impl Worker {
         self.output.recycle();
     }
 
-    // --- synchronisation ----------------------------------------------------------------------------------------------
+    // --- synchronisation -------------------------------------------------------------------------
 
     /// Gives the master what there is to send.
     fn send_sync(&mut self) {
@@ -424,10 +428,11 @@ impl Worker {
         ticket.done(self.decider.take_over(entries, self.shared.now()));
     }
 
-    // --- the path in the kernel ---------------------------------------------------------------------------------------
+    // --- the path in the kernel ------------------------------------------------------------------
 
-    /// Publishes the connections that are ripe for it, if what has come in before is on its way (`quiet`), so that nothing
-    /// overtakes it. An engine that does not get there for long cannot keep up and loses packets: then it does not wait.
+    /// Publishes the connections that are ripe for it, if what has come in before is on its way
+    /// (`quiet`), so that nothing overtakes it. An engine that does not get there for long
+    /// cannot keep up and loses packets: then it does not wait.
     fn publish_ripe(&mut self, quiet: bool) {
         let now = self.shared.now();
         if quiet {
@@ -453,7 +458,8 @@ impl Worker {
                         .is_ripe(conn, self.decider.ripe_after, epoch)
                         && self.publish(conn, epoch, &kernel, now).is_none()
                     {
-                        // One that was published before the last change is not to be asked about with every packet.
+                        // One that was published before the last change is not to be asked about
+                        // with every packet.
                         self.decider.shard.withdraw(conn);
                     }
                 }
@@ -508,7 +514,7 @@ impl Worker {
         }
     }
 
-    // --- what the keeper says ---------------------------------------------------------------------------------------
+    // --- what the keeper says --------------------------------------------------------------------
 
     pub(super) fn attach(&mut self, port: PortId, io: Port) {
         self.ports.attach(port, io);
@@ -541,7 +547,7 @@ impl Worker {
         self.flush();
     }
 
-    // --- timers -----------------------------------------------------------------------------------------------------
+    // --- timers ----------------------------------------------------------------------------------
 
     pub(super) fn timers(&mut self) {
         let now = self.shared.now();

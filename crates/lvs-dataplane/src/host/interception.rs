@@ -22,7 +22,8 @@ use crate::sys::{PacketSocket, TurnBack};
 /// How the engine comes to packets.
 #[derive(Debug)]
 pub(super) enum Interception {
-    /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the originals.
+    /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
+    /// originals.
     Copies {
         shield: Shield,
         /// By which the host gets back on an interface what should not have been taken from it.
@@ -75,8 +76,8 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// What gives frames back on the interface that they came in by; without it they are given back through the device that
-    /// leads to the host.
+    /// What gives frames back on the interface that they came in by; without it they are given back
+    /// through the device that leads to the host.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),
@@ -84,8 +85,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames are given back on an interface that they came in by: somebody may have taken the program away that
-    /// does it, or put another one before it.
+    /// Whether frames are given back on an interface that they came in by: somebody may have taken
+    /// the program away that does it, or put another one before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // Where the kernel does not say, nothing speaks against it.
         self.turn_back()

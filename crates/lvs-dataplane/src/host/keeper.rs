@@ -1,12 +1,12 @@
-//! The keeper of the host: a thread that owns everything that concerns it, so that no packet waits for netlink, nf_tables or a
-//! log.
+//! The keeper of the host: a thread that owns everything that concerns it, so that no packet waits
+//! for netlink, nf_tables or a log.
 //!
 //! ```text
 //! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
 //! ```
 //!
-//! However much happens in one round, the packet workers get one [`View`] of what it has led to. Whoever waits for a change to
-//! be followed is answered when that is published.
+//! However much happens in one round, the packet workers get one [`View`] of what it has led to.
+//! Whoever waits for a change to be followed is answered when that is published.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -88,7 +88,8 @@ pub(crate) struct Keeper {
     /// From each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
-    /// Connections of the host's own that have ended; hidden until no worker's view says so any more.
+    /// Connections of the host's own that have ended; hidden until no worker's view says so any
+    /// more.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
     /// Virtual addresses that were asked for.
@@ -105,7 +106,8 @@ pub(crate) struct Keeper {
     pub(super) missed: u32,
     /// As long as they may, nothing is forwarded there.
     pub(super) aside: Option<Held>,
-    /// When it may be said again that the table of connections is full, and how often it was since.
+    /// When it may be said again that the table of connections is full, and how often it was
+    /// since.
     full: (Instant, u64),
 }
 
@@ -130,7 +132,8 @@ pub(super) struct Next {
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<Neighbour>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
-    /// Views that a worker may still have: the keeper drops them last, as what is in them may be long to free.
+    /// Views that a worker may still have: the keeper drops them last, as what is in them may be
+    /// long to free.
     published: VecDeque<Arc<View>>,
 }
 
@@ -231,7 +234,8 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Keeps the host until the engine has ended, and leaves it as it was before. `mailbox` is what others post to.
+    /// Keeps the host until the engine has ended, and leaves it as it was before. `mailbox` is what
+    /// others post to.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
@@ -318,7 +322,8 @@ impl Keeper {
         }
     }
 
-    /// Calls `answer` with the generation of the view that shows what has been done so far, once that is published.
+    /// Calls `answer` with the generation of the view that shows what has been done so far, once
+    /// that is published.
     pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
         self.next.answers.push(Box::new(answer));
     }
@@ -357,7 +362,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps the answers to connections of the host's own from it: all of a round in one transaction.
+    /// Keeps the answers to connections of the host's own from it: all of a round in one
+    /// transaction.
     fn hide_local_clients(&mut self, requests: &[Request]) {
         let mut new: Vec<LocalClient> = Vec::new();
         for request in requests {
@@ -389,8 +395,8 @@ impl Keeper {
         self.next.differs = true;
     }
 
-    /// These connections of the host's own have ended. They are shown to it again when every worker's view says so: until
-    /// then, a new one with the same ports is taken for hidden.
+    /// These connections of the host's own have ended. They are shown to it again when every
+    /// worker's view says so: until then, a new one with the same ports is taken for hidden.
     pub(crate) fn local_clients_ended(&mut self, ended: Vec<LocalClient>) {
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         for client in ended {
@@ -429,7 +435,8 @@ impl Keeper {
         self.check_programs();
         self.engine.keep();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
-        // Connections of removed servers may have ended: what they needed hidden need not be hidden any more.
+        // Connections of removed servers may have ended: what they needed hidden need not be hidden
+        // any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {
             self.update_or_warn();
         }
@@ -500,7 +507,8 @@ impl Keeper {
         control.set_networks(networks);
     }
 
-    /// Packets that would have opened a connection were dropped for want of room in a table of `capacity`.
+    /// Packets that would have opened a connection were dropped for want of room in a table of
+    /// `capacity`.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.engine.now(), self.full);
@@ -547,7 +555,8 @@ impl Keeper {
     }
 }
 
-/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by (`update_defense_level`).
+/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by
+/// (`update_defense_level`).
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| -> Option<u64> {

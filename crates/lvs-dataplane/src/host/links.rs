@@ -17,18 +17,20 @@ use crate::netlink::{Changes, Link};
 use crate::packet::net::{PortId, PortInfo};
 use crate::packet::wire::Mac;
 
-/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go over UDP, which IPVS
-/// balances, so that `ignore_tunneled` is not about them.
+/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go
+/// over UDP, which IPVS balances, so that `ignore_tunneled` is not about them.
 fn decapsulates(kind: Option<&str>) -> bool {
     matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
-/// Whether the engine uses this interface when it is not told which ones: Ethernet, up, no port of a bridge or bond.
+/// Whether the engine uses this interface when it is not told which ones: Ethernet, up, no port of
+/// a bridge or bond.
 fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// How often a frame may miss the programs of the path in the kernel, though they are where they belong.
+/// How often a frame may miss the programs of the path in the kernel, though they are where they
+/// belong.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -60,7 +62,8 @@ impl Keeper {
             self.follow_local_pool();
             self.update_or_warn();
         } else if changes.routes {
-            // The packet path follows at once; the servers' next hops can wait for the end of a storm.
+            // The packet path follows at once; the servers' next hops can wait for the end of a
+            // storm.
             self.changed.get_or_insert(self.engine.now());
         }
         self.follow_neighbours(&changes);
@@ -101,7 +104,8 @@ impl Keeper {
         }
     }
 
-    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over MTU and MAC changes.
+    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over
+    /// MTU and MAC changes.
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -192,9 +196,10 @@ impl Keeper {
         }
     }
 
-    /// Looks whether the programs of the path in the kernel are still the first ones of their interfaces. What the packet
-    /// sockets refuse would be lost otherwise; so nothing is left to the programs then. (Frame by frame the programs notice it
-    /// themselves, and a single one is lost.)
+    /// Looks whether the programs of the path in the kernel are still the first ones of their
+    /// interfaces. What the packet sockets refuse would be lost otherwise; so nothing is left
+    /// to the programs then. (Frame by frame the programs notice it themselves, and a single
+    /// one is lost.)
     pub(super) fn check_programs(&mut self) {
         let Some(in_kernel) = self.setup.in_kernel.clone() else {
             return;
@@ -273,7 +278,8 @@ impl Keeper {
         }
     }
 
-    /// Where the host routes the packets: tells on which interfaces own addresses are to be answered for.
+    /// Where the host routes the packets: tells on which interfaces own addresses are to be
+    /// answered for.
     fn answer_on_links(&mut self) -> Result<(), HostError> {
         let automatic = self.setup.interfaces.is_empty();
         let links = self.tables.state.links().filter(|link| {
@@ -302,7 +308,8 @@ impl Keeper {
         );
     }
 
-    /// An interface has got another name; everything else goes on. Its port gets the name with the other properties.
+    /// An interface has got another name; everything else goes on. Its port gets the name with the
+    /// other properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
         // The new one first: at no moment does the host see what is handled.

@@ -1,6 +1,6 @@
-//! When queries of multicast listener discovery are answered: after a random part of the time that they give, so that the
-//! listeners of a link do not answer all at once (RFC 3810 section 6.2, RFC 2710 section 4), and never the same twice within
-//! a second, whoever asks how often.
+//! When queries of multicast listener discovery are answered: after a random part of the time that
+//! they give, so that the listeners of a link do not answer all at once (RFC 3810 section 6.2, RFC
+//! 2710 section 4), and never the same twice within a second, whoever asks how often.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,8 +18,9 @@ const LATEST: Duration = Duration::from_secs(10);
 /// What was asked, whoever asked how urgently.
 type Question = (PortId, Query);
 
-/// Answers that are due, and those that were given of late. As many at most as there are groups of own addresses on each
-/// interface, twice, and two for all groups: who asks for others is not heard.
+/// Answers that are due, and those that were given of late. As many at most as there are groups of
+/// own addresses on each interface, twice, and two for all groups: who asks for others is not
+/// heard.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     due: HashMap<Question, Instant>,

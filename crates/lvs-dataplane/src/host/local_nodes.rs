@@ -1,9 +1,11 @@
-//! What is the director's own in front of its servers: local addresses for full NAT, and servers on the host itself.
+//! What is the director's own in front of its servers: local addresses for full NAT, and servers on
+//! the host itself.
 //!
-//! A server on the host answers by the host's own routes, which know nothing of the virtual address that its clients
-//! asked. So its answers are led into the engine, by the same policy rule and table that the TUN backend has for every
-//! server ([`steering`]): `from RIP ipproto tcp sport 8080 lookup 7677`, whose only route is `lvs-host0`. The route goes with
-//! that device; a rule that a killed engine leaves behind looks into an empty table, which changes nothing, and the next
+//! A server on the host answers by the host's own routes, which know nothing of the virtual address
+//! that its clients asked. So its answers are led into the engine, by the same policy rule and
+//! table that the TUN backend has for every server ([`steering`]): `from RIP ipproto tcp sport 8080
+//! lookup 7677`, whose only route is `lvs-host0`. The route goes with that device; a rule that a
+//! killed engine leaves behind looks into an empty table, which changes nothing, and the next
 //! engine deletes it.
 
 use std::collections::BTreeSet;
@@ -21,8 +23,8 @@ use crate::packet::intercept::{Endpoint, Endpoints};
 /// Where the host's own programs get their ports from.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The ports that stand for clients of a local address which the host has as well: those that its own programs are not
-/// given.
+/// The ports that stand for clients of a local address which the host has as well: those that its
+/// own programs are not given.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
 }
@@ -118,8 +120,9 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that leads what a server on this host sends to that table. It is about nothing else: without `iif lo`, the look at
-/// where a packet to the server's address has come from (`rp_filter`) would follow it, too.
+/// The rule that leads what a server on this host sends to that table. It is about nothing else:
+/// without `iif lo`, the look at where a packet to the server's address has come from (`rp_filter`)
+/// would follow it, too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;

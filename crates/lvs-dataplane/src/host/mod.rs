@@ -74,8 +74,8 @@ pub enum HostError {
     NotEthernet(String),
 }
 
-/// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may wait for any of it: nobody
-/// there waits for the keeper, except those who have asked for a change.
+/// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may
+/// wait for any of it: nobody there waits for the keeper, except those who have asked for a change.
 pub(crate) trait EngineSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;
@@ -104,7 +104,8 @@ pub(crate) trait EngineSide: Send + Sync {
     /// Keeps for a successor what is there now, should this engine be killed.
     fn keep(&self) {}
 
-    /// The local addresses of full NAT that connections use; `None` if a packet worker does not answer.
+    /// The local addresses of full NAT that connections use; `None` if a packet worker does not
+    /// answer.
     fn local_addresses(&self) -> Option<Vec<IpAddr>>;
 }
 

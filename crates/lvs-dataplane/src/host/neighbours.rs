@@ -1,5 +1,5 @@
-//! Neighbours: resolved and confirmed by the kernel, which never sees the director's frames and would let what it knows
-//! grow stale.
+//! Neighbours: resolved and confirmed by the kernel, which never sees the director's frames and
+//! would let what it knows grow stale.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -33,8 +33,8 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// The next hops on the way to some servers. None where the host routes the packets: it keeps its neighbours fresh
-    /// itself.
+    /// The next hops on the way to some servers. None where the host routes the packets: it keeps
+    /// its neighbours fresh itself.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,
@@ -97,7 +97,8 @@ impl Neighbours {
         }
     }
 
-    /// Has the kernel ask a neighbour whether it is still there, at most once in [`CONFIRM_PERIOD`].
+    /// Has the kernel ask a neighbour whether it is still there, at most once in
+    /// [`CONFIRM_PERIOD`].
     pub(super) fn confirm(
         &mut self,
         port: PortId,
@@ -125,8 +126,8 @@ impl Neighbours {
         self.given_up.remove(&key);
     }
 
-    /// The kernel has given a neighbour up. A server that has got another link-layer address answers when everybody is
-    /// asked.
+    /// The kernel has given a neighbour up. A server that has got another link-layer address
+    /// answers when everybody is asked.
     pub(super) fn has_failed(&mut self, key: Key, tables: &Tables, netlink: &mut Netlink) {
         if self.next_hops.contains(&key) && self.given_up.insert(key) {
             resolve(key, tables, netlink);

@@ -1,7 +1,8 @@
 //! Regions of addresses for which the routing tables say the same.
 //!
-//! What the tables say about an address is said of all addresses between the nearest two ends of prefixes around it. So a
-//! packet worker that has asked for one of them knows the way to all: however many clients there are, there are few ways.
+//! What the tables say about an address is said of all addresses between the nearest two ends of
+//! prefixes around it. So a packet worker that has asked for one of them knows the way to all:
+//! however many clients there are, there are few ways.
 
 use std::net::IpAddr;
 
@@ -52,7 +53,8 @@ impl Regions {
     }
 }
 
-/// Where regions begin that are cut by prefixes (value and length) of addresses so wide; `None` if those are too many.
+/// Where regions begin that are cut by prefixes (value and length) of addresses so wide; `None` if
+/// those are too many.
 fn starts(prefixes: impl Iterator<Item = (u128, u8)>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
     for (number, (value, len)) in prefixes.enumerate() {

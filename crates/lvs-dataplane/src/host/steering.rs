@@ -1,7 +1,8 @@
 //! Steering: how a director that is a hop of its host's own routing comes to its packets.
 //!
-//! The other backends receive copies of all frames and have a [shield](crate::host::shield) that keeps the host from what the
-//! director handles. Here the host's routing hands over exactly that, by the same specification of what it is:
+//! The other backends receive copies of all frames and have a [shield](crate::host::shield) that
+//! keeps the host from what the director handles. Here the host's routing hands over exactly that,
+//! by the same specification of what it is:
 //!
 //! ```text
 //! ip rule     60: iif lvs-tun0 goto 65                                what the director has sent is routed as anything else
@@ -13,9 +14,10 @@
 //! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the engine's own VIPs
 //! ```
 //!
-//! All of it is marked as ours (protocol 76) and taken down when it is no longer wanted, at an orderly end, and at the next
-//! start of an engine if the last one was killed. The routes go with the device, and rules without routes do nothing. What
-//! somebody else deletes while the engine runs (systemd-networkd does that to rules that it does not know, whenever it starts)
+//! All of it is marked as ours (protocol 76) and taken down when it is no longer wanted, at an
+//! orderly end, and at the next start of an engine if the last one was killed. The routes go with
+//! the device, and rules without routes do nothing. What somebody else deletes while the engine
+//! runs (systemd-networkd does that to rules that it does not know, whenever it starts)
 //! is put up again within seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -35,7 +37,8 @@ use crate::packet::intercept::Intercept;
 const VIPS: u32 = 7676;
 pub(crate) const DEVICE: u32 = 7677;
 
-// Priorities of the rules: before those that people usually have, behind the host's own addresses (0).
+// Priorities of the rules: before those that people usually have, behind the host's own addresses
+// (0).
 const FROM_DIRECTOR: u32 = 60;
 const TO_VIPS: u32 = 61;
 pub(crate) const FROM_SERVERS: u32 = 62;
@@ -153,8 +156,8 @@ impl Steering {
         Self::open("", 0).map(drop)
     }
 
-    /// Gives the interfaces, by index, on which own VIPs are answered for from the next [`Self::update`] on, which also
-    /// restores what has gone with an interface.
+    /// Gives the interfaces, by index, on which own VIPs are answered for from the next
+    /// [`Self::update`] on, which also restores what has gone with an interface.
     ///
     /// # Errors
     /// If the kernel's tables cannot be read.
@@ -205,7 +208,8 @@ impl Steering {
         failed(added)
     }
 
-    /// Something of ours was deleted, perhaps by somebody else: the next [`Self::update`] looks what is left.
+    /// Something of ours was deleted, perhaps by somebody else: the next [`Self::update`] looks
+    /// what is left.
     pub const fn distrust(&mut self) {
         self.stale = true;
     }
@@ -222,7 +226,8 @@ impl Steering {
         Ok(())
     }
 
-    /// Makes `wanted` present: first what is missing, so that nothing is without its way in between.
+    /// Makes `wanted` present: first what is missing, so that nothing is without its way in
+    /// between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
         let added = self.add(wanted);
         failed(added.or(self.delete_others(wanted)))
@@ -471,8 +476,8 @@ fn unspecified(ipv6: bool) -> IpAddr {
     }
 }
 
-/// The prefixes that make up `addresses`, which are of one family: each by itself, or, if there are many, the largest that
-/// hold nothing else.
+/// The prefixes that make up `addresses`, which are of one family: each by itself, or, if there are
+/// many, the largest that hold nothing else.
 fn prefixes(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, u8)> {
     let each = addresses.iter().map(|&addr| (addr, host_bits(addr)));
     if addresses.len() <= SINGLE_ROUTES {

@@ -14,7 +14,8 @@ use crate::packet::frame::Frame;
 pub(super) struct Trunks(Vec<Trunk>);
 
 impl Trunks {
-    /// Makes devices for the VLANs among `wanted` that the host has none for, and takes them into `state`.
+    /// Makes devices for the VLANs among `wanted` that the host has none for, and takes them into
+    /// `state`.
     pub(super) fn make(
         wanted: &[WantedInterface],
         netlink: &mut Netlink,

@@ -1,8 +1,8 @@
 //! What the control half wants of the host: services, servers, virtual addresses, settings.
 //!
-//! A change is followed in proportion to itself: what it adds is taken in at once. What it takes away stays intercepted until
-//! everything is gone through, after a second in which nothing has changed; that does no harm, because what the host
-//! should have seen is given back to it.
+//! A change is followed in proportion to itself: what it adds is taken in at once. What it takes
+//! away stays intercepted until everything is gone through, after a second in which nothing has
+//! changed; that does no harm, because what the host should have seen is given back to it.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,8 @@ use super::view::View;
 use crate::packet::intercept::Intercept;
 use crate::packet::net::PortId;
 
-/// Below so many services and servers, everything is gone through at every change: it takes less than a millisecond.
+/// Below so many services and servers, everything is gone through at every change: it takes less
+/// than a millisecond.
 const FEW: usize = 100;
 /// Servers that are looked at with the control half locked: some ten microseconds.
 const PIECE: usize = 256;
@@ -73,8 +74,8 @@ impl Update {
     }
 }
 
-/// Whether going through everything takes no longer than going through a change. Servers that were removed are gone
-/// through as well.
+/// Whether going through everything takes no longer than going through a change. Servers that were
+/// removed are gone through as well.
 fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
@@ -82,7 +83,8 @@ fn is_small(control: &Control) -> bool {
 /// What the control half has, as far as it concerns the host.
 struct Wanted {
     spec: Intercept,
-    /// Addresses of services that no program owns: one that does, as lvsd, says itself which addresses the engine shall have.
+    /// Addresses of services that no program owns: one that does, as lvsd, says itself which
+    /// addresses the engine shall have.
     by_hand: HashSet<IpAddr>,
     servers: HashSet<IpAddr>,
 }
@@ -127,8 +129,8 @@ impl Keeper {
         }
     }
 
-    /// Settings of the packet path. Says whether they change what is intercepted: connections may come from a master, or
-    /// ICMP is looked at in another way than before.
+    /// Settings of the packet path. Says whether they change what is intercepted: connections may
+    /// come from a master, or ICMP is looked at in another way than before.
     fn take_settings(&mut self) -> bool {
         let control = self.engine.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
@@ -155,8 +157,8 @@ impl Keeper {
         } = self.read_control();
         spec.local_clients = self.intercept.local_clients.clone();
         spec.everything = self.intercept.everything;
-        // Addresses of services, and single ones of rules for marks, are looked after as the director's; networks that
-        // are marked as a whole are only routed here.
+        // Addresses of services, and single ones of rules for marks, are looked after as the
+        // director's; networks that are marked as a whole are only routed here.
         let mut vips = spec.vips();
         let mut reached = self.add_marks(&mut spec, &mut vips);
         let state = &self.tables.state;
@@ -194,7 +196,8 @@ impl Keeper {
         taken
     }
 
-    /// Reads the control half, in pieces, so that packets of new connections have their turn in between.
+    /// Reads the control half, in pieces, so that packets of new connections have their turn in
+    /// between.
     fn read_control(&mut self) -> Wanted {
         let (keys, helped) = {
             let control = self.engine.control();
@@ -202,7 +205,8 @@ impl Keeper {
             self.own_vips = control.own_vips().iter().copied().collect();
             let (pool, hairpin) = control.local_pool();
             let addresses: Vec<IpAddr> = pool.iter().map(|local| local.addr).collect();
-            // Those that are no longer asked for may be in use until the workers say that they are not.
+            // Those that are no longer asked for may be in use until the workers say that they are
+            // not.
             self.pool_in_use.append(&mut self.pool.addresses);
             self.pool = LocalPool { addresses, hairpin };
             let keys: Vec<ServiceKey> = control.services().map(Service::key).collect();
@@ -233,7 +237,8 @@ impl Keeper {
         if has_backup {
             wanted.spec.add_every_port();
         }
-        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        // Without services nothing is balanced, old connections included (the kernel takes its
+        // hooks away).
         if !keys.is_empty() {
             self.read_removed(&helped, &mut wanted);
         }
@@ -309,8 +314,8 @@ impl Keeper {
         reached
     }
 
-    /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of services, without
-    /// those that the host has.
+    /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of
+    /// services, without those that the host has.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -322,8 +327,8 @@ impl Keeper {
             .collect()
     }
 
-    /// Tells the packet path which addresses are virtual ones. The host has none of those that it routes through a device:
-    /// whatever nobody takes there, the engine answers.
+    /// Tells the packet path which addresses are virtual ones. The host has none of those that it
+    /// routes through a device: whatever nobody takes there, the engine answers.
     fn set_reached(
         &mut self,
         reached: HashSet<IpAddr>,

@@ -1,7 +1,9 @@
-//! What the keeper publishes for the packet workers: a view of the host that does not change, with a number.
+//! What the keeper publishes for the packet workers: a view of the host that does not change, with
+//! a number.
 //!
-//! A worker takes the latest between two batches: it compares one atomic number, and takes a lock for as long as it takes to
-//! copy a pointer when that has grown. Views share what did not change ([`SharedMap`](crate::packet::shared_map::SharedMap)).
+//! A worker takes the latest between two batches: it compares one atomic number, and takes a lock
+//! for as long as it takes to copy a pointer when that has grown. Views share what did not change
+//! ([`SharedMap`](crate::packet::shared_map::SharedMap)).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -170,8 +172,8 @@ impl Tables {
         Some(gone)
     }
 
-    /// Every way leads through `port` from now on: the host routes what it is sent there. What is known of a way beyond that
-    /// still counts: its MTU, and the source address.
+    /// Every way leads through `port` from now on: the host routes what it is sent there. What is
+    /// known of a way beyond that still counts: its MTU, and the source address.
     pub(crate) const fn route_over(&mut self, port: PortId) {
         self.hop = Some(port);
     }
@@ -227,8 +229,9 @@ impl Tables {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether a packet from another host cannot have this source; most others are told from them at no cost. Where the host
-    /// routes the packets, it has looked already, and its own come the same way.
+    /// Whether a packet from another host cannot have this source; most others are told from them
+    /// at no cost. Where the host routes the packets, it has looked already, and its own come
+    /// the same way.
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
     }
@@ -242,8 +245,9 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// The way to `dst`, and whether it leads over a gateway, which may be `dst` itself. It is that of all addresses in the
-    /// same [region](Self::regions), but that without a gateway each is its own next hop.
+    /// The way to `dst`, and whether it leads over a gateway, which may be `dst` itself. It is that
+    /// of all addresses in the same [region](Self::regions), but that without a gateway each is
+    /// its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
@@ -266,7 +270,8 @@ impl Tables {
     }
 }
 
-/// Changes are checked against the latest view: nobody waits for the keeper with the control half locked.
+/// Changes are checked against the latest view: nobody waits for the keeper with the control half
+/// locked.
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         if self.tables.is_routed() {

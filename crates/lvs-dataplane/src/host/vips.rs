@@ -1,7 +1,9 @@
-//! Virtual addresses: who answers for them here, who else does, and what the network is told of both.
+//! Virtual addresses: who answers for them here, who else does, and what the network is told of
+//! both.
 //!
-//! Announcements, probes and multicast listener reports leave by a socket of the keeper's own, so that a thousand of them
-//! take nothing from a packet worker. Questions who has an address are answered on the packet path, from the view.
+//! Announcements, probes and multicast listener reports leave by a socket of the keeper's own, so
+//! that a thousand of them take nothing from a packet worker. Questions who has an address are
+//! answered on the packet path, from the view.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -105,7 +107,8 @@ impl Vips {
         }
     }
 
-    /// Has an interface take in the questions who has an own address, or no longer. Those of IPv4 are broadcast.
+    /// Has an interface take in the questions who has an own address, or no longer. Those of IPv4
+    /// are broadcast.
     fn listen(&self, port: &KnownPort, addr: IpAddr, member: bool) {
         let (Some(socket), IpAddr::V6(addr)) = (&self.socket, addr) else {
             return;
@@ -132,7 +135,8 @@ impl Vips {
         self.probing.entry(addr).or_insert(PROBES);
     }
 
-    /// Says once which addresses of services nobody here answers ARP for. `vips` are all that nobody else looks after.
+    /// Says once which addresses of services nobody here answers ARP for. `vips` are all that
+    /// nobody else looks after.
     pub(super) fn tell_unclaimed(
         &mut self,
         vips: HashSet<IpAddr>,
@@ -173,7 +177,8 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Asks who else has the services' addresses, and announces own ones, as often as is still to be done.
+    /// Asks who else has the services' addresses, and announces own ones, as often as is still to
+    /// be done.
     pub(super) fn announce(&mut self, tables: &Tables) {
         let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<IpAddr> {
             left.iter_mut()
@@ -225,7 +230,8 @@ impl Vips {
         }
     }
 
-    /// Notes the query of a router, or of a switch, which groups are listened to, if it is about any of own addresses.
+    /// Notes the query of a router, or of a switch, which groups are listened to, if it is about
+    /// any of own addresses.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -311,7 +317,8 @@ impl Vips {
         tables: &Tables,
         now: Instant,
     ) {
-        // An address that neither the host nor the engine has at the moment may well be another director's.
+        // An address that neither the host nor the engine has at the moment may well be another
+        // director's.
         if !tables.state.is_local(addr) && !tables.own.contains(&addr) {
             return;
         }

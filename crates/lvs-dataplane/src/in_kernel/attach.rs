@@ -66,7 +66,8 @@ impl InKernel {
         Ok(link)
     }
 
-    /// Whether the program is the first one at the ingress of an interface: others could keep frames from it.
+    /// Whether the program is the first one at the ingress of an interface: others could keep
+    /// frames from it.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let first = self.ingress.is_first_at(self.ingress_id, ifindex);
         first.unwrap_or(false)

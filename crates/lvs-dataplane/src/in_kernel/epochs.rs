@@ -17,7 +17,8 @@ pub(super) struct Epochs {
 }
 
 impl InKernel {
-    /// The epoch that is in force; 0 for none. Whoever publishes asks before he looks at what he publishes by.
+    /// The epoch that is in force; 0 for none. Whoever publishes asks before he looks at what he
+    /// publishes by.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)
@@ -55,7 +56,8 @@ impl InKernel {
         Held(self.clone())
     }
 
-    /// Whether everything has to be withdrawn before another epoch can begin ([`renew`](Self::renew)).
+    /// Whether everything has to be withdrawn before another epoch can begin
+    /// ([`renew`](Self::renew)).
     pub(crate) fn is_used_up(&self) -> bool {
         lock(&self.epochs).used_up
     }

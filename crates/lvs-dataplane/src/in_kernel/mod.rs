@@ -1,17 +1,19 @@
-//! The path in the kernel: connections that the engine has published are forwarded by programs at the interfaces, out of the
-//! connection table's own memory.
+//! The path in the kernel: connections that the engine has published are forwarded by programs at
+//! the interfaces, out of the connection table's own memory.
 //!
 //! ```text
 //!           packet socket's filter ── known, published, fits ──▶ refused: tc ingress rewrites and redirects it
 //!  frame ──▶ looks it up             └─ anything else ─────────▶ the engine, as without all this
 //! ```
 //!
-//! The engine publishes what has lived for some packets (16 from the client) and cannot be changed by the next one. What is published
-//! is in force in one *epoch*: any change (of the director, the host's tables, the settings) begins another one, so that the
-//! next packet of each connection comes up, is decided on anew, and publishes it again. While a change is being made, there
+//! The engine publishes what has lived for some packets (16 from the client) and cannot be changed
+//! by the next one. What is published is in force in one *epoch*: any change (of the director, the
+//! host's tables, the settings) begins another one, so that the next packet of each connection
+//! comes up, is decided on anew, and publishes it again. While a change is being made, there
 //! is no epoch.
 //!
-//! Programs and layout are in `bpf/`; `make bpf` compiles them, and what it makes is built into the engine.
+//! Programs and layout are in `bpf/`; `make bpf` compiles them, and what it makes is built into the
+//! engine.
 
 mod arrays;
 mod attach;
@@ -49,8 +51,8 @@ use self::pins::Pins;
 use crate::packet::wire::Mac;
 use crate::sys::{self, Program, SharedSet};
 
-/// Packets from the client after which a connection is published: shorter ones stay with the engine, and a flood publishes
-/// nothing.
+/// Packets from the client after which a connection is published: shorter ones stay with the
+/// engine, and a flood publishes nothing.
 pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// How long a connection goes on without an engine.
 const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
@@ -218,7 +220,7 @@ impl InKernel {
         self.set(conf::ALIVE, until.as_nanos());
     }
 
-    // --- what connections need --------------------------------------------------------------------------------------
+    // --- what connections need -------------------------------------------------------------------
 
     /// The number of a way out; `None` if they have run out for now.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
@@ -259,10 +261,11 @@ impl InKernel {
         true
     }
 
-    // --- what was counted -------------------------------------------------------------------------------------------
+    // --- what was counted ------------------------------------------------------------------------
 
-    /// Counts what was forwarded since this was last asked, for the servers, their services and everything. The control half
-    /// is asked for only when it is known what is to be counted: every processor of the machine has counters of its own.
+    /// Counts what was forwarded since this was last asked, for the servers, their services and
+    /// everything. The control half is asked for only when it is known what is to be counted:
+    /// every processor of the machine has counters of its own.
     pub fn fold<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
         let mut taken = lock(&self.taken);
         let records = self.records.load(Relaxed).min(SERVERS) as usize;
@@ -319,9 +322,10 @@ impl InKernel {
         }
     }
 
-    // --- whether the programs are run -------------------------------------------------------------------------------------
+    // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether a frame that was left to the program at an interface was not taken by it. Nothing is left to it any more.
+    /// Whether a frame that was left to the program at an interface was not taken by it. Nothing is
+    /// left to it any more.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
@@ -355,7 +359,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Where this is not permitted, there is nothing to see; root of the first user namespace has no excuse.
+    /// Where this is not permitted, there is nothing to see; root of the first user namespace has
+    /// no excuse.
     pub(super) fn open() -> Option<Arc<InKernel>> {
         match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(in_kernel) => Some(Arc::new(in_kernel)),

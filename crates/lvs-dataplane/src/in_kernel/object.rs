@@ -1,4 +1,5 @@
-//! The programs as a compiler has written them: 64-bit ELF, from which instructions and the names of maps are read.
+//! The programs as a compiler has written them: 64-bit ELF, from which instructions and the names
+//! of maps are read.
 
 use crate::sys::Instruction;
 
@@ -15,7 +16,8 @@ const INSTRUCTION: usize = 8;
 /// `SHT_SYMTAB` and `SHT_REL`.
 const SYMBOLS: u32 = 2;
 const RELOCATIONS: u32 = 9;
-/// In the source register of a load of 64 bits: the number is a map's descriptor (`BPF_PSEUDO_MAP_FD`).
+/// In the source register of a load of 64 bits: the number is a map's descriptor
+/// (`BPF_PSEUDO_MAP_FD`).
 const MAP: u8 = 1 << 4;
 
 struct Section<'a> {
@@ -113,7 +115,8 @@ pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
 }
 
 impl Code {
-    /// The instructions, with the numbers of the maps' descriptors; `None` if `map` does not know one of them.
+    /// The instructions, with the numbers of the maps' descriptors; `None` if `map` does not know
+    /// one of them.
     pub(super) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;

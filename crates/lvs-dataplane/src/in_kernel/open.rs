@@ -1,4 +1,5 @@
-//! How the path in the kernel is opened: maps made, or found where another engine has left them, and programs loaded.
+//! How the path in the kernel is opened: maps made, or found where another engine has left them,
+//! and programs loaded.
 
 use std::fs;
 use std::io;
@@ -24,7 +25,8 @@ pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 const SERVICES: u32 = 1 << 16;
 
 impl InKernel {
-    /// Makes the maps and loads the programs for a connection table of this layout, of an engine whose clock says `now`.
+    /// Makes the maps and loads the programs for a connection table of this layout, of an engine
+    /// whose clock says `now`.
     ///
     /// # Errors
     /// [`InKernelError`]; then nothing is left in the kernel.
@@ -34,8 +36,9 @@ impl InKernel {
         Ok(this)
     }
 
-    /// As [`open`](Self::open), with what another engine has left in this network namespace, if one was killed and this one
-    /// can go on with it; and leaves as much itself, should it be killed.
+    /// As [`open`](Self::open), with what another engine has left in this network namespace, if one
+    /// was killed and this one can go on with it; and leaves as much itself, should it be
+    /// killed.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -84,7 +87,8 @@ impl InKernel {
         Ok(this)
     }
 
-    /// Takes away what an engine that was killed has left in this network namespace; gives how much there was.
+    /// Takes away what an engine that was killed has left in this network namespace; gives how much
+    /// there was.
     ///
     /// # Errors
     /// If there is no BPF file system.
@@ -97,8 +101,8 @@ impl InKernel {
         Ok(pins.remove())
     }
 
-    /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told by
-    /// [`set_virtual_time`](Self::set_virtual_time).
+    /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told
+    /// by [`set_virtual_time`](Self::set_virtual_time).
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -130,7 +134,8 @@ impl InKernel {
         let processors = processors();
         let arrays = Arrays::new(&layout, processors, maps)?;
         let (told, services) = match maps {
-            // What is left of the other one's programs goes on with its own, until they are replaced.
+            // What is left of the other one's programs goes on with its own, until they are
+            // replaced.
             Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedSet::pinned(&pins.path("lvs_services")),
@@ -229,7 +234,8 @@ impl InKernel {
 
 /// The code for this machine: where the processor reads in order, nobody need tell it to.
 fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
-    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to what follows.
+    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to
+    // what follows.
     const ATOMIC: u8 = 0xdb;
     const STACK: u8 = 10;
     const JUMP: u8 = 0x05;
@@ -248,7 +254,8 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// What another engine has left, if this one can go on with it: the layout of its connection table. Else why not.
+/// What another engine has left, if this one can go on with it: the layout of its connection table.
+/// Else why not.
 fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     let words = |name: &str, words: usize| {
         let array = SharedArray::pinned(&pins.path(name), words);

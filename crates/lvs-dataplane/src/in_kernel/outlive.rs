@@ -1,5 +1,5 @@
-//! What outlives an engine that is killed: connections go on for a while, and its successor takes them over with their
-//! counters, the services and the settings.
+//! What outlives an engine that is killed: connections go on for a while, and its successor takes
+//! them over with their counters, the services and the settings.
 
 use std::collections::HashSet;
 use std::fs;
@@ -45,7 +45,8 @@ impl InKernel {
         std::thread::sleep(SETTLED);
     }
 
-    /// Everything is taken over, and the host kept from it: takes programs away from interfaces that are not used any more.
+    /// Everything is taken over, and the host kept from it: takes programs away from interfaces
+    /// that are not used any more.
     pub(crate) fn has_taken_over(&self) {
         self.set(conf::TAKING_OVER, 0);
         self.taking_over.store(false, Relaxed);

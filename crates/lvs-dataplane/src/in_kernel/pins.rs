@@ -1,7 +1,8 @@
-//! What outlives the engine: maps and links under names in a BPF file system, a directory for each network namespace.
+//! What outlives the engine: maps and links under names in a BPF file system, a directory for each
+//! network namespace.
 //!
-//! An engine that is killed leaves them, and with them its connections, which go on. Its successor finds them. One that ends in
-//! an orderly way takes them with it.
+//! An engine that is killed leaves them, and with them its connections, which go on. Its successor
+//! finds them. One that ends in an orderly way takes them with it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -36,9 +37,10 @@ impl Pins {
         Ok(Self { directory })
     }
 
-    /// Makes the directory, and keeps others from it for as long as what this gives is there: one engine at a time forwards in
-    /// the kernel. Whoever can write there could leave connections of his own, so that nobody else may: any user can make
-    /// directories in a BPF file system that was mounted as usual.
+    /// Makes the directory, and keeps others from it for as long as what this gives is there: one
+    /// engine at a time forwards in the kernel. Whoever can write there could leave connections
+    /// of his own, so that nobody else may: any user can make directories in a BPF file system
+    /// that was mounted as usual.
     ///
     /// # Errors
     /// If there is another engine, or the directory is not this user's alone.
@@ -116,7 +118,8 @@ impl Pins {
     }
 }
 
-/// What all words of a description mean depends on this: it changes with any map's shape or meaning.
+/// What all words of a description mean depends on this: it changes with any map's shape or
+/// meaning.
 const VERSION: u64 = 1;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");

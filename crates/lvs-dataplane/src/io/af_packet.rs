@@ -1,17 +1,22 @@
-//! Packet sockets: every frame of one Ethernet interface, 64 KiB aggregates and unfinished checksums included.
+//! Packet sockets: every frame of one Ethernet interface, 64 KiB aggregates and unfinished
+//! checksums included.
 //!
-//! Frames are received in a ring (`TPACKET_V2`), where they are changed and sent from; a frame that does not fit its slot
-//! comes with `recvmmsg`, when it is its turn. The newer ring, `TPACKET_V3`, hands over a block only when it is full or a
-//! millisecond has passed, which would be the latency of an idle director; a slot of this one can be read as soon as the
-//! kernel has filled it, and under load it is no slower as long as its slots do not share a few places of the cache
-//! ([`SLOT`]). Where rings are not permitted, everything comes with `recvmmsg`, straight into its buffers.
+//! Frames are received in a ring (`TPACKET_V2`), where they are changed and sent from; a frame that
+//! does not fit its slot comes with `recvmmsg`, when it is its turn. The newer ring, `TPACKET_V3`,
+//! hands over a block only when it is full or a millisecond has passed, which would be the latency
+//! of an idle director; a slot of this one can be read as soon as the kernel has filled it, and
+//! under load it is no slower as long as its slots do not share a few places of the cache
+//! ([`SLOT`]). Where rings are not permitted, everything comes with `recvmmsg`, straight into its
+//! buffers.
 //!
-//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it a device that cannot segment refuses aggregates
-//! (`ENOBUFS`) that the ordinary path cuts in software, and the host's own rules for what leaves are passed by.
+//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it a device that cannot segment
+//! refuses aggregates (`ENOBUFS`) that the ordinary path cuts in software, and the host's own rules
+//! for what leaves are passed by.
 //!
-//! The socket sees a *copy* of what the host receives, before the host's own filters; what the host must not see is the
-//! business of the [shield](crate::host::shield). Frames for other stations are delivered too (a promiscuous device, a
-//! macvlan child of the same interface): the caller compares the destination with the interface's own address.
+//! The socket sees a *copy* of what the host receives, before the host's own filters; what the host
+//! must not see is the business of the [shield](crate::host::shield). Frames for other stations are
+//! delivered too (a promiscuous device, a macvlan child of the same interface): the caller compares
+//! the destination with the interface's own address.
 
 mod open;
 
@@ -84,8 +89,8 @@ impl AfPacket {
         self.ifindex
     }
 
-    /// Gives frames back to the host as if they had just come in; returns how many were refused. Without a way back
-    /// ([`Self::open_with`]) all are.
+    /// Gives frames back to the host as if they had just come in; returns how many were refused.
+    /// Without a way back ([`Self::open_with`]) all are.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
             Some(back) => {
@@ -111,19 +116,20 @@ impl AfPacket {
         self.firsts.is_some()
     }
 
-    /// Frames that came in and were lost, since the interface was opened: for want of room in a ring or receive buffer, or
-    /// because they were cut. Asks the kernel.
+    /// Frames that came in and were lost, since the interface was opened: for want of room in a
+    /// ring or receive buffer, or because they were cut. Asks the kernel.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
     }
 
-    /// To be called now and then between two calls of `recv`: gives up a ring that stands still, and receives by system calls
-    /// from then on. `true` if it did.
+    /// To be called now and then between two calls of `recv`: gives up a ring that stands still,
+    /// and receives by system calls from then on. `true` if it did.
     ///
-    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses whatever comes after it: a datagram
-    /// of a guest's that its host is to fragment (`VIRTIO_NET_HDR_GSO_UDP`) suffices (Linux 6.18, `tpacket_rcv()`). The
-    /// queue of a socket loses that frame alone.
+    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses whatever
+    /// comes after it: a datagram of a guest's that its host is to fragment
+    /// (`VIRTIO_NET_HDR_GSO_UDP`) suffices (Linux 6.18, `tpacket_rcv()`). The queue of a socket
+    /// loses that frame alone.
     pub fn keep(&mut self) -> bool {
         let Some(ring) = &self.inlet.ring else {
             return false;
@@ -183,8 +189,8 @@ impl AfPacket {
     fn nothing_received(&mut self, err: io::Error) -> io::Result<usize> {
         match err.raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
-            // The kernel tells once that the interface went down (packet_notifier()) and says nothing when it is
-            // unregistered afterwards.
+            // The kernel tells once that the interface went down (packet_notifier()) and says
+            // nothing when it is unregistered afterwards.
             Some(libc::EAGAIN | libc::EINTR) => match self.inlet.socket.interface() {
                 Ok(None) => Err(self.down(io::Error::from_raw_os_error(libc::ENODEV))),
                 _ => Ok(0),
@@ -204,7 +210,8 @@ impl AfPacket {
         }
     }
 
-    /// Receives from the rings: everything else first, then what begins connections and came no later.
+    /// Receives from the rings: everything else first, then what begins connections and came no
+    /// later.
     fn receive_from_rings(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
         let Self {
             inlet,
@@ -276,8 +283,9 @@ impl Inlet {
     }
 }
 
-/// What begins TCP connections comes by a socket of its own, so that a flood of it takes no room from anything else. It has
-/// its turn when all that came before it has been received: what one sender has sent is never seen in another order.
+/// What begins TCP connections comes by a socket of its own, so that a flood of it takes no room
+/// from anything else. It has its turn when all that came before it has been received: what one
+/// sender has sent is never seen in another order.
 #[derive(Debug)]
 struct Firsts {
     inlet: Inlet,
@@ -336,7 +344,8 @@ struct Taken {
 #[derive(Debug)]
 struct Receiver {
     messages: MessageBatch,
-    /// Buffers of the caller's that the ring's have taken the place of: what comes by the queue needs them.
+    /// Buffers of the caller's that the ring's have taken the place of: what comes by the queue
+    /// needs them.
     spare: Vec<Frame>,
     /// Frames that came in cut, being longer than a buffer; they are not handed over.
     cut: u64,
@@ -381,7 +390,8 @@ impl Receiver {
     /// Receives from a ring, and from the queue what the ring says is there.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
-        // Nobody would give them back if few came from now on, and a round later the ring would stand still at their slots.
+        // Nobody would give them back if few came from now on, and a round later the ring would
+        // stand still at their slots.
         for frame in frames.iter_mut().filter(|frame| frame.slot().is_some()) {
             drop(frame.take());
         }
@@ -431,7 +441,8 @@ impl Receiver {
         taken
     }
 
-    /// Receives those of the frames that are in the queue; how many there are with them, without those that could not be had.
+    /// Receives those of the frames that are in the queue; how many there are with them, without
+    /// those that could not be had.
     fn take_queued(
         &mut self,
         inlet: &Inlet,
@@ -556,7 +567,8 @@ fn send(
                 if !patience.is_zero() {
                     let started = std::time::Instant::now();
                     sys::wait_writable(socket.as_fd(), patience);
-                    // A queue that is full though the socket is writable gets one more try, not a busy loop.
+                    // A queue that is full though the socket is writable gets one more try, not a
+                    // busy loop.
                     let spent = started.elapsed().max(SEND_PATIENCE / 4);
                     patience = patience.saturating_sub(spent);
                     continue;

@@ -1,14 +1,16 @@
-//! The director as a hop of its host's own routing: packets are routed into a TUN device and come back out of it.
+//! The director as a hop of its host's own routing: packets are routed into a TUN device and come
+//! back out of it.
 //!
 //! ```text
 //!  interface ─▶ routing ─▶ device ─▶ director ─▶ device ─▶ routing ─▶ interface
 //!               TTL - 1      TTL + 1   TTL - 1     TTL + 1   TTL - 1
 //! ```
 //!
-//! The host forwards each packet twice where a director of its own would forward it once. So what comes out of the device
-//! gets back the hop that it has lost, and is decided on as it came from the network; and what the director has forwarded
-//! gets it back once more before the host takes it. What the director gives back as it is gets nothing: if some rule of the
-//! host led it into the device again, it would go round for ever.
+//! The host forwards each packet twice where a director of its own would forward it once. So what
+//! comes out of the device gets back the hop that it has lost, and is decided on as it came from
+//! the network; and what the director has forwarded gets it back once more before the host takes
+//! it. What the director gives back as it is gets nothing: if some rule of the host led it into the
+//! device again, it would go round for ever.
 
 use std::fs;
 use std::io;
@@ -25,8 +27,9 @@ use crate::sys::TunOptions;
 /// Packets that may wait for the director; the kernel's 500 are few for a burst of small ones.
 const QUEUE: u32 = 8192;
 
-/// The device through which all packets of a director pass. It is a [`HostDevice`] that forwards, takes packets from the
-/// host's own addresses (the outer headers of tunnels have them), and may have several queues.
+/// The device through which all packets of a director pass. It is a [`HostDevice`] that forwards,
+/// takes packets from the host's own addresses (the outer headers of tunnels have them), and may
+/// have several queues.
 #[derive(Debug)]
 pub struct HopDevice {
     host: HostDevice,
@@ -131,7 +134,8 @@ impl PacketIo for HopQueue {
     }
 }
 
-/// What `/proc/net/dev` says of packets that a device did not take. What the host transmits is what we receive.
+/// What `/proc/net/dev` says of packets that a device did not take. What the host transmits is what
+/// we receive.
 fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     const TRANSMIT_DROP: usize = 11;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -18,18 +18,21 @@ pub const BATCH: usize = 64;
 
 /// One attachment to a network: an interface, a TUN device, a buffer in memory.
 ///
-/// Implementations never block in [`recv`](Self::recv) and [`send`](Self::send); the caller waits on [`fd`](Self::fd).
+/// Implementations never block in [`recv`](Self::recv) and [`send`](Self::send); the caller waits
+/// on [`fd`](Self::fd).
 pub trait PacketIo: Send {
-    /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting. What a backend with memory of
-    /// its own has lent earlier and is still in `frames` goes back to it; whoever keeps frames keeps them elsewhere, and not for
-    /// long: a ring waits for each of its slots.
+    /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting.
+    /// What a backend with memory of its own has lent earlier and is still in `frames` goes
+    /// back to it; whoever keeps frames keeps them elsewhere, and not for long: a ring waits
+    /// for each of its slots.
     ///
     /// # Errors
-    /// Only what concerns the attachment as a whole: `NetworkDown` or `NotFound` when the interface is down or gone.
+    /// Only what concerns the attachment as a whole: `NetworkDown` or `NotFound` when the interface
+    /// is down or gone.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
-    /// Sends `frames` in order and returns how many were refused (full queue, too long, interface down). A refused
-    /// frame is lost, and the backend has counted it.
+    /// Sends `frames` in order and returns how many were refused (full queue, too long, interface
+    /// down). A refused frame is lost, and the backend has counted it.
     fn send(&mut self, frames: &mut [Frame]) -> usize;
 
     /// What to poll for input.

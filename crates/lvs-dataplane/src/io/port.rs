@@ -13,8 +13,9 @@ use crate::packet::net::PortId;
 
 /// What one call of [`Port::recv`] has received, and room for what the next one will.
 ///
-/// Some backends copy into frames that they are given; others own the memory that frames arrive in (a ring, a umem), and
-/// lend it: such a frame goes back to its backend when it is dropped. The packet path changes either where it is.
+/// Some backends copy into frames that they are given; others own the memory that frames arrive in
+/// (a ring, a umem), and lend it: such a frame goes back to its backend when it is dropped. The
+/// packet path changes either where it is.
 #[derive(Debug)]
 pub struct Batch {
     /// Frames of full size, to receive into.
@@ -71,7 +72,8 @@ impl Default for Batch {
     }
 }
 
-/// One attachment to a network. The packet path knows no backend but this: one match a batch, no indirect call a frame.
+/// One attachment to a network. The packet path knows no backend but this: one match a batch, no
+/// indirect call a frame.
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
@@ -85,7 +87,8 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`] frames of each queue and returns how many came; 0 if none is waiting.
+    /// Receives up to [`BATCH`] frames of each queue and returns how many came; 0 if none is
+    /// waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].
@@ -108,8 +111,9 @@ impl Port {
         }
     }
 
-    /// Gives packets back to the host as they came; returns how many were refused. An interface gives back frames as it
-    /// receives them ([`PortInfo::gives_back`](crate::packet::net::PortInfo::gives_back)), a device packets.
+    /// Gives packets back to the host as they came; returns how many were refused. An interface
+    /// gives back frames as it receives them
+    /// ([`PortInfo::gives_back`](crate::packet::net::PortInfo::gives_back)), a device packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
@@ -154,7 +158,8 @@ impl Port {
         }
     }
 
-    /// Frames that came faster than they were received, since the port was opened. May ask the kernel.
+    /// Frames that came faster than they were received, since the port was opened. May ask the
+    /// kernel.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),
@@ -232,8 +237,8 @@ impl Ports {
         self.refused += refused as u64;
     }
 
-    /// Sends on a port. What goes to the host where it routes everything is given back through the device that it comes
-    /// from.
+    /// Sends on a port. What goes to the host where it routes everything is given back through the
+    /// device that it comes from.
     pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
         let refused = if let Some(io) = self.get(port) {
             io.send(frames)

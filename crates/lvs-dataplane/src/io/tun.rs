@@ -1,8 +1,9 @@
 //! TUN devices: bare IP packets between this process and the host's own stack.
 //!
-//! The first use is the [`HostDevice`], through which packets that the director leaves alone are given back to the
-//! host, as if they had been received: the shield has hidden them from it. The other is the
-//! [`HopDevice`](super::hop::HopDevice) of a director that has no other way to packets.
+//! The first use is the [`HostDevice`], through which packets that the director leaves alone are
+//! given back to the host, as if they had been received: the shield has hidden them from it. The
+//! other is the [`HopDevice`](super::hop::HopDevice) of a director that has no other way to
+//! packets.
 
 use std::fs;
 use std::io;
@@ -59,7 +60,8 @@ pub struct DeviceCounters {
     pub send_refused: u64,
 }
 
-/// A TUN device as a backend. Frames are bare IP packets; offsets in their `offload` count from the IP header.
+/// A TUN device as a backend. Frames are bare IP packets; offsets in their `offload` count from the
+/// IP header.
 #[derive(Debug)]
 pub struct Tun {
     device: TunDevice,
@@ -180,17 +182,19 @@ impl PacketIo for Tun {
     }
 }
 
-/// The device through which packets are given back to the host, and into which the engine's own VIPs are routed.
+/// The device through which packets are given back to the host, and into which the engine's own
+/// VIPs are routed.
 ///
-/// It has no address, makes no IPv6 ones up, and takes 64 KiB packets. Reverse-path filtering must not apply to it: a
-/// packet given back has the source of some client elsewhere. The kernel uses the greater one of
-/// `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where it is not, the value is moved into the
-/// interfaces (and into `default`, for later ones) first, so that the filter of every other interface stays what it was
-/// at every moment, and after a `kill -9` too; an orderly end puts everything back (drop it on a thread of the network
-/// namespace in which it was created). Who sets `all` again while the engine runs, filters what is given back.
+/// It has no address, makes no IPv6 ones up, and takes 64 KiB packets. Reverse-path filtering must
+/// not apply to it: a packet given back has the source of some client elsewhere. The kernel uses
+/// the greater one of `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where
+/// it is not, the value is moved into the interfaces (and into `default`, for later ones) first, so
+/// that the filter of every other interface stays what it was at every moment, and after a `kill
+/// -9` too; an orderly end puts everything back (drop it on a thread of the network namespace in
+/// which it was created). Who sets `all` again while the engine runs, filters what is given back.
 ///
-/// `accept_local` stays off: a packet from outside with one of the host's own addresses as its source is forged, and
-/// is refused here as it would have been on the interface where it arrived.
+/// `accept_local` stays off: a packet from outside with one of the host's own addresses as its
+/// source is forged, and is refused here as it would have been on the interface where it arrived.
 #[derive(Debug)]
 pub struct HostDevice {
     tun: Tun,
@@ -223,7 +227,8 @@ impl HostDevice {
             .map_err(fail("switch off rp_filter"))?;
         let rp_filter = RpFilter::clear(&conf, name)
             .map_err(fail("move net.ipv4.conf.all.rp_filter out of the way"))?;
-        // No link-local address and no router solicitations. A host without IPv6 has nothing to set.
+        // No link-local address and no router solicitations. A host without IPv6 has nothing to
+        // set.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
         if conf6.is_dir() {
             write_setting(&conf6.join("addr_gen_mode"), 1)
@@ -301,7 +306,8 @@ impl RpFilter {
         if strictest == 0 {
             return Ok(this);
         }
-        // `all` is put back first and cleared last: at no moment is an interface filtered less than before.
+        // `all` is put back first and cleared last: at no moment is an interface filtered less than
+        // before.
         this.moved.push(Moved {
             path: all.clone(),
             old: strictest,
@@ -360,8 +366,9 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     })
 }
 
-/// Writes a setting. It is written even if it has that value already: what is set expressly no longer follows
-/// `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only and right already.
+/// Writes a setting. It is written even if it has that value already: what is set expressly no
+/// longer follows `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only
+/// and right already.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

@@ -1,5 +1,6 @@
-//! One VLAN of a trunk as a network device of the host's own, where the kernel has no 802.1Q: what the host and the engine
-//! send there leaves the trunk with a tag, and what comes in with this tag arrives there without it.
+//! One VLAN of a trunk as a network device of the host's own, where the kernel has no 802.1Q: what
+//! the host and the engine send there leaves the trunk with a tag, and what comes in with this tag
+//! arrives there without it.
 //!
 //! ```text
 //!            ┌ eth0 (trunk), packet socket: tagged frames ─┐
@@ -7,9 +8,10 @@
 //!            └ untagged frames: the host's, or a port's    ┘                                   neighbours, packet socket
 //! ```
 //!
-//! To the host and to the rest of the engine the device is an interface as any other: addresses, routes, neighbour discovery,
-//! the [shield](crate::host::shield), health checks. It costs each frame a second way through the kernel, which a device of the
-//! kernel's own (`ip link add link eth0 name eth0.100 type vlan id 100`) does not; where there is one of the name, that is used.
+//! To the host and to the rest of the engine the device is an interface as any other: addresses,
+//! routes, neighbour discovery, the [shield](crate::host::shield), health checks. It costs each
+//! frame a second way through the kernel, which a device of the kernel's own (`ip link add link
+//! eth0 name eth0.100 type vlan id 100`) does not; where there is one of the name, that is used.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! `virtio_net_hdr`: how unfinished checksums and segments travel before a frame on packet sockets and TUN devices.
+//! `virtio_net_hdr`: how unfinished checksums and segments travel before a frame on packet sockets
+//! and TUN devices.
 //!
 //! ```text
 //!  0      1        2         4          6           8            10
@@ -20,8 +21,8 @@ const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// What a header says. A kind of aggregate that is not known is taken for an ordinary frame: it is then too long for
-/// any device and is counted there.
+/// What a header says. A kind of aggregate that is not known is taken for an ordinary frame: it is
+/// then too long for any device and is counted there.
 pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let kind = match header[1] & !GSO_ECN {
@@ -46,8 +47,8 @@ pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     }
 }
 
-/// The header for what is unfinished. That a checksum was verified is not passed on: the receiver of a virtual link
-/// would believe it, and we may have changed the frame.
+/// The header for what is unfinished. That a checksum was verified is not passed on: the receiver
+/// of a virtual link would believe it, and we may have changed the frame.
 pub(crate) fn encode(offload: &Offload) -> [u8; LEN] {
     let mut header = [0; LEN];
     let mut put = |at: usize, value: u16| {

@@ -1,4 +1,5 @@
-//! Names of hosts and ports: `/etc/hosts`, `/etc/services` and the domain name system, within a time limit.
+//! Names of hosts and ports: `/etc/hosts`, `/etc/services` and the domain name system, within a
+//! time limit.
 
 mod ptr;
 
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::Resolve;
 
-/// Time that all reverse look-ups of a listing may take together; what is not known then is printed as a number.
+/// Time that all reverse look-ups of a listing may take together; what is not known then is printed
+/// as a number.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
 /// Time that the look-up of one name may take.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
@@ -93,7 +95,8 @@ impl Resolve for Names {
         }
         let name = name.to_owned();
         let (tx, rx) = mpsc::channel();
-        // The thread is left to itself when the time is over: nothing can end a look-up in the C library.
+        // The thread is left to itself when the time is over: nothing can end a look-up in the C
+        // library.
         thread::Builder::new()
             .name("resolve".into())
             .spawn(move || {
@@ -154,7 +157,8 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// What a line of `/etc/hosts` is to those who ask for IPv4: the C library takes `::1` for 127.0.0.1 there.
+/// What a line of `/etc/hosts` is to those who ask for IPv4: the C library takes `::1` for
+/// 127.0.0.1 there.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -163,7 +167,8 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library takes a name for an IPv6 address, well formed or not, and does not look it up.
+/// Whether the C library takes a name for an IPv6 address, well formed or not, and does not look it
+/// up.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name
@@ -187,7 +192,8 @@ impl Hosts {
             };
             let v4 = as_v4(address);
             let names: Vec<&str> = words.collect();
-            // The first line with an address, and the first with a name, counts; an address alone has the empty name.
+            // The first line with an address, and the first with a name, counts; an address alone
+            // has the empty name.
             let first = names.first().copied().unwrap_or_default();
             for address in [Some(address), v4.map(IpAddr::V4)].into_iter().flatten() {
                 let entry = hosts.names.entry(address);

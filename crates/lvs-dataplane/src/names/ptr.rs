@@ -40,7 +40,8 @@ pub(super) fn ask(
         UdpSocket::bind("[::]:0")?
     };
     socket.connect(server)?;
-    // The port that the system picked at random is what makes forging hard; the id need only tell answers apart.
+    // The port that the system picked at random is what makes forging hard; the id need only tell
+    // answers apart.
     let id = socket.local_addr()?.port().rotate_left(7);
     socket.send(&question(id, address))?;
     let mut buf = [0; 1500];
@@ -89,7 +90,8 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     message
 }
 
-/// `None`: not an answer to the question `id`. `Some(None)`: the server failed. Else the name, if there is one.
+/// `None`: not an answer to the question `id`. `Some(None)`: the server failed. Else the name, if
+/// there is one.
 #[expect(clippy::option_option, reason = "three outcomes, told apart above")]
 fn read_answer(message: &[u8], id: u16) -> Option<Option<Option<String>>> {
     if message.len() < 12 || word(message, 0)? != id || message[2] & 0x80 == 0 {

@@ -1,7 +1,7 @@
 //! Netlink messages: a builder and a reader for headers and attributes.
 //!
-//! Attributes that are not known are passed over, whatever they hold: a newer kernel must not hide a link from us.
-//! All reading is bounds-checked; what does not parse reads as absent.
+//! Attributes that are not known are passed over, whatever they hold: a newer kernel must not hide
+//! a link from us. All reading is bounds-checked; what does not parse reads as absent.
 
 /// Length of `nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
@@ -104,7 +104,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// The answer in an `NLMSG_ERROR`: a positive errno, 0 for an acknowledgement; and the kernel's own words.
+    /// The answer in an `NLMSG_ERROR`: a positive errno, 0 for an acknowledgement; and the kernel's
+    /// own words.
     pub(crate) fn error(&self) -> Option<(i32, Option<String>)> {
         const NLMSG_ERROR: u16 = 2;
         const NLM_F_CAPPED: u16 = 0x100;

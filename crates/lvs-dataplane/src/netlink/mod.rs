@@ -5,8 +5,8 @@
 //!    └────── resolve(), manage(), add_route(): requests to the kernel
 //! ```
 //!
-//! The kernel's own tables decide; nothing is resolved or routed here. Policy rules (`ip rule`) are not followed beyond
-//! the three that every host has, which is logged where others exist.
+//! The kernel's own tables decide; nothing is resolved or routed here. Policy rules (`ip rule`) are
+//! not followed beyond the three that every host has, which is logged where others exist.
 
 pub(crate) mod message;
 pub(crate) mod policy;
@@ -47,15 +47,15 @@ fn hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Groups of events: `RTNLGRP_LINK`, `NEIGH`, `IPV4_IFADDR`, `IPV4_ROUTE`, `IPV4_RULE`, `IPV6_IFADDR`, `IPV6_ROUTE`,
-/// `IPV6_RULE`.
+/// Groups of events: `RTNLGRP_LINK`, `NEIGH`, `IPV4_IFADDR`, `IPV4_ROUTE`, `IPV4_RULE`,
+/// `IPV6_IFADDR`, `IPV6_ROUTE`, `IPV6_RULE`.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
 /// Receive buffer for events: a full table of a few ten thousand routes that comes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
-/// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of events does not keep a
-/// worker from its packets.
+/// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of
+/// events does not keep a worker from its packets.
 const EVENTS_MAX: usize = 256;
 
 /// The two sockets: one for requests, one for events.
@@ -110,11 +110,12 @@ impl Netlink {
         self.events.as_fd()
     }
 
-    /// Applies the events that are waiting to `state`, a bounded number at a time, and tells what they changed. If
-    /// events were lost, everything is read anew.
+    /// Applies the events that are waiting to `state`, a bounded number at a time, and tells what
+    /// they changed. If events were lost, everything is read anew.
     ///
     /// # Errors
-    /// If the kernel's tables cannot be read; `state` is then as it was, and the next call tries again.
+    /// If the kernel's tables cannot be read; `state` is then as it was, and the next call tries
+    /// again.
     pub fn poll_events(&mut self, state: &mut NetState) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
         let mut routes_stale = false;
@@ -184,9 +185,10 @@ impl Netlink {
         Ok(changes)
     }
 
-    /// Has the kernel resolve a neighbour, or confirm what it knows; the answer comes as an event. Our own frames do not
-    /// pass the kernel's neighbour code, so what is to stay fresh has to be asked for again. (Entries that the kernel
-    /// manages by itself, `NTF_EXT_MANAGED`, would outlive this process.) What somebody has set by hand stays as it is.
+    /// Has the kernel resolve a neighbour, or confirm what it knows; the answer comes as an event.
+    /// Our own frames do not pass the kernel's neighbour code, so what is to stay fresh has to
+    /// be asked for again. (Entries that the kernel manages by itself, `NTF_EXT_MANAGED`, would
+    /// outlive this process.) What somebody has set by hand stays as it is.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -216,8 +218,9 @@ impl Netlink {
             })
     }
 
-    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have been heard of lately. One that
-    /// does not answer within three seconds counts as failed. Nothing happens to one that is not known, or was set by hand.
+    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have
+    /// been heard of lately. One that does not answer within three seconds counts as failed.
+    /// Nothing happens to one that is not known, or was set by hand.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -270,7 +273,8 @@ impl Netlink {
             })
     }
 
-    /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface goes.
+    /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface
+    /// goes.
     ///
     /// # Errors
     /// If the kernel refuses; it does when there is such a route already.

@@ -1,5 +1,6 @@
-//! What leads packets to a device: policy rules, routes in tables of their own, and proxy neighbours. All of it carries
-//! [`PROTOCOL`], by which it is known again when the process that made it was killed.
+//! What leads packets to a device: policy rules, routes in tables of their own, and proxy
+//! neighbours. All of it carries [`PROTOCOL`], by which it is known again when the process that
+//! made it was killed.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,11 +10,12 @@ use super::requests::Requests;
 use super::state::ip_of;
 use super::{family_of, octets};
 
-/// The origin of our rules, routes and proxy neighbours, as `ip rule` and `ip route` show it (`proto 76`). The registered
-/// numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
+/// The origin of our rules, routes and proxy neighbours, as `ip rule` and `ip route` show it
+/// (`proto 76`). The registered numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
 pub(crate) const PROTOCOL: u8 = 76;
 
-/// One thing that leads packets. They are in the order in which they are put up; taken down in the opposite one.
+/// One thing that leads packets. They are in the order in which they are put up; taken down in the
+/// opposite one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
     Route(Route),
@@ -57,7 +59,8 @@ pub(crate) enum Action {
     Nothing,
 }
 
-/// An address for which the host answers ARP or neighbour discovery on an interface, because it forwards what comes.
+/// An address for which the host answers ARP or neighbour discovery on an interface, because it
+/// forwards what comes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) ifindex: u32,
@@ -125,7 +128,8 @@ impl Requests {
         }
     }
 
-    /// All entries that carry our protocol, routes only of `tables`; and the proxy neighbours of others.
+    /// All entries that carry our protocol, routes only of `tables`; and the proxy neighbours of
+    /// others.
     pub(crate) fn entries(&mut self, tables: &[u32]) -> io::Result<(Vec<Entry>, Vec<Proxy>)> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         // A kernel without policy routing has no rules to tell.
@@ -233,7 +237,8 @@ impl PolicyRule {
         }
     }
 
-    /// A rule with our protocol. What it has beside what ours have is passed over: it is taken down all the same.
+    /// A rule with our protocol. What it has beside what ours have is passed over: it is taken down
+    /// all the same.
     fn parse(message: &Message<'_>) -> Option<Self> {
         let header = *message.payload.first_chunk::<12>()?;
         if message.kind != libc::RTM_NEWRULE {

@@ -31,7 +31,8 @@ impl Requests {
         })
     }
 
-    /// Sets how many packets may wait in an interface's queue. (The ioctl for it is for the initial user namespace only.)
+    /// Sets how many packets may wait in an interface's queue. (The ioctl for it is for the initial
+    /// user namespace only.)
     pub(crate) fn set_queue_length(&mut self, ifindex: u32, packets: u32) -> io::Result<()> {
         // struct ifinfomsg
         let mut header = [0; 16];
@@ -67,7 +68,8 @@ impl Requests {
         }
     }
 
-    /// Asks for a whole table. One that changes while it is read is still consistent with the events that follow.
+    /// Asks for a whole table. One that changes while it is read is still consistent with the
+    /// events that follow.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

@@ -1,4 +1,5 @@
-//! What the kernel has told of links, addresses, routes and neighbours: a snapshot that is asked without system calls.
+//! What the kernel has told of links, addresses, routes and neighbours: a snapshot that is asked
+//! without system calls.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -62,8 +63,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Whether it can be the source of new connections: not secondary, deprecated, tentative or refused by duplicate
-    /// address detection.
+    /// Whether it can be the source of new connections: not secondary, deprecated, tentative or
+    /// refused by duplicate address detection.
     pub fn is_preferred(&self) -> bool {
         const UNFIT: u32 = libc::IFA_F_SECONDARY
             | libc::IFA_F_DEPRECATED
@@ -215,7 +216,8 @@ impl Table {
             return false;
         }
         if replace {
-            // `ip route replace` replaces the first of the same metric and TOS, and no deletion is told.
+            // `ip route replace` replaces the first of the same metric and TOS, and no deletion is
+            // told.
             let same = |r: &Route| r.metric == route.metric && r.tos == route.tos;
             if let Some(old) = routes.iter_mut().find(|r| same(r)) {
                 *old = route;
@@ -335,8 +337,9 @@ impl NetState {
         hit.is_some_and(|hit| matches!(hit.kind, RouteKind::Local | RouteKind::Anycast))
     }
 
-    /// Where packets to `dst` go by the tables `local`, `main` and `default`, in this order. Policy rules and types of
-    /// service are not followed. Routes over links that are down do not count.
+    /// Where packets to `dst` go by the tables `local`, `main` and `default`, in this order. Policy
+    /// rules and types of service are not followed. Routes over links that are down do not
+    /// count.
     pub fn lookup(&self, dst: IpAddr) -> Option<RouteHit> {
         let family = self.family(dst);
         let dst = Bits::new(dst);
@@ -349,7 +352,8 @@ impl NetState {
             .copied()
     }
 
-    /// All prefixes of a family that decide on anything: of routes, and of the host's own networks. Value and length.
+    /// All prefixes of a family that decide on anything: of routes, and of the host's own networks.
+    /// Value and length.
     pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = (u128, u8)> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
@@ -367,8 +371,9 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
-    /// The source address that the host would use towards `dst`: the route's, else the interface's address in the
-    /// next hop's network, else its first, else any other one of this host (inet_select_addr()).
+    /// The source address that the host would use towards `dst`: the route's, else the interface's
+    /// address in the next hop's network, else its first, else any other one of this host
+    /// (inet_select_addr()).
     pub fn source_address(&self, dst: IpAddr) -> Option<IpAddr> {
         let hit = self.lookup(dst)?;
         if hit.kind == RouteKind::Local {
@@ -423,8 +428,9 @@ impl NetState {
         changed.chain(gone).map(|(key, _)| *key).collect()
     }
 
-    /// Applies one message of the kernel, from a dump or an event. Says whether routes must be read anew: the kernel
-    /// tells nothing of IPv4 routes that went with a link or an address (fib_sync_down_dev()).
+    /// Applies one message of the kernel, from a dump or an event. Says whether routes must be read
+    /// anew: the kernel tells nothing of IPv4 routes that went with a link or an address
+    /// (fib_sync_down_dev()).
     pub(super) fn apply(&mut self, message: &Message<'_>, changes: &mut Changes) -> bool {
         match message.kind {
             libc::RTM_NEWLINK => self.new_link(message.payload, changes).unwrap_or(false),
@@ -447,7 +453,8 @@ impl NetState {
     }
 
     fn new_link(&mut self, payload: &[u8], changes: &mut Changes) -> Option<bool> {
-        // A bridge tells of its ports under its own family; the link itself is told as AF_UNSPEC too.
+        // A bridge tells of its ports under its own family; the link itself is told as AF_UNSPEC
+        // too.
         if i32::from(*payload.first()?) != libc::AF_UNSPEC {
             return None;
         }
@@ -592,7 +599,8 @@ impl NetState {
                 _ => {}
             }
         }
-        // Exceptions of the kernel's cache are no routes; a source or a type of service is not followed.
+        // Exceptions of the kernel's cache are no routes; a source or a type of service is not
+        // followed.
         if rtm_flags & libc::RTM_F_CLONED != 0 || src_len != 0 {
             return None;
         }

@@ -24,7 +24,8 @@ pub struct Arp {
     pub target: Ipv4Addr,
 }
 
-/// Reads the ARP message behind the Ethernet header of `frame`; `None` if it is not one for IPv4 over Ethernet.
+/// Reads the ARP message behind the Ethernet header of `frame`; `None` if it is not one for IPv4
+/// over Ethernet.
 pub fn parse(frame: &[u8]) -> Option<Arp> {
     let slice = ArpPacketSlice::from_slice(frame.get(ETHERNET_LEN..)?).ok()?;
     if slice.hw_addr_type() != ArpHardwareId::ETHERNET || slice.proto_addr_type() != EtherType::IPV4
@@ -56,7 +57,8 @@ pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The frame that tells everybody that `mac` has `addr` now: a request for itself, as Linux sends it.
+/// The frame that tells everybody that `mac` has `addr` now: a request for itself, as Linux sends
+/// it.
 pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     frame(
         Mac::BROADCAST,
@@ -68,7 +70,8 @@ pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The frame that asks who has `addr` without claiming it (RFC 5227 section 2.1.1): whoever has it answers.
+/// The frame that asks who has `addr` without claiming it (RFC 5227 section 2.1.1): whoever has it
+/// answers.
 pub fn probe(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     let nobody = Ipv4Addr::UNSPECIFIED;
     frame(

@@ -10,8 +10,9 @@ use crate::packet::oversize::Oversize;
 use crate::packet::pipeline::Settings;
 use crate::packet::tunnel_path::TunnelPaths;
 
-/// What belongs to the director rather than to one of its workers. Each [`Pipeline`](crate::packet::pipeline::Pipeline) has
-/// an `Arc` of it. Limits hold for all workers together, and what one worker learns counts for all.
+/// What belongs to the director rather than to one of its workers. Each
+/// [`Pipeline`](crate::packet::pipeline::Pipeline) has an `Arc` of it. Limits hold for all workers
+/// together, and what one worker learns counts for all.
 ///
 /// | | shared by | taken by |
 /// |---|---|---|
@@ -22,8 +23,9 @@ use crate::packet::tunnel_path::TunnelPaths;
 /// | path MTUs of tunnels | a lock, each entry an atomic | the first packet of a worker to a server, ICMP errors about tunnel packets; later packets read the atomic |
 /// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
 ///
-/// So an established connection takes no lock. Packets that wait for a neighbour are each worker's own, because it sends
-/// them, in order, before those that come later; their limits are divided ([`Held::of_workers`](crate::packet::held::Held::of_workers)).
+/// So an established connection takes no lock. Packets that wait for a neighbour are each worker's
+/// own, because it sends them, in order, before those that come later; their limits are divided
+/// ([`Held::of_workers`](crate::packet::held::Held::of_workers)).
 #[derive(Debug)]
 pub struct Common {
     /// Fragments that wait for the rest.
@@ -63,8 +65,8 @@ impl Common {
         self
     }
 
-    /// `midnight`: how long after midnight, UTC, the clock of the packets' [`Instant`](lvs_core::Instant)s was at 0. For time
-    /// stamps in IPv4 options.
+    /// `midnight`: how long after midnight, UTC, the clock of the packets'
+    /// [`Instant`](lvs_core::Instant)s was at 0. For time stamps in IPv4 options.
     #[must_use]
     pub fn with_midnight(mut self, midnight: Duration) -> Self {
         self.midnight = midnight;

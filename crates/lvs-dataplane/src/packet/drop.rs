@@ -3,8 +3,8 @@
 use lvs_core::reasons;
 
 reasons! {
-    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its own reason is counted
-    /// in `lvs_core`.
+    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
+    /// own reason is counted in `lvs_core`.
     FrameDrop {
         /// The frame or packet is shorter than its headers say.
         Truncated => "truncated",
@@ -22,11 +22,13 @@ reasons! {
         IcmpShort => "icmp_short",
         /// The frame came on a port that is not known (any more).
         NoPort => "no_port",
-        /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64 KiB.
+        /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
+        /// KiB.
         BadFragment => "bad_fragment",
         /// A first fragment of IPv6 that ends before its headers do, where they are needed.
         TinyFragment => "tiny_fragment",
-        /// A fragment for which there was no room: too many datagrams wait for their other fragments.
+        /// A fragment for which there was no room: too many datagrams wait for their other
+        /// fragments.
         FragmentMemory => "fragment_memory",
         /// The director decided to drop it.
         Verdict => "verdict",
@@ -44,21 +46,23 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "short_header",
-        /// A SYN of a client that is not known, while SYNs took more than half of the time: their share was used up.
+        /// A SYN of a client that is not known, while SYNs took more than half of the time: their
+        /// share was used up.
         SynFlood => "syn_flood",
-        /// A mix of address families or a method that this version cannot send; with the backend tun also direct routing, and
-        /// connections of this host itself to servers behind NAT.
+        /// A mix of address families or a method that this version cannot send; with the backend
+        /// tun also direct routing, and connections of this host itself to servers behind NAT.
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts into one.
+        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts
+        /// into one.
         TinySegments => "tiny_segments",
         /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
         NestedTags => "nested_tags",
         /// No room in front of the packet for another header.
         NoRoom => "no_room",
-        /// From an address that no other host can have (one of this host's own, loopback, a group, an unspecified one), or
-        /// a translation to a loopback address.
+        /// From an address that no other host can have (one of this host's own, loopback, a group,
+        /// an unspecified one), or a translation to a loopback address.
         Martian => "martian",
         /// Its source is not routed back to where it came from (`--reverse-path`).
         ReversePath => "reverse_path",
@@ -66,9 +70,11 @@ reasons! {
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
         SourceRoute => "source_route",
-        /// An echo request to an address that the engine owns, and answers to them are switched off (`--echo drop`).
+        /// An echo request to an address that the engine owns, and answers to them are switched off
+        /// (`--echo drop`).
         EchoOff => "echo_off",
-        /// An echo request to an address that the engine owns, beyond what is answered in a second (`--echo-limit`).
+        /// An echo request to an address that the engine owns, beyond what is answered in a second
+        /// (`--echo-limit`).
         EchoLimit => "echo_limit",
         /// It would come straight back: the host routes this address to the engine.
         Loop => "loop",

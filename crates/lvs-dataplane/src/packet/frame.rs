@@ -1,4 +1,5 @@
-//! One frame in a buffer with room in front, and what is known of its unfinished checksums and segments.
+//! One frame in a buffer with room in front, and what is known of its unfinished checksums and
+//! segments.
 
 use std::fmt;
 use std::mem;
@@ -6,18 +7,20 @@ use std::ops::{Deref, DerefMut, Range};
 
 pub use crate::sys::{Arena, Lent};
 
-/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header, or a VLAN tag.
+/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header,
+/// or a VLAN tag.
 pub const HEADROOM: usize = 128;
 
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 
-/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`, offsets relative to the
-/// first byte of the frame).
+/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`,
+/// offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// The transport checksum field holds only the sum of the pseudo-header (not complemented); the sum from `start`
-    /// to the end of the frame is to be stored at `start + offset` (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
+    /// the sum from `start` to the end of the frame is to be stored at `start + offset`
+    /// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     pub checksum: Option<PartialChecksum>,
     /// The frame is an aggregate that is to be cut into segments.
     pub segments: Option<Segments>,
@@ -97,8 +100,8 @@ impl DerefMut for Storage {
     }
 }
 
-/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether its bytes are its own or
-/// a backend's.
+/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether
+/// its bytes are its own or a backend's.
 ///
 /// ```text
 ///  0          start                    end        capacity
@@ -163,7 +166,8 @@ impl Frame {
         }
     }
 
-    /// The slot that it was received in, if it is a backend's; where the frame lies in it is [`Self::place`].
+    /// The slot that it was received in, if it is a backend's; where the frame lies in it is
+    /// [`Self::place`].
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
             Storage::Lent(slot) => Some(slot),
@@ -183,7 +187,8 @@ impl Frame {
         mem::replace(self, Self::vacant())
     }
 
-    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that is not its own.
+    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that
+    /// is not its own.
     pub fn capacity(&self) -> usize {
         match &self.buf {
             Storage::Owned(bytes) => bytes.len().saturating_sub(HEADROOM),
@@ -227,8 +232,8 @@ impl Frame {
         self.buf.len() - self.end
     }
 
-    /// Grows the frame by `n` bytes at its front and gives them (their content is undefined); `None`, and nothing
-    /// changed, if there is no room. Offsets in `offload` are moved along.
+    /// Grows the frame by `n` bytes at its front and gives them (their content is undefined);
+    /// `None`, and nothing changed, if there is no room. Offsets in `offload` are moved along.
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
         self.start = self.start.checked_sub(n)?;
@@ -240,8 +245,9 @@ impl Frame {
         Some(&mut self.buf[self.start..self.start + n])
     }
 
-    /// Writes `header` in front of the frame, which stays as it is, and gives both; `None`, and nothing written, if there is no
-    /// room. What is in front of a frame has no meaning afterwards.
+    /// Writes `header` in front of the frame, which stays as it is, and gives both; `None`, and
+    /// nothing written, if there is no room. What is in front of a frame has no meaning
+    /// afterwards.
     #[inline]
     pub fn behind(&mut self, header: &[u8]) -> Option<&[u8]> {
         let start = self.start.checked_sub(header.len())?;
@@ -280,8 +286,8 @@ impl Frame {
         true
     }
 
-    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in front. Whatever is before the
-    /// place keeps its offset, the ones in `offload` included.
+    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in
+    /// front. Whatever is before the place keeps its offset, the ones in `offload` included.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
@@ -296,15 +302,16 @@ impl Frame {
         true
     }
 
-    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for it.
+    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for
+    /// it.
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());
         self.end = self.start;
         self.offload = Offload::default();
     }
 
-    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A frame that does not have
-    /// room for the longest one gets it.
+    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A
+    /// frame that does not have room for the longest one gets it.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
         if self.capacity() < MAX_FRAME {
             *self = Self::new();

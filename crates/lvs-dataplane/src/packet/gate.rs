@@ -1,15 +1,18 @@
 //! Who may open TCP connections while there is a flood of SYNs.
 //!
-//! A SYN is the most expensive packet that a stranger can send, and needs nothing to be sent but a forged source. As long as SYNs
-//! take less than half of a worker's time all pass: whatever honest clients send beside them takes more than that. Beyond, each of
-//! three kinds of clients has a share of the time, for which the others do not compete:
+//! A SYN is the most expensive packet that a stranger can send, and needs nothing to be sent but a
+//! forged source. As long as SYNs take less than half of a worker's time all pass: whatever honest
+//! clients send beside them takes more than that. Beyond, each of three kinds of clients has a
+//! share of the time, for which the others do not compete:
 //!
-//! * clients that have had a connection, with more than its handshake, within minutes (a forged source has had none);
+//! * clients that have had a connection, with more than its handshake, within minutes (a forged
+//!   source has had none);
 //! * SYNs that come again, as those of every honest client do after a second;
 //! * the rest.
 //!
-//! Within a kind, a share is shared out to networks of sources (/24 of IPv4, /48 of IPv6), so that the flood of one network leaves
-//! the others theirs. What is remembered has a fixed size, however many sources there are.
+//! Within a kind, a share is shared out to networks of sources (/24 of IPv4, /48 of IPv6), so that
+//! the flood of one network leaves the others theirs. What is remembered has a fixed size, however
+//! many sources there are.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +22,8 @@ use lvs_core::Instant;
 
 /// Beyond this share of the time, SYNs are sorted: one half.
 const CALM: u32 = 2;
-/// One in so many parts of the time for SYNs of known clients, for those that come again, for the rest.
+/// One in so many parts of the time for SYNs of known clients, for those that come again, for the
+/// rest.
 const SHARES: [u32; KINDS] = [3, 16, 16];
 /// Known clients, SYNs that come again, the rest.
 const KINDS: usize = 3;
@@ -37,9 +41,11 @@ pub(super) const KNOWN_AFTER: u32 = 3;
 
 /// Clients are known for once to twice this.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
-/// Bits for them, in each of two generations: a million clients are known with one of 16 others taken for known.
+/// Bits for them, in each of two generations: a million clients are known with one of 16 others
+/// taken for known.
 const KNOWN_BITS: usize = 1 << 23;
-/// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven seconds.
+/// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
+/// seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
 /// Bits for these: of a flood of 200,000 a second, one in 500 is taken for one that comes again.
 const SEEN_BITS: usize = 1 << 24;
@@ -119,7 +125,8 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// What is left over is for whoever comes, but not the half of the purse that is kept for those who have not had their quota.
+    /// What is left over is for whoever comes, but not the half of the purse that is kept for those
+    /// who have not had their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -141,7 +148,8 @@ impl Kind {
     }
 }
 
-/// Hashes that were there, in two generations: what comes is in the first, and with time only the last one's are forgotten.
+/// Hashes that were there, in two generations: what comes is in the first, and with time only the
+/// last one's are forgotten.
 #[derive(Debug)]
 struct Memory {
     generations: [Box<[u64]>; 2],
@@ -337,7 +345,8 @@ impl Gate {
     }
 }
 
-/// What stands for a client: an address of IPv4, or the network of an IPv6 host, which has 2^64 addresses.
+/// What stands for a client: an address of IPv4, or the network of an IPv6 host, which has 2^64
+/// addresses.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),

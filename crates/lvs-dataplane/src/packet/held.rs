@@ -1,4 +1,5 @@
-//! Packets that wait: for the link-layer address of their next hop, or until the host does not see their answers.
+//! Packets that wait: for the link-layer address of their next hop, or until the host does not see
+//! their answers.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -12,14 +13,15 @@ use crate::packet::frame::Frame;
 use crate::packet::intercept::LocalClient;
 use crate::packet::net::PortId;
 
-/// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen` default).
+/// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen`
+/// default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
 /// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
-/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one second apart, and says so; this
-/// is for those of which it never speaks again.
+/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one
+/// second apart, and says so; this is for those of which it never speaks again.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -66,7 +68,8 @@ impl Default for Held {
 }
 
 impl Held {
-    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among them.
+    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among
+    /// them.
     pub fn of_workers(workers: NonZeroUsize) -> Self {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
@@ -88,16 +91,17 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
 
-    /// Lets a packet of the host's own, translated and without link header, wait until its connection's answers are
-    /// intercepted; whether that should be asked for now.
+    /// Lets a packet of the host's own, translated and without link header, wait until its
+    /// connection's answers are intercepted; whether that should be asked for now.
     pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::LocalClient(client), frame, now)
     }
 
     fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
-            // All queues are bounded together: the newcomer loses, whoever has waited is served first. Its next hop is asked
-            // for all the same, or nobody would get there as long as others fill the queues.
+            // All queues are bounded together: the newcomer loses, whoever has waited is served
+            // first. Its next hop is asked for all the same, or nobody would get there
+            // as long as others fill the queues.
             self.dropped += 1;
             return self.asks(cause, now);
         }
@@ -153,7 +157,8 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Takes out the packets of local clients whose answers are intercepted by now, as `is_intercepted` says.
+    /// Takes out the packets of local clients whose answers are intercepted by now, as
+    /// `is_intercepted` says.
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,
@@ -187,7 +192,8 @@ impl Held {
         frames.into_iter().map(|(_, frame)| frame)
     }
 
-    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count as dropped.
+    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count
+    /// as dropped.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
         let lost: Vec<Frame> = self.take(port, addr).collect();
         self.dropped += lost.len() as u64;

@@ -20,7 +20,8 @@ const PEER_BURST: i64 = 6;
 /// How many errors may be sent, after the kernel's sysctls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is no limit.
+    /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is
+    /// no limit.
     pub per_receiver: Duration,
     /// Errors a second to all (`icmp_msgs_per_sec`).
     pub per_second: u32,
@@ -54,7 +55,8 @@ pub struct Bucket {
     cost: i64,
     /// Nanoseconds that are saved at most.
     full: i64,
-    /// The moment since which nothing was taken out, in nanoseconds: what lies between it and now is saved.
+    /// The moment since which nothing was taken out, in nanoseconds: what lies between it and now
+    /// is saved.
     since: AtomicI64,
 }
 
@@ -108,8 +110,8 @@ struct Peer {
     last: i64,
 }
 
-/// Token buckets of a director, which its workers share: one for all errors, one for each receiver (`icmp_global_allow`,
-/// `inet_peer_xrlim_allow`).
+/// Token buckets of a director, which its workers share: one for all errors, one for each receiver
+/// (`icmp_global_allow`, `inet_peer_xrlim_allow`).
 #[derive(Debug)]
 pub struct RateLimit {
     limits: Limits,
@@ -168,7 +170,8 @@ impl RateLimit {
             .unwrap_or_else(PoisonError::into_inner);
         let peer = &mut stripe[slot % STRIPE];
         let since = match *peer {
-            // A slot taken over keeps its debt while it is fresh, so that many addresses cannot refill it.
+            // A slot taken over keeps its debt while it is fresh, so that many addresses cannot
+            // refill it.
             Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
             _ => i64::MIN,
         };
@@ -247,7 +250,8 @@ mod tests {
         assert!(sent <= 50, "{sent}");
     }
 
-    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to all.
+    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to
+    /// all.
     #[test]
     fn a_flooded_receiver_takes_nothing_from_others() {
         let limit = RateLimit::new(Limits::default());

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-/// Numbers for the packets that the director makes, counted by receiver as a host does. Workers share them, so that no two
-/// packets to one receiver get the same number soon.
+/// Numbers for the packets that the director makes, counted by receiver as a host does. Workers
+/// share them, so that no two packets to one receiver get the same number soon.
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],
@@ -36,8 +36,8 @@ impl IpIds {
         counter.fetch_add(count, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// A number for the fragments of an IPv6 datagram: none comes twice in 2^32, and the next is not the next higher (RFC
-    /// 7739).
+    /// A number for the fragments of an IPv6 datagram: none comes twice in 2^32, and the next is
+    /// not the next higher (RFC 7739).
     pub fn next_fragments(&self) -> u32 {
         let before = self.fragments.fetch_add(1, Ordering::Relaxed);
         let mut id = before.wrapping_add(1);

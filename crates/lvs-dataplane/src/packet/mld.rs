@@ -1,5 +1,6 @@
-//! Multicast listener discovery for the IPv6 addresses that the engine owns (RFC 3810, RFC 2710): switches that watch it send
-//! neighbour solicitations only where somebody has said that he listens.
+//! Multicast listener discovery for the IPv6 addresses that the engine owns (RFC 3810, RFC 2710):
+//! switches that watch it send neighbour solicitations only where somebody has said that he
+//! listens.
 
 use std::net::Ipv6Addr;
 
@@ -68,7 +69,8 @@ pub enum MembershipChange {
     Left,
 }
 
-/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid one (RFC 3810 section 5.1.14).
+/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid one (RFC 3810
+/// section 5.1.14).
 pub fn parse(frame: &[u8]) -> Option<Query> {
     let ip = frame.get(ETHERNET_LEN..)?;
     let header = ip.get(..ipv6::HEADER_LEN)?;
@@ -120,7 +122,8 @@ pub fn reports(
     }
 }
 
-/// What a maximum response code stands for, in milliseconds (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
+/// What a maximum response code stands for, in milliseconds (RFC 3810 section 5.1.3, RFC 2710
+/// section 3.4).
 fn within_ms(code: u16, v1: bool) -> u32 {
     if v1 || code < 0x8000 {
         return code.into();
@@ -129,8 +132,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a link-local address, or
-/// unspecified where there is none yet.
+/// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a
+/// link-local address, or unspecified where there is none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,

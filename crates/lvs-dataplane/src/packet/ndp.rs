@@ -1,5 +1,5 @@
-//! Neighbour discovery for the IPv6 addresses that the engine owns (RFC 4861): answers, announcements, and the question who
-//! else has an address (RFC 4862 section 5.4).
+//! Neighbour discovery for the IPv6 addresses that the engine owns (RFC 4861): answers,
+//! announcements, and the question who else has an address (RFC 4862 section 5.4).
 
 use std::net::Ipv6Addr;
 
@@ -38,8 +38,8 @@ pub struct Ndp {
     pub mac: Mac,
 }
 
-/// Reads the message behind the Ethernet header of `frame`; `None` if it is no valid solicitation or advertisement (RFC 4861
-/// section 7.1).
+/// Reads the message behind the Ethernet header of `frame`; `None` if it is no valid solicitation
+/// or advertisement (RFC 4861 section 7.1).
 pub fn parse(frame: &[u8]) -> Option<Ndp> {
     let ip = frame.get(ETHERNET_LEN..)?;
     let header = ip.get(..ipv6::HEADER_LEN)?;
@@ -90,7 +90,8 @@ pub fn parse(frame: &[u8]) -> Option<Ndp> {
     })
 }
 
-/// The frame that tells whoever sent `solicitation` that `mac` has the address that it asks for; everybody, if it was a probe.
+/// The frame that tells whoever sent `solicitation` that `mac` has the address that it asks for;
+/// everybody, if it was a probe.
 pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     const SOLICITED: u8 = 0x40;
     if solicitation.src.is_unspecified() {

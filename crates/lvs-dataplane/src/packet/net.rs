@@ -1,19 +1,20 @@
-//! What the packet path knows of the network around it: ports, routes, neighbours, virtual addresses.
+//! What the packet path knows of the network around it: ports, routes, neighbours, virtual
+//! addresses.
 
 use std::net::IpAddr;
 
 use crate::packet::wire::Mac;
 
-/// An attachment to a network: an interface, or the TUN device that leads to the host. A small index that the engine
-/// gives out.
+/// An attachment to a network: an interface, or the TUN device that leads to the host. A small
+/// index that the engine gives out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
 impl PortId {
     /// The port that leads to the host.
     pub(crate) const HOST: Self = Self(0);
-    /// The port of the device that everything is routed through. It is the same device as the host's, but what is sent
-    /// here is forwarded, and what is sent there given back.
+    /// The port of the device that everything is routed through. It is the same device as the
+    /// host's, but what is sent here is forwarded, and what is sent there given back.
     pub(crate) const HOP: Self = Self(1);
 
     /// The index, for tables.
@@ -43,7 +44,8 @@ pub struct PortInfo {
 pub struct NextHop {
     /// The port to leave by.
     pub port: PortId,
-    /// Who takes the packet there: a gateway, or the destination itself where the route is on-link.
+    /// Who takes the packet there: a gateway, or the destination itself where the route is
+    /// on-link.
     pub addr: IpAddr,
     /// The longest packet on that way.
     pub mtu: u32,
@@ -67,17 +69,19 @@ pub trait Net {
     /// The port that leads to the host's own stack, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
-    /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones not).
+    /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones
+    /// not).
     fn is_local(&self, addr: IpAddr) -> bool;
 
-    /// Whether a packet from another host cannot have this source, because it is the host's own (`fib_validate_source`) or
-    /// the engine's. Called for each packet.
+    /// Whether a packet from another host cannot have this source, because it is the host's own
+    /// (`fib_validate_source`) or the engine's. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
 
-    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers of direct routing do not
-    /// pass a director that is the servers' gateway there. The engine lets them pass.
+    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers
+    /// of direct routing do not pass a director that is the servers' gateway there. The engine
+    /// lets them pass.
     fn forges_vips(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! From bytes to what the director decides by. The one place that checks the bounds of what came from the network.
+//! From bytes to what the director decides by. The one place that checks the bounds of what came
+//! from the network.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -53,7 +54,8 @@ pub struct Fragment {
     pub offset: usize,
     /// More follow.
     pub more: bool,
-    /// IPv6: where the byte is that announces the fragment header, which the datagram does not have.
+    /// IPv6: where the byte is that announces the fragment header, which the datagram does not
+    /// have.
     pub named_at: usize,
 }
 
@@ -68,8 +70,8 @@ pub enum Icmp {
     Short,
 }
 
-/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is an aggregate of segments,
-/// whose total length may be missing.
+/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is an
+/// aggregate of segments, whose total length may be missing.
 ///
 /// # Errors
 /// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).
@@ -129,11 +131,12 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     })
 }
 
-/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as [`ipv4()`].
+/// Reads the IPv6 header at the start of `bytes` and walks over its extension headers; otherwise as
+/// [`ipv4()`].
 ///
 /// # Errors
-/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does not end is
-/// [`FrameDrop::IpHeaderLength`].
+/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does
+/// not end is [`FrameDrop::IpHeaderLength`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
         return Err(FrameDrop::Truncated);
@@ -222,8 +225,8 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a packet by itself: with what is behind all of its extension
-    /// headers.
+    /// This first fragment of IPv6, whose bytes are `ip`, as a packet by itself: with what is
+    /// behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
         if let Some(bytes) = ip.get(..self.len)
@@ -291,7 +294,8 @@ impl Packet {
             return Icmp::Short;
         };
         let kind = header[icmp::field::TYPE];
-        // What IPVS relates to a connection: destination unreachable, source quench, time exceeded; ICMPv6: every error.
+        // What IPVS relates to a connection: destination unreachable, source quench, time exceeded;
+        // ICMPv6: every error.
         let (related, pseudo) = if self.is_ipv6() {
             let pseudo = Sum::ZERO.pseudo(self.src, self.dst, Protocol::ICMPV6.0, message.len());
             (kind < 128, pseudo)
@@ -317,8 +321,8 @@ impl Packet {
     }
 }
 
-/// The packet inside an ICMP error: its fixed header must be whole, and it must not be a later fragment. Options that are cut
-/// short only mean that there are no ports.
+/// The packet inside an ICMP error: its fixed header must be whole, and it must not be a later
+/// fragment. Options that are cut short only mean that there are no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);
@@ -363,7 +367,8 @@ fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
     Some((tuple, ports.is_some()))
 }
 
-/// The first chunk, and whether the one behind a cookie is an ABORT (`set_sctp_state` looks at both).
+/// The first chunk, and whether the one behind a cookie is an ABORT (`set_sctp_state` looks at
+/// both).
 fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
     const COOKIE_ECHO: u8 = 10;
     const COOKIE_ACK: u8 = 11;

@@ -1,4 +1,5 @@
-//! What a network device does for others, in software: finishing checksums and cutting aggregates into segments.
+//! What a network device does for others, in software: finishing checksums and cutting aggregates
+//! into segments.
 
 use crate::packet::drop::FrameDrop;
 use crate::packet::frame::{Frame, SegmentKind};
@@ -6,13 +7,14 @@ use crate::packet::parse::Packet;
 use crate::packet::wire::checksum::Sum;
 use crate::packet::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
 
-/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4 link carries less than
-/// 68 bytes, RFC 791 section 3.2).
+/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4
+/// link carries less than 68 bytes, RFC 791 section 3.2).
 const TCP_LEAST: usize = 48;
 /// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's becomes so many at most.
-/// 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones repeats them one by one, and they pass.
+/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's
+/// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
+/// repeats them one by one, and they pass.
 const CUT_MOST: usize = 512;
 /// The same for smaller ones: a few of them harm nobody.
 const TINY_MOST: usize = 64;
@@ -43,8 +45,8 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     Ok(())
 }
 
-/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the packet, an aggregate of
-/// the packet's own protocol. A guest on a virtual link can say anything.
+/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the
+/// packet, an aggregate of the packet's own protocol. A guest on a virtual link can say anything.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -73,11 +75,12 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be fragmented (UFO).
+    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be
+    /// fragmented (UFO).
     ///
     /// # Errors
-    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it would become more
-    /// packets than any host means by it.
+    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it
+    /// would become more packets than any host means by it.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -129,7 +132,8 @@ impl Cut {
         }
     }
 
-    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked for.
+    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked
+    /// for.
     ///
     /// # Errors
     /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
@@ -284,7 +288,8 @@ mod tests {
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
-            // Time stamps take their room of the smallest segment; with all options, 8 bytes are left.
+            // Time stamps take their room of the smallest segment; with all options, 8 bytes are
+            // left.
             (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
             (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
             (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),

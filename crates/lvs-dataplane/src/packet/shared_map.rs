@@ -1,9 +1,10 @@
 //! Hash maps whose copies share what has not changed since.
 //!
-//! The keeper publishes what it knows with each change, and a packet worker reads the last publication while the keeper goes
-//! on. A plain map would be copied whole for one entry. This one lies in parts: a copy costs one pointer, and the first
-//! change of a part after it copies that part, so that an addition costs about the same with ten entries and with forty
-//! thousand. A look-up hashes twice; the packet path remembers its answers where that counts.
+//! The keeper publishes what it knows with each change, and a packet worker reads the last
+//! publication while the keeper goes on. A plain map would be copied whole for one entry. This one
+//! lies in parts: a copy costs one pointer, and the first change of a part after it copies that
+//! part, so that an addition costs about the same with ten entries and with forty thousand. A
+//! look-up hashes twice; the packet path remembers its answers where that counts.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, hash_map};
@@ -11,7 +12,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
 
-/// Parts of a map. With 40,000 entries, 160 are copied for the first change of a part, and 256 pointers.
+/// Parts of a map. With 40,000 entries, 160 are copied for the first change of a part, and 256
+/// pointers.
 const PARTS: usize = 256;
 
 type Part<K, V> = Arc<HashMap<K, V, RandomState>>;

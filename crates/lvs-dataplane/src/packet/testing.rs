@@ -1,5 +1,5 @@
-//! A network in tables, for whoever runs the packet path in memory: tests, fuzzing, replay of recordings. Not part of the
-//! programs (feature `testing`).
+//! A network in tables, for whoever runs the packet path in memory: tests, fuzzing, replay of
+//! recordings. Not part of the programs (feature `testing`).
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -23,7 +23,8 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
 pub struct Route {
     /// The prefix.
     pub to: Prefix,
-    /// The port, the gateway if there is one, and the address that the host has there; `None` if it cannot be reached.
+    /// The port, the gateway if there is one, and the address that the host has there; `None` if
+    /// it cannot be reached.
     pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
 }
 

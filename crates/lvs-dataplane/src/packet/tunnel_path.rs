@@ -1,5 +1,6 @@
-//! What routers on the way to tunnelled servers complain about (`ipvs`' handling of ICMP errors about its own tunnel
-//! packets): the path MTU is learned, and the client is told in terms of the packet that it sent.
+//! What routers on the way to tunnelled servers complain about (`ipvs`' handling of ICMP errors
+//! about its own tunnel packets): the path MTU is learned, and the client is told in terms of the
+//! packet that it sent.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -38,9 +39,9 @@ impl From<Tunnel> for Kind {
     }
 }
 
-/// What was learned of the way to a server. One word, so that workers read and write it without a lock: the MTU in the lowest
-/// 16 bits, then a bit that says whether a packet has been sent since, then the moment that it holds until, in milliseconds.
-/// 0 is nothing.
+/// What was learned of the way to a server. One word, so that workers read and write it without a
+/// lock: the MTU in the lowest 16 bits, then a bit that says whether a packet has been sent since,
+/// then the moment that it holds until, in milliseconds. 0 is nothing.
 #[derive(Debug, Default)]
 struct Path(AtomicU64);
 
@@ -91,7 +92,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired. As much as the route's MTU says nothing new, but is learned all the same.
+        // It does not grow before it has expired. As much as the route's MTU says nothing new, but
+        // is learned all the same.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -111,12 +113,13 @@ fn millis(now: Instant) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
-/// Servers that packets were tunnelled to, and what was learned of the ways: of all workers of a director.
+/// Servers that packets were tunnelled to, and what was learned of the ways: of all workers of a
+/// director.
 #[derive(Debug, Default)]
 pub struct TunnelPaths(Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>);
 
-/// The same as one worker sees it: no lock is taken for a server that it knows. What another worker learns counts at once.
-/// `None`: there was no room to remember the server.
+/// The same as one worker sees it: no lock is taken for a server that it knows. What another worker
+/// learns counts at once. `None`: there was no room to remember the server.
 #[derive(Debug, Default)]
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 
@@ -169,8 +172,9 @@ impl TunnelPaths {
         paths.get(&key).cloned()
     }
 
-    /// Reads `message`, an ICMP error with a right checksum that is addressed to the director. `mtu` gives the MTU of the
-    /// route to a server. `None` if it is not about a tunnel packet of ours, or if the client need not be told.
+    /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
+    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet
+    /// of ours, or if the client need not be told.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -230,8 +234,9 @@ impl TunnelPaths {
         })
     }
 
-    /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director: what is too big for the way
-    /// to a server is learned. The next packet that does not fit is answered.
+    /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director:
+    /// what is too big for the way to a server is learned. The next packet that does not fit is
+    /// answered.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {
@@ -262,8 +267,8 @@ fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }
 
-/// The tunnel whose path the host itself learns of, by the 8 bytes behind an outer IPv4 header that every error quotes
-/// (`gre_err`, `__udp4_lib_err`).
+/// The tunnel whose path the host itself learns of, by the 8 bytes behind an outer IPv4 header that
+/// every error quotes (`gre_err`, `__udp4_lib_err`).
 fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     if payload.len() < 8 {
         return None;
@@ -275,8 +280,9 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     }
 }
 
-/// What tunnel the packet behind an outer IPv4 header of `protocol` came by, and the length of what comes before the inner
-/// packet of IPv4. `None` for all that IPVS does not send (`ipvs_gre_decap`, `ipvs_udp_decap`).
+/// What tunnel the packet behind an outer IPv4 header of `protocol` came by, and the length of what
+/// comes before the inner packet of IPv4. `None` for all that IPVS does not send (`ipvs_gre_decap`,
+/// `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     const GRE_CHECKSUM: u16 = 0x8000;
     match protocol {

@@ -1,5 +1,6 @@
-//! The ways of a connection's packets, both of them, where nothing about a packet itself could change them: what the packet
-//! path would do with each, told beforehand for whoever forwards them in its place.
+//! The ways of a connection's packets, both of them, where nothing about a packet itself could
+//! change them: what the packet path would do with each, told beforehand for whoever forwards them
+//! in its place.
 
 use lvs_core::{Forwarding, Offer};
 
@@ -30,8 +31,9 @@ pub struct Ways {
 }
 
 impl Ways {
-    /// Those of a connection; `None` if the packet path would do anything else with its packets than send them there: they
-    /// are this host's own, cannot be believed, have no route, or their neighbour is not known.
+    /// Those of a connection; `None` if the packet path would do anything else with its packets
+    /// than send them there: they are this host's own, cannot be believed, have no route, or
+    /// their neighbour is not known.
     pub fn of<N: Net>(offer: &Offer, net: &N) -> Option<Self> {
         let (client, virt, server) = (offer.client.ip(), offer.virt.ip(), offer.server.ip());
         let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);

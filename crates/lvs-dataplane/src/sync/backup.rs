@@ -1,4 +1,5 @@
-//! The backup's thread: receives, reads, and gives what it has read to the packet workers in portions.
+//! The backup's thread: receives, reads, and gives what it has read to the packet workers in
+//! portions.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;

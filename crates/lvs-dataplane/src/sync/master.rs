@@ -15,7 +15,8 @@ use crate::sys::{Poller, wait_writable};
 
 /// Between two looks at the interface, and at messages of no packet worker's.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long one message may wait for room in the socket before it is looked whether the master is to stop.
+/// How long one message may wait for room in the socket before it is looked whether the master is
+/// to stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Sends until it is told to stop, and then what there is left.

@@ -1,13 +1,15 @@
-//! The synchronisation daemons: connections go to other directors, and come from them, as UDP datagrams of a multicast group
-//! at one interface. What is sent when, and what becomes of it, [`lvs_core::sync`] says; here are sockets and threads.
+//! The synchronisation daemons: connections go to other directors, and come from them, as UDP
+//! datagrams of a multicast group at one interface. What is sent when, and what becomes of it,
+//! [`lvs_core::sync`] says; here are sockets and threads.
 //!
 //! ```text
 //! lvs-worker-N ─ full messages ─▶ Outbox, bounded ─▶ lvs-sync-master ─▶ sockets to port, port + 1 ...
 //! sockets at port, port + 1 ... ─▶ lvs-sync-backup ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
-//! No packet worker waits: what the outbox has no room for is lost and counted, and the backup gives out the next portion
-//! when one before it is done. What comes meanwhile waits in the sockets' buffers.
+//! No packet worker waits: what the outbox has no room for is lost and counted, and the backup
+//! gives out the next portion when one before it is done. What comes meanwhile waits in the
+//! sockets' buffers.
 
 mod backup;
 mod counts;
@@ -39,7 +41,8 @@ pub(crate) trait Director: Send + Sync {
     /// Messages that are due and come from no packet worker.
     fn messages(&self) -> Vec<Message>;
 
-    /// Gives connections to the packet workers that they belong to. The ticket is held until it is done.
+    /// Gives connections to the packet workers that they belong to. The ticket is held until it is
+    /// done.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
@@ -105,8 +108,8 @@ impl Daemons {
         let _ = self.director.set(director);
     }
 
-    /// Opens the sockets of a daemon and makes its thread, which waits. `ports` is `sync_ports` as it is when the first
-    /// daemon starts; `sock_size` is `sync_sock_size`.
+    /// Opens the sockets of a daemon and makes its thread, which waits. `ports` is `sync_ports` as
+    /// it is when the first daemon starts; `sock_size` is `sync_sock_size`.
     ///
     /// # Errors
     /// As the kernel would refuse to start it.
@@ -168,8 +171,8 @@ impl Daemons {
         })
     }
 
-    /// Has those run that are `wanted`, which run already or were prepared, and no others. When it returns, those that
-    /// are to stop have.
+    /// Has those run that are `wanted`, which run already or were prepared, and no others. When it
+    /// returns, those that are to stop have.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = self.running();
         // One that is stopped and started again may have other ports and buffers.

@@ -57,7 +57,8 @@ impl Sockets {
         this.open = this.all(this.index).map_err(refused)?;
         this.lost = vec![0; this.open.len()];
         if daemon.role == SyncRole::Master {
-            // An interface that is down is found out here, as by the kernel, and not with the first message.
+            // An interface that is down is found out here, as by the kernel, and not with the first
+            // message.
             let probe = this.one(this.index, 0).map_err(refused)?;
             probe.connect(this.target(0)).map_err(refused)?;
         }
@@ -119,8 +120,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Follows an interface that goes and comes back: what is bound to the one that is gone hears nothing any more. And
-    /// counts what has been lost. To be called now and then.
+    /// Follows an interface that goes and comes back: what is bound to the one that is gone hears
+    /// nothing any more. And counts what has been lost. To be called now and then.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup

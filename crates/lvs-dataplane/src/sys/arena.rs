@@ -9,12 +9,14 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A mapping that is cut into slots of one size. A slot is lent once at a time and comes back by itself, when the [`Lent`] is
-/// dropped, by whichever thread; the backend then lends it again, or hands it to the kernel. Nothing is queued for that: each
-/// slot has a flag, and a ring's owner asks for its slots in order.
+/// A mapping that is cut into slots of one size. A slot is lent once at a time and comes back by
+/// itself, when the [`Lent`] is dropped, by whichever thread; the backend then lends it again, or
+/// hands it to the kernel. Nothing is queued for that: each slot has a flag, and a ring's owner
+/// asks for its slots in order.
 ///
-/// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins with a word that says whose
-/// it is: it takes the place of the flag, and a slot that comes back is the kernel's.
+/// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins
+/// with a word that says whose it is: it takes the place of the flag, and a slot that comes back is
+/// the kernel's.
 pub struct Arena {
     memory: NonNull<u8>,
     slots: usize,
@@ -26,20 +28,24 @@ pub struct Arena {
 enum Owners {
     /// A flag for each.
     Flags(Box<[AtomicBool]>),
-    /// The first word of each: the kernel's if it is 0. The first bytes of a slot, so many, are never lent.
+    /// The first word of each: the kernel's if it is 0. The first bytes of a slot, so many, are
+    /// never lent.
     Words(usize),
 }
 
-// SAFETY: the pointer is to a mapping that this value owns until it is dropped; nothing in it belongs to a thread.
+// SAFETY: the pointer is to a mapping that this value owns until it is dropped; nothing in it
+// belongs to a thread.
 unsafe impl Send for Arena {}
-// SAFETY: a shared reference gives no access to the memory except by `lend`, which gives each slot to one owner at a time.
+// SAFETY: a shared reference gives no access to the memory except by `lend`, which gives each slot
+// to one owner at a time.
 unsafe impl Sync for Arena {}
 
 impl Arena {
     /// `slots` slots of `slot_len` bytes, all zero.
     ///
     /// # Errors
-    /// What `mmap` says; `InvalidInput` for no slots, empty ones, or more than there is address space for.
+    /// What `mmap` says; `InvalidInput` for no slots, empty ones, or more than there is address
+    /// space for.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = map(slots, slot_len, anonymous, -1)?;
@@ -52,7 +58,8 @@ impl Arena {
         }))
     }
 
-    /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that says whose it is.
+    /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that
+    /// says whose it is.
     ///
     /// # Errors
     /// What `mmap` says.
@@ -72,7 +79,8 @@ impl Arena {
         }))
     }
 
-    /// Lends a slot; `None` if it is lent already, or there is none of that number, or the kernel has a part in it.
+    /// Lends a slot; `None` if it is lent already, or there is none of that number, or the kernel
+    /// has a part in it.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
         let Owners::Flags(flags) = &self.owners else {
             return None;
@@ -89,7 +97,8 @@ impl Arena {
         })
     }
 
-    /// Lends a slot of a ring, whose word the caller has seen to be ours, and has changed so that this is not seen again.
+    /// Lends a slot of a ring, whose word the caller has seen to be ours, and has changed so that
+    /// this is not seen again.
     ///
     /// # Safety
     /// The slot is neither the kernel's nor lent already, and its word is not 0.
@@ -113,11 +122,13 @@ impl Arena {
     /// If there is none of that number.
     pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
         assert!(slot < self.slots, "a slot lies within its arena");
-        // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose length fits an isize.
+        // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose
+        // length fits an isize.
         unsafe { self.memory.add(slot * self.slot_len) }
     }
 
-    /// Asks the processor for the line of the cache at `offset` of a slot, to be changed. It may do so or not.
+    /// Asks the processor for the line of the cache at `offset` of a slot, to be changed. It may do
+    /// so or not.
     #[inline]
     pub(super) fn prefetch(&self, slot: usize, offset: usize) {
         if slot < self.slots && offset < self.slot_len {
@@ -152,8 +163,9 @@ impl Arena {
             matches!(self.owners, Owners::Words(_)),
             "the slots of a ring begin with a word"
         );
-        // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples of four bytes in it, and
-        // are longer than the word; whoever has a slot has no reference to it, and the kernel's accesses are atomic too.
+        // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples
+        // of four bytes in it, and are longer than the word; whoever has a slot has no
+        // reference to it, and the kernel's accesses are atomic too.
         unsafe { AtomicU32::from_ptr(self.start(slot).as_ptr().cast()) }
     }
 }
@@ -164,7 +176,8 @@ fn prefetch(line: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        // SAFETY: every x86-64 processor has the instruction, which faults at no address and changes nothing.
+        // SAFETY: every x86-64 processor has the instruction, which faults at no address and
+        // changes nothing.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
     }
     #[cfg(target_arch = "aarch64")]
@@ -198,7 +211,8 @@ fn map(
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, of that length; every `Lent` keeps the arena alive, so there is none.
+        // SAFETY: this is the mapping that `map` made, of that length; every `Lent` keeps the arena
+        // alive, so there is none.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.slots * self.slot_len) };
     }
 }
@@ -221,7 +235,8 @@ pub struct Lent {
     arena: Arc<Arena>,
 }
 
-// SAFETY: it is the only access to its slot, and the arena that it keeps alive belongs to no thread.
+// SAFETY: it is the only access to its slot, and the arena that it keeps alive belongs to no
+// thread.
 unsafe impl Send for Lent {}
 // SAFETY: a shared reference gives shared access to the bytes alone.
 unsafe impl Sync for Lent {}
@@ -243,8 +258,9 @@ impl Deref for Lent {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and its flag or word says that
-        // it is lent, so this value is its only owner, of which there is a shared reference.
+        // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and
+        // its flag or word says that it is lent, so this value is its only owner, of which
+        // there is a shared reference.
         unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }

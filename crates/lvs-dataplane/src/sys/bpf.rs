@@ -1,7 +1,9 @@
-//! BPF by its system call: maps that this process maps as well, programs, and where they are attached and pinned.
+//! BPF by its system call: maps that this process maps as well, programs, and where they are
+//! attached and pinned.
 //!
-//! A loader crate would do the same calls; what it brings beside them (relocation against the kernel's types, maps described
-//! in BTF) is of no use here, because the programs read packets and our own maps only.
+//! A loader crate would do the same calls; what it brings beside them (relocation against the
+//! kernel's types, maps described in BTF) is of no use here, because the programs read packets and
+//! our own maps only.
 
 use std::ffi::CString;
 use std::io;
@@ -61,7 +63,8 @@ struct LoadProgram {
     attach_type: u32,
 }
 
-/// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to see.
+/// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to
+/// see.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -174,8 +177,8 @@ const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
 const BPF_F_BEFORE: u32 = 1 << 3;
-/// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and the kernel looks whether that
-/// still holds afterwards (Linux 6.16).
+/// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
+/// the kernel looks whether that still holds afterwards (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Bytes of what the verifier may say.
 const LOG: usize = 1 << 20;
@@ -198,18 +201,21 @@ pub struct Program {
     kind: ProgramKind,
 }
 
-/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or with the process.
+/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or
+/// with the process.
 #[derive(Debug)]
 pub struct TcLink {
     fd: OwnedFd,
 }
 
 impl Program {
-    /// Has the kernel check and take a program. `name`: what tools show, at most 15 letters, digits and `_`.
+    /// Has the kernel check and take a program. `name`: what tools show, at most 15 letters, digits
+    /// and `_`.
     ///
     /// # Errors
-    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; what the verifier has against
-    /// it, with the end of its log; `Unsupported` or `InvalidInput` from kernels that lack something.
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; what
+    /// the verifier has against it, with the end of its log; `Unsupported` or `InvalidInput`
+    /// from kernels that lack something.
     pub fn load(kind: ProgramKind, name: &str, instructions: &[Instruction]) -> io::Result<Self> {
         let license = c"Dual MIT/GPL";
         let mut request = LoadProgram {
@@ -242,14 +248,16 @@ impl Program {
         request.log_level = 1;
         request.log_size = u32::try_from(log.len()).unwrap_or(0);
         request.log = log.as_mut_ptr().expose_provenance() as u64;
-        // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this function's.
+        // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this
+        // function's.
         let again = unsafe { descriptor(BPF_PROG_LOAD, &mut request) };
         again
             .map(|fd| Self { fd, kind })
             .map_err(|_| with_log(error, &log))
     }
 
-    /// Puts the program at the ingress or egress of an interface, before all that is there: BPF programs, and `tc` filters.
+    /// Puts the program at the ingress or egress of an interface, before all that is there: BPF
+    /// programs, and `tc` filters.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
@@ -289,7 +297,8 @@ impl Program {
         Ok(info.id)
     }
 
-    /// Whether the program of number `id` is the first one at that place of an interface: others may keep frames from it.
+    /// Whether the program of number `id` is the first one at that place of an interface: others
+    /// may keep frames from it.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel does not say.
@@ -319,9 +328,10 @@ impl Program {
         Ok(ids[0] == id)
     }
 
-    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An aggregate has segments of
-    /// `segment` bytes; else that is 0. With `summed`, the card has made a sum of the whole packet, and the program has to keep
-    /// it right: else the error is `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`.
+    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
+    /// aggregate has segments of `segment` bytes; else that is 0. With `summed`, the card has
+    /// made a sum of the whole packet, and the program has to keep it right: else the error is
+    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`.
     ///
     /// # Errors
     /// What the kernel has against it.
@@ -449,8 +459,8 @@ impl SharedArray {
     }
 
     fn map(fd: OwnedFd, words: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping of a descriptor that is open touches no memory that exists; the kernel refuses one that is
-        // longer than the array.
+        // SAFETY: a new mapping of a descriptor that is open touches no memory that exists; the
+        // kernel refuses one that is longer than the array.
         let memory = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -470,7 +480,8 @@ impl SharedArray {
 
     /// Its words.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is so long, begins at a page, and is used as atomics only, here and in the kernel.
+        // SAFETY: the mapping is so long, begins at a page, and is used as atomics only, here and
+        // in the kernel.
         unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
     }
 
@@ -633,14 +644,15 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     super::check(done).map(drop)
 }
 
-/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide slots, their tags, and the
-/// overflow, which none reads.
+/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
+/// slots, their tags, and the overflow, which none reads.
 ///
 /// # Errors
 /// If the arrays are shorter than `layout` says.
 pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
     let regions = arrays.each_ref().map(|array| {
-        // SAFETY: as in `words`; the memory holds the array for as long as it exists (`Memory::hold`).
+        // SAFETY: as in `words`; the memory holds the array for as long as it exists
+        // (`Memory::hold`).
         let words = unsafe {
             slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
         };
@@ -650,9 +662,11 @@ pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result
     Ok(memory.hold(Arc::new(arrays)))
 }
 
-/// Whether this process is root outside of containers: if BPF is refused all the same, that is worth a word. Tests ask.
+/// Whether this process is root outside of containers: if BPF is refused all the same, that is
+/// worth a word. Tests ask.
 pub fn is_root_of_all() -> bool {
-    // bpf(2) is for whoever has capabilities in the first user namespace, whose map of users is this.
+    // bpf(2) is for whoever has capabilities in the first user namespace, whose map of users is
+    // this.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let fields: Vec<&str> = all.split_ascii_whitespace().collect();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -768,9 +782,9 @@ unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<Ow
 /// `bpf(2)`.
 ///
 /// # Safety
-/// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every address in it is null, or
-/// that of memory that lives until after the call, is as long as the request says, and, where the kernel writes to it, nobody
-/// else looks at.
+/// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every
+/// address in it is null, or that of memory that lives until after the call, is as long as the
+/// request says, and, where the kernel writes to it, nobody else looks at.
 unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
     let request = ptr::from_mut(request);
     // SAFETY: pointer and length describe the request; the caller answers for what it points to.

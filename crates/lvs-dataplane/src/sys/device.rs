@@ -58,7 +58,8 @@ pub fn set_up(name: &str) -> io::Result<()> {
 
 /// An ifreq with a name and zeros.
 pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: ifreq is made of integers, arrays of them, and pointers that may be null: all zeros is a value.
+    // SAFETY: ifreq is made of integers, arrays of them, and pointers that may be null: all zeros
+    // is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() >= request.ifr_name.len() || bytes.contains(&0) {

@@ -1,7 +1,8 @@
 //! Everything that needs `unsafe`: thin, typed wrappers over system calls.
 //!
-//! Nothing here decides anything; each wrapper owns its descriptors and buffers, so that the modules above it are safe
-//! code. Knowledge of protocols (virtio headers, VLAN tags, netlink messages) lives with its users.
+//! Nothing here decides anything; each wrapper owns its descriptors and buffers, so that the
+//! modules above it are safe code. Knowledge of protocols (virtio headers, VLAN tags, netlink
+//! messages) lives with its users.
 #![allow(unsafe_code)]
 
 mod arena;
@@ -97,13 +98,15 @@ pub fn current_network() -> io::Result<OwnedFd> {
 /// # Errors
 /// Without `CAP_SYS_ADMIN`, or if the descriptor is not a network namespace.
 pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open during the call; CLONE_NEWNET concerns the calling thread only.
+    // SAFETY: the descriptor is open during the call; CLONE_NEWNET concerns the calling thread
+    // only.
     check(unsafe { libc::setns(netns.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })?;
     Ok(())
 }
 
-/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process may, else up to it.
-/// Returns what it became (the kernel counts its own overhead in, and reports about twice the request).
+/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process
+/// may, else up to it. Returns what it became (the kernel counts its own overhead in, and reports
+/// about twice the request).
 ///
 /// # Errors
 /// If the descriptor is not a socket.
@@ -177,7 +180,8 @@ fn set_option<T: Copy>(
     Ok(())
 }
 
-/// Reads an option into `value`, which must be of a type that is valid for any bytes (integers and structs of them).
+/// Reads an option into `value`, which must be of a type that is valid for any bytes (integers and
+/// structs of them).
 fn get_option<T: Plain>(
     fd: libc::c_int,
     level: libc::c_int,
@@ -185,7 +189,8 @@ fn get_option<T: Plain>(
     mut value: T,
 ) -> io::Result<T> {
     let mut len = socklen::<T>();
-    // SAFETY: pointer and length describe `value`; any bytes are a valid `T` (the contract of `Plain`).
+    // SAFETY: pointer and length describe `value`; any bytes are a valid `T` (the contract of
+    // `Plain`).
     check(unsafe {
         libc::getsockopt(
             fd,

@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option, socklen};
 
-/// Numbers of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and which of them counts what was lost.
+/// Numbers of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and which of them counts what
+/// was lost.
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 
@@ -55,8 +56,8 @@ fn number(index: u32) -> io::Result<libc::c_int> {
     libc::c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::NotFound))
 }
 
-/// A socket that sends to multicast groups at an interface, with this time to live, and hears nothing of it itself. What is
-/// too long for the interface is fragmented.
+/// A socket that sends to multicast groups at an interface, with this time to live, and hears
+/// nothing of it itself. What is too long for the interface is fragmented.
 ///
 /// # Errors
 /// If there is no such interface, or no right to bind to it.
@@ -90,8 +91,8 @@ pub fn multicast_sender(
     Ok(socket)
 }
 
-/// A socket that receives what other hosts send to `group` at an interface, and nothing else: this host's own users may send
-/// there too, and are not heard.
+/// A socket that receives what other hosts send to `group` at an interface, and nothing else: this
+/// host's own users may send there too, and are not heard.
 ///
 /// # Errors
 /// If there is no such interface, no right to bind to it, or somebody has the port for himself.

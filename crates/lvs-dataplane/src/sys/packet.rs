@@ -86,7 +86,8 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Returns 1 for what begins a TCP connection, and 0 for everything else: which of two sockets a frame is for.
+/// Returns 1 for what begins a TCP connection, and 0 for everything else: which of two sockets a
+/// frame is for.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
     op(IF_EQUAL, 0, 10, 0x0800),
@@ -156,7 +157,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Has the interface receive frames for a group (`member`), or no longer. The kernel counts how often it was asked to.
+    /// Has the interface receive frames for a group (`member`), or no longer. The kernel counts how
+    /// often it was asked to.
     ///
     /// # Errors
     /// If there is no such interface.
@@ -178,7 +180,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &request)
     }
 
-    /// Receives only frames that came with a VLAN tag from now on; to be called before [`Self::bind`].
+    /// Receives only frames that came with a VLAN tag from now on; to be called before
+    /// [`Self::bind`].
     ///
     /// # Errors
     /// None that is known.
@@ -191,7 +194,8 @@ impl PacketSocket {
         ])
     }
 
-    /// Receives no frames that this host sends, and none with this mark, from now on; to be called before [`Self::bind`].
+    /// Receives no frames that this host sends, and none with this mark, from now on; to be called
+    /// before [`Self::bind`].
     ///
     /// # Errors
     /// None that is known.
@@ -230,12 +234,13 @@ impl PacketSocket {
         set_program(self.fd.as_raw_fd(), level, option, program)
     }
 
-    /// Shares what comes in on the interface that both are bound to with `other`, which receives what begins a TCP connection
-    /// from now on, and this socket everything else. Frames that this host sends are still for neither.
+    /// Shares what comes in on the interface that both are bound to with `other`, which receives
+    /// what begins a TCP connection from now on, and this socket everything else. Frames that
+    /// this host sends are still for neither.
     ///
     /// # Errors
-    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down. Then this socket goes on to
-    /// receive everything, and `other` may receive everything too.
+    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
+    /// Then this socket goes on to receive everything, and `other` may receive everything too.
     pub fn share_with(&self, other: &Self) -> io::Result<()> {
         let fanout = |id: u32, flags: u32| {
             let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | flags;
@@ -252,7 +257,8 @@ impl PacketSocket {
         self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &BEGINS_TCP)
     }
 
-    /// Receives only what a program in the kernel lets pass from now on; to be called before [`Self::bind`].
+    /// Receives only what a program in the kernel lets pass from now on; to be called before
+    /// [`Self::bind`].
     ///
     /// # Errors
     /// If the program is no socket filter.
@@ -307,7 +313,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Sends one frame on an interface, which the socket need not be bound to. Without `PACKET_VNET_HDR` only.
+    /// Sends one frame on an interface, which the socket need not be bound to. Without
+    /// `PACKET_VNET_HDR` only.
     ///
     /// # Errors
     /// If the interface is gone or down, or has no room.
@@ -322,7 +329,8 @@ impl PacketSocket {
             sll_halen: 0,
             sll_addr: [0; 8],
         };
-        // SAFETY: two pointers with their lengths, to the frame and to `address`, which the kernel only reads.
+        // SAFETY: two pointers with their lengths, to the frame and to `address`, which the kernel
+        // only reads.
         check_len(unsafe {
             libc::sendto(
                 self.fd.as_raw_fd(),
@@ -398,7 +406,8 @@ impl AsFd for PacketSocket {
 /// What the kernel says of a frame beside its bytes (`tpacket_auxdata`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxdata {
-    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control information.
+    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
+    /// information.
     pub vlan: Option<(u16, u16)>,
     /// Length of the frame, even if it did not fit into the buffer.
     pub len: u32,
@@ -417,8 +426,8 @@ pub struct MessageBatch {
     control: Box<[Control]>,
 }
 
-// SAFETY: the raw pointers are written from live references at the start of each call and are read by the kernel in
-// that call only; between calls nothing reads them.
+// SAFETY: the raw pointers are written from live references at the start of each call and are read
+// by the kernel in that call only; between calls nothing reads them.
 unsafe impl Send for MessageBatch {}
 
 impl MessageBatch {
@@ -438,8 +447,8 @@ impl MessageBatch {
         }
     }
 
-    /// Receives at most one message into each of `buffers` (as many as there is room for) and returns how many came.
-    /// [`Self::received`] tells about each.
+    /// Receives at most one message into each of `buffers` (as many as there is room for) and
+    /// returns how many came. [`Self::received`] tells about each.
     ///
     /// # Errors
     /// `WouldBlock` if none is waiting; what is wrong with the socket.
@@ -468,9 +477,10 @@ impl MessageBatch {
             header.msg_flags = 0;
             count = i + 1;
         }
-        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours and to a caller's
-        // buffer, all exclusively borrowed until this function returns, with their true lengths; a null timeout waits
-        // for nothing, as the socket does not block.
+        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours
+        // and to a caller's buffer, all exclusively borrowed until this function returns,
+        // with their true lengths; a null timeout waits for nothing, as the socket does not
+        // block.
         let n = check(unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -483,7 +493,8 @@ impl MessageBatch {
         Ok(usize::try_from(n).unwrap_or(0))
     }
 
-    /// Of message `i` of the last [`Self::receive`]: its virtio header, its length without that, what the kernel adds.
+    /// Of message `i` of the last [`Self::receive`]: its virtio header, its length without that,
+    /// what the kernel adds.
     pub fn received(&self, i: usize) -> (&[u8; VNET_HDR_LEN], usize, Auxdata) {
         let message = &self.messages[i];
         let len = usize::try_from(message.msg_len).unwrap_or(0);
@@ -499,10 +510,12 @@ impl MessageBatch {
         header.msg_control = self.control[i].0.as_ptr().cast_mut().cast();
         header.msg_controllen = header.msg_controllen.min(CONTROL_LEN);
         let mut found = Auxdata::default();
-        // SAFETY: control pointer and length describe our buffer, which the last receive call has filled.
+        // SAFETY: control pointer and length describe our buffer, which the last receive call has
+        // filled.
         let mut cmsg = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
         while !cmsg.is_null() {
-            // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header inside of the buffer.
+            // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header inside of the
+            // buffer.
             let head = unsafe { cmsg.read_unaligned() };
             // SAFETY: takes a number only.
             let need = unsafe { libc::CMSG_LEN(AUXDATA_LEN) };
@@ -510,9 +523,11 @@ impl MessageBatch {
                 && head.cmsg_type == libc::PACKET_AUXDATA
                 && head.cmsg_len >= need as usize
             {
-                // SAFETY: the data behind the header is inside of the buffer, as the kernel has written `cmsg_len`.
+                // SAFETY: the data behind the header is inside of the buffer, as the kernel has
+                // written `cmsg_len`.
                 let data = unsafe { libc::CMSG_DATA(cmsg) };
-                // SAFETY: there are at least size_of::<tpacket_auxdata>() bytes, and any bytes are a value of it.
+                // SAFETY: there are at least size_of::<tpacket_auxdata>() bytes, and any bytes are
+                // a value of it.
                 let aux = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
                 found.len = aux.tp_len;
                 if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
@@ -531,8 +546,9 @@ impl MessageBatch {
         found
     }
 
-    /// Sends messages in order, each a frame behind its virtio header (as many as there is room for), and returns how many
-    /// were taken. The header is by itself, or the beginning of the bytes.
+    /// Sends messages in order, each a frame behind its virtio header (as many as there is room
+    /// for), and returns how many were taken. The header is by itself, or the beginning of the
+    /// bytes.
     ///
     /// # Errors
     /// What the kernel has against the first message.
@@ -576,8 +592,9 @@ impl MessageBatch {
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: the first `count` headers point to one vector each, to a caller's bytes, or two, to a header of ours and
-        // a caller's bytes, all alive until this function returns, with their true lengths; the kernel writes `msg_len` only.
+        // SAFETY: the first `count` headers point to one vector each, to a caller's bytes, or two,
+        // to a header of ours and a caller's bytes, all alive until this function returns,
+        // with their true lengths; the kernel writes `msg_len` only.
         let n = check(unsafe {
             libc::sendmmsg(
                 fd.as_raw_fd(),

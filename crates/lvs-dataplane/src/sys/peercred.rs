@@ -27,7 +27,8 @@ pub(crate) fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
         gid: 0,
     };
     let mut len = CRED_LEN;
-    // SAFETY: `cred` and `len` live for the call, and `len` is the size of `cred`, which takes any bytes.
+    // SAFETY: `cred` and `len` live for the call, and `len` is the size of `cred`, which takes any
+    // bytes.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -47,7 +48,8 @@ pub(crate) fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
     })
 }
 
-/// A process at the other end of a socket, by a descriptor that stays its even when its id has become another's.
+/// A process at the other end of a socket, by a descriptor that stays its even when its id has
+/// become another's.
 #[derive(Debug)]
 pub(crate) struct Process(Option<OwnedFd>);
 
@@ -59,8 +61,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 const SO_PEERPIDFD: libc::c_int = 0x0056;
 
 impl Process {
-    /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid` now, and before 5.3 nobody
-    /// knows.
+    /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid`
+    /// now, and before 5.3 nobody knows.
     pub(crate) fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let peer = super::get_option(
             socket.as_fd().as_raw_fd(),
@@ -100,7 +102,8 @@ impl Process {
     }
 }
 
-/// The number of the group `name`, as the system's databases have it (getgrnam_r(3)); `None` if there is none.
+/// The number of the group `name`, as the system's databases have it (getgrnam_r(3)); `None` if
+/// there is none.
 ///
 /// # Errors
 /// The databases cannot be read.
@@ -110,7 +113,8 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     loop {
         let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends with a NUL, the buffer is as long as it is said to be, and all live for the call.
+        // SAFETY: the name ends with a NUL, the buffer is as long as it is said to be, and all live
+        // for the call.
         let rc = unsafe {
             libc::getgrnam_r(
                 name.as_ptr(),

@@ -49,8 +49,8 @@ impl AsFd for EventFd {
 
 /// Waits until one of several descriptors has input.
 ///
-/// The set is filled anew for each wait, which costs a few stores and allocates nothing after the first time:
-/// `clear`, `add` each descriptor, `wait`, ask `is_ready` with what `add` returned.
+/// The set is filled anew for each wait, which costs a few stores and allocates nothing after the
+/// first time: `clear`, `add` each descriptor, `wait`, ask `is_ready` with what `add` returned.
 #[derive(Debug, Default)]
 pub struct Poller {
     fds: Vec<libc::pollfd>,
@@ -77,8 +77,8 @@ impl Poller {
         self.fds.len() - 1
     }
 
-    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns how many descriptors are
-    /// ready. A signal ends the wait with 0.
+    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns how many
+    /// descriptors are ready. A signal ends the wait with 0.
     ///
     /// # Errors
     /// Only for want of memory in the kernel.
@@ -88,8 +88,9 @@ impl Poller {
             .as_ref()
             .map_or(std::ptr::null(), std::ptr::from_ref);
         let count = libc::nfds_t::try_from(self.fds.len()).expect("a length fits nfds_t");
-        // SAFETY: pointer and count describe the vector; the timeout is null or a timespec that lives during the call;
-        // a null signal mask leaves the mask alone. A descriptor that was closed meanwhile is answered by POLLNVAL.
+        // SAFETY: pointer and count describe the vector; the timeout is null or a timespec that
+        // lives during the call; a null signal mask leaves the mask alone. A descriptor
+        // that was closed meanwhile is answered by POLLNVAL.
         let ready = unsafe { libc::ppoll(self.fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
         match check(ready) {
             Ok(n) => Ok(usize::try_from(n).unwrap_or(0)),
@@ -117,7 +118,8 @@ pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
         revents: 0,
     };
     let timeout = timespec(timeout);
-    // SAFETY: one pollfd and a timespec, both alive during the call; a null signal mask leaves the mask alone.
+    // SAFETY: one pollfd and a timespec, both alive during the call; a null signal mask leaves the
+    // mask alone.
     let ready = unsafe { libc::ppoll(&raw mut fd, 1, &raw const timeout, std::ptr::null()) };
     ready > 0 && fd.revents & libc::POLLOUT != 0
 }

@@ -1,4 +1,5 @@
-//! The receive ring of a packet socket (`TPACKET_V2`): the kernel copies frames into memory that this process reads.
+//! The receive ring of a packet socket (`TPACKET_V2`): the kernel copies frames into memory that
+//! this process reads.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,14 +12,15 @@ use super::{page_size, set_option};
 
 /// What a slot begins with, which the kernel writes and nobody else is to change.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
-/// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor `TP_STATUS_USER`.
+/// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor
+/// `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
 ///
-/// A frame that is longer than a slot is not in the ring, or only its beginning: it waits in the socket's queue, as without
-/// a ring, and its slot says when it is its turn. So slots need not be as long as the longest frame, and nothing changes
-/// places.
+/// A frame that is longer than a slot is not in the ring, or only its beginning: it waits in the
+/// socket's queue, as without a ring, and its slot says when it is its turn. So slots need not be
+/// as long as the longest frame, and nothing changes places.
 #[derive(Debug)]
 pub struct PacketRing {
     arena: Arc<Arena>,
@@ -50,7 +52,8 @@ pub struct RingFrame {
     pub len: usize,
     /// The whole frame is in the socket's queue, behind all those whose slots came before.
     pub queued: bool,
-    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control information.
+    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
+    /// information.
     pub vlan: Option<(u16, u16)>,
     /// When it came, in nanoseconds: to be compared with other frames.
     pub at: u64,
@@ -64,9 +67,9 @@ impl RingFrame {
 }
 
 impl PacketRing {
-    /// Gives a socket a ring of at least so many slots of `slot_len` bytes, a multiple of 16, in which `reserve` bytes more
-    /// than usual stand in front of a frame. To be called before the socket is bound; it has virtio headers. If this fails the
-    /// socket receives as before.
+    /// Gives a socket a ring of at least so many slots of `slot_len` bytes, a multiple of 16, in
+    /// which `reserve` bytes more than usual stand in front of a frame. To be called before the
+    /// socket is bound; it has virtio headers. If this fails the socket receives as before.
     ///
     /// # Errors
     /// If the kernel has no such rings or no memory, or this process may not map them.
@@ -78,7 +81,8 @@ impl PacketRing {
     ) -> io::Result<Self> {
         let fd = socket.as_fd();
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        // Slots follow one another without gaps where blocks, which are whole pages, are whole slots too.
+        // Slots follow one another without gaps where blocks, which are whole pages, are whole
+        // slots too.
         let page = page_size();
         let mut in_block = 1;
         while slot_len == 0 || !(in_block * slot_len).is_multiple_of(page) {
@@ -120,7 +124,8 @@ impl PacketRing {
         }
     }
 
-    /// How far it was read, and whether the next slot is the kernel's: nothing waits there, or the kernel will not fill it.
+    /// How far it was read, and whether the next slot is the kernel's: nothing waits there, or the
+    /// kernel will not fill it.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)
@@ -129,7 +134,8 @@ impl PacketRing {
     /// Gives the ring up: the socket receives as without one from then on.
     ///
     /// # Errors
-    /// The ring again, while a slot of it is lent; or what the kernel says, and then the socket receives nothing.
+    /// The ring again, while a slot of it is lent; or what the kernel says, and then the socket
+    /// receives nothing.
     pub fn give_up(self, socket: &PacketSocket) -> Result<(), (Option<Self>, io::Error)> {
         if Arc::strong_count(&self.arena) > 1 {
             return Err((Some(self), io::ErrorKind::ResourceBusy.into()));
@@ -151,8 +157,8 @@ impl PacketRing {
         }
         word.store(TAKEN, Ordering::Relaxed);
         self.read_ahead();
-        // SAFETY: the slot begins with such a header, which the kernel has finished, as its status says, and does not touch
-        // before the status is 0.
+        // SAFETY: the slot begins with such a header, which the kernel has finished, as its status
+        // says, and does not touch before the status is 0.
         let header = unsafe {
             self.arena
                 .start(self.next)
@@ -160,7 +166,8 @@ impl PacketRing {
                 .read()
         };
         self.mac = usize::from(header.tp_mac);
-        // SAFETY: its status said that it is ours and does not any more, so it is lent only once; it is not 0.
+        // SAFETY: its status said that it is ours and does not any more, so it is lent only once;
+        // it is not 0.
         let memory = unsafe { self.arena.lend_of_ring(self.next) };
         self.next += 1;
         if self.next == self.arena.slots() {
@@ -187,9 +194,9 @@ impl PacketRing {
         })
     }
 
-    /// Asks the processor for a slot that will be read soon: its header, and where the frame's headers are. Another
-    /// processor has written them, and waiting for each in turn takes longer than everything else that is done to a
-    /// small frame.
+    /// Asks the processor for a slot that will be read soon: its header, and where the frame's
+    /// headers are. Another processor has written them, and waiting for each in turn takes
+    /// longer than everything else that is done to a small frame.
     #[inline]
     fn read_ahead(&mut self) {
         self.streak += 1;

@@ -26,9 +26,10 @@ const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 const SCHED_NORMAL: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 
-/// Has the calling thread run with this nice value, in slices of this length (100 µs to 100 ms; Linux since 6.12, others take no
-/// notice). One that runs in shorter slices than others gets no more of the processor than they do, but sooner: when it wakes
-/// up, it need not wait until the slice of another is over.
+/// Has the calling thread run with this nice value, in slices of this length (100 µs to 100 ms;
+/// Linux since 6.12, others take no notice). One that runs in shorter slices than others gets no
+/// more of the processor than they do, but sooner: when it wakes up, it need not wait until the
+/// slice of another is over.
 ///
 /// # Errors
 /// Without the right to the nice value, or where a sandbox forbids the call.
@@ -45,11 +46,12 @@ pub fn run_in_slices(nice: i32, slice: Duration) -> io::Result<()> {
     })
 }
 
-/// Has the calling thread run in real time, at the lowest priority of that: before all threads that have none, and until it
-/// waits.
+/// Has the calling thread run in real time, at the lowest priority of that: before all threads that
+/// have none, and until it waits.
 ///
 /// # Errors
-/// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real time, or where a sandbox forbids the call.
+/// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real time, or where a
+/// sandbox forbids the call.
 pub fn run_in_real_time() -> io::Result<()> {
     set_attributes(&Attributes {
         size: LEN,
@@ -64,7 +66,8 @@ pub fn run_in_real_time() -> io::Result<()> {
 }
 
 fn set_attributes(attributes: &Attributes) -> io::Result<()> {
-    // SAFETY: the thread is the calling one; the pointer is to attributes whose length they tell, which the kernel only reads.
+    // SAFETY: the thread is the calling one; the pointer is to attributes whose length they tell,
+    // which the kernel only reads.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_sched_setattr,
@@ -83,7 +86,8 @@ pub fn thread_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the pointer is to a timespec that lives during the call. The clock is there on every Linux; if not, the time is 0.
+    // SAFETY: the pointer is to a timespec that lives during the call. The clock is there on every
+    // Linux; if not, the time is 0.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanoseconds)

@@ -51,7 +51,8 @@ impl Mapping {
     /// Where the words begin.
     fn start(&self) -> NonNull<u8> {
         let offset = self.memory.as_ptr().align_offset(LARGE);
-        // SAFETY: the mapping is a large page longer than its words, so the first boundary lies within.
+        // SAFETY: the mapping is a large page longer than its words, so the first boundary lies
+        // within.
         unsafe { self.memory.add(offset.min(LARGE)) }
     }
 
@@ -66,13 +67,15 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and whoever had words of it holds this value ([`Memory::hold`]).
+        // SAFETY: the mapping is this value's own, and whoever had words of it holds this value
+        // ([`Memory::hold`]).
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
     }
 }
 
-/// Memory for a connection table that looks like `layout`. `large` asks for large pages where the slots lie: look-ups in a
-/// table of a million connections then miss the TLB less, and the first connections take 2 MiB each instead of 4 KiB.
+/// Memory for a connection table that looks like `layout`. `large` asks for large pages where the
+/// slots lie: look-ups in a table of a million connections then miss the TLB less, and the first
+/// connections take 2 MiB each instead of 4 KiB.
 ///
 /// # Errors
 /// What `mmap` says.
@@ -91,8 +94,9 @@ pub fn table_memory(layout: Layout, large: bool) -> io::Result<Memory> {
         if large && slots_of_most {
             mapping.advise();
         }
-        // SAFETY: the words lie within the mapping, are aligned, and are zero, which is a value of an atomic. They are used
-        // through shared references only, by the table, which holds the mapping for as long as it exists.
+        // SAFETY: the words lie within the mapping, are aligned, and are zero, which is a value of
+        // an atomic. They are used through shared references only, by the table, which
+        // holds the mapping for as long as it exists.
         let words =
             unsafe { slice::from_raw_parts(mapping.start().as_ptr().cast::<AtomicU64>(), words) };
         regions.push(Region::lent(words));

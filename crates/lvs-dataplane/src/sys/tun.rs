@@ -23,16 +23,16 @@ pub struct TunDevice {
     file: File,
 }
 
-/// Offloads that the reader takes upon itself: checksums, and TCP aggregates of both families, with ECN.
-/// `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
+/// Offloads that the reader takes upon itself: checksums, and TCP aggregates of both families, with
+/// ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
 impl TunDevice {
     /// Creates the device `name`, which lives as long as the descriptor.
     ///
     /// # Errors
-    /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`, `ResourceBusy` if there is such a
-    /// device already.
+    /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
+    /// `ResourceBusy` if there is such a device already.
     pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
         // Do not become a second owner of a device of this name.
         let mut flags = libc::IFF_TUN_EXCL;
@@ -47,8 +47,8 @@ impl TunDevice {
         Self::attach(name, flags)
     }
 
-    /// Opens one more queue of the device `name`, which was created with several. The kernel spreads packets over the queues
-    /// by flow; the device lives as long as one of them.
+    /// Opens one more queue of the device `name`, which was created with several. The kernel
+    /// spreads packets over the queues by flow; the device lives as long as one of them.
     ///
     /// # Errors
     /// `NotFound` if there is no such device; what the kernel says if it is exclusive.
@@ -68,7 +68,8 @@ impl TunDevice {
         let flags = flags | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         let [low, high, ..] = flags.to_le_bytes();
         request.ifr_ifru.ifru_flags = libc::c_short::from_le_bytes([low, high]);
-        // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags` set.
+        // SAFETY: TUNSETIFF reads and writes an ifreq with a NUL-terminated name and `ifru_flags`
+        // set.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;

@@ -1,8 +1,9 @@
 //! The way back: frames that leave an interface with a certain mark come in on it instead.
 //!
-//! The program can be taken away, or another one can decide before it. So that such a frame does no harm on the wire, it has
-//! our own link-layer address as its source, which teaches switches nothing, and its true source, with one bit changed, as its
-//! destination, which is nobody's. The program exchanges them and changes the bit back.
+//! The program can be taken away, or another one can decide before it. So that such a frame does no
+//! harm on the wire, it has our own link-layer address as its source, which teaches switches
+//! nothing, and its true source, with one bit changed, as its destination, which is nobody's. The
+//! program exchanges them and changes the bit back.
 
 use std::io;
 
@@ -28,7 +29,8 @@ pub fn turned(frame: &mut [u8]) {
     }
 }
 
-/// The program at the egress of one interface. It goes with this value, with the interface, or with the process.
+/// The program at the egress of one interface. It goes with this value, with the interface, or with
+/// the process.
 #[derive(Debug)]
 pub struct TurnedBack {
     _link: TcLink,
@@ -38,8 +40,8 @@ impl TurnBack {
     /// Loads the program for this mark, which is not 0.
     ///
     /// # Errors
-    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; `Unsupported` or
-    /// `InvalidInput` from kernels that lack something.
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace;
+    /// `Unsupported` or `InvalidInput` from kernels that lack something.
     pub fn load(mark: u32) -> io::Result<Self> {
         let op = |code, registers, offset, immediate| Instruction {
             code,
@@ -47,7 +49,8 @@ impl TurnBack {
             offset,
             immediate,
         };
-        // Offsets in `__sk_buff`, and on the stack: both addresses as they are, and as they shall be.
+        // Offsets in `__sk_buff`, and on the stack: both addresses as they are, and as they shall
+        // be.
         const MARK: i16 = 8;
         const IFINDEX: i16 = 40;
         const BEFORE: i16 = -16;
@@ -117,7 +120,8 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: others may keep frames from it.
+    /// Whether the program is at the egress of an interface and the first one there: others may
+    /// keep frames from it.
     ///
     /// # Errors
     /// If there is no such interface, or the kernel does not say.

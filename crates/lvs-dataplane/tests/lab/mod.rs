@@ -1,4 +1,5 @@
-//! A director between a client link and a server link, in a table: addresses as in a small lab, no I/O.
+//! A director between a client link and a server link, in a table: addresses as in a small lab, no
+//! I/O.
 #![allow(
     dead_code,
     missing_docs,
@@ -39,7 +40,8 @@ pub const CL_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
 pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// 10.1.0.0/16 and fd00:1::/64 are the servers' link, everything else lies behind a gateway on the clients' link.
+/// 10.1.0.0/16 and fd00:1::/64 are the servers' link, everything else lies behind a gateway on the
+/// clients' link.
 pub fn table() -> Table {
     let port = |mac, mtu, ethernet| PortInfo {
         mac,
@@ -135,7 +137,8 @@ impl Service {
     }
 }
 
-/// A reply needs a connection's id, which only a director gives out: the tests speak of replies by this.
+/// A reply needs a connection's id, which only a director gives out: the tests speak of replies by
+/// this.
 pub fn reply(source: Option<SocketAddr>) -> Verdict {
     Verdict::Reply(lvs_core::Reply {
         conn: lvs_core::ConnId::from_index(0),

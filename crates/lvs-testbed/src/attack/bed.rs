@@ -1,4 +1,5 @@
-//! What an attack takes place in: a site with an attacker beside the client, and an eye on the engine.
+//! What an attack takes place in: a site with an attacker beside the client, and an eye on the
+//! engine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

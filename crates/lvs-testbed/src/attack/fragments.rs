@@ -10,8 +10,8 @@ use super::{Target, Volley};
 /// Pieces of a datagram.
 const PIECES: usize = 1024;
 
-/// Datagrams one after the other, each whole but for its last piece; then all last pieces at once, so that as many
-/// datagrams as the director has taken in come out of one batch.
+/// Datagrams one after the other, each whole but for its last piece; then all last pieces at once,
+/// so that as many datagrams as the director has taken in come out of one batch.
 pub(super) struct TinyFragments {
     ipv6: bool,
     datagrams: u16,

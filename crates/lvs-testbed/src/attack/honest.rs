@@ -1,4 +1,5 @@
-//! The honest client beside an attack: new connections at a steady rate, and downloads, every byte checked.
+//! The honest client beside an attack: new connections at a steady rate, and downloads, every byte
+//! checked.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;

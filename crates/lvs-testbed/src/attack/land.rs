@@ -5,8 +5,8 @@ use lvs_dataplane::packet::frame::Frame;
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// From the virtual address to itself, and from the director's own address, in turn: UDP to an echo service and TCP, of
-/// both IP versions.
+/// From the virtual address to itself, and from the director's own address, in turn: UDP to an echo
+/// service and TCP, of both IP versions.
 pub(super) struct Land {
     target: Target,
     n: usize,

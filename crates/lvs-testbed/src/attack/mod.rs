@@ -6,8 +6,9 @@
 //!  attacker ──┘                                    frames out of a packet socket, at a rate, for a time
 //! ```
 //!
-//! Everything happens in network namespaces of its own. The honest client runs by itself first, then beside the attack; the
-//! engine's memory and counters are looked at before and after. An attack is a line of `ATTACKS`.
+//! Everything happens in network namespaces of its own. The honest client runs by itself first,
+//! then beside the attack; the engine's memory and counters are looked at before and after. An
+//! attack is a line of `ATTACKS`.
 
 mod aggregates;
 mod bed;

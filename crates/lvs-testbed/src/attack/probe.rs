@@ -1,7 +1,8 @@
-//! How long single packets take beside an attack: datagrams to an echo service at a steady rate, over one connection.
+//! How long single packets take beside an attack: datagrams to an echo service at a steady rate,
+//! over one connection.
 //!
-//! Both ends run with a real-time priority, so that what is measured is the director and the links, not how long the ends wait
-//! for a processor.
+//! Both ends run with a real-time priority, so that what is measured is the director and the links,
+//! not how long the ends wait for a processor.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;

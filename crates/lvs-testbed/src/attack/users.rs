@@ -17,7 +17,8 @@ use crate::site::Site;
 const LISTERS: u32 = 16;
 const HOLDERS: u32 = 32;
 
-/// Does all that an unprivileged user can do at the control socket, for so long; how often it was answered.
+/// Does all that an unprivileged user can do at the control socket, for so long; how often it was
+/// answered.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }

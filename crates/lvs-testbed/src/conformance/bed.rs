@@ -1,5 +1,5 @@
-//! The recordings' test bed in memory: a director with the whole packet path between a client link and a server link, a
-//! fake clock, and the host around it.
+//! The recordings' test bed in memory: a director with the whole packet path between a client link
+//! and a server link, a fake clock, and the host around it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding, errors.
+//! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding,
+//! errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -41,14 +42,16 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether it has SCTP; what that answers is not recorded.
     pub(super) sctp: bool,
-    /// What routers have told of the ways to servers, where that is less than an error of its own may have.
+    /// What routers have told of the ways to servers, where that is less than an error of its own
+    /// may have.
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
 /// Longest error of a host (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// The way that the ICMP message in `ip` is about, and how much it carries, as far as a host believes that.
+/// The way that the ICMP message in `ip` is about, and how much it carries, as far as a host
+/// believes that.
 fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     const LEAST: usize = 552;
     let message = ip.get(packet.l4..packet.len)?;
@@ -73,7 +76,8 @@ fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     ip
 }
 
-/// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its route, `stamp` beside the time.
+/// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its
+/// route, `stamp` beside the time.
 fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
     const TIME: u32 = 1;
     if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
@@ -135,7 +139,8 @@ impl Host {
         if !local && !packet.is_ipv6() && packet.ttl <= 1 {
             return Some(forward(ip, &packet, None, net));
         }
-        // With IPVS in the kernel, what passes through is put together as well, and cut as it had been.
+        // With IPVS in the kernel, what passes through is put together as well, and cut as it had
+        // been.
         let whole = match self.reassembler.push(ip, &packet, part, local, now) {
             Ok(whole) => whole?,
             // It waits for no others, and only a router has a use for it.

@@ -1,9 +1,10 @@
 //! Replays recordings of the real kernel through the whole packet path and compares.
 //!
 //! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
-//! [`lvs_dataplane::packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only the case moves.
-//! Cases without bytes (a connection here, a packet with these flags there) become frames first. What the recordings
-//! show of the director's own IP stack is done by a small stand-in.
+//! [`lvs_dataplane::packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a
+//! clock that only the case moves. Cases without bytes (a connection here, a packet with these
+//! flags there) become frames first. What the recordings show of the director's own IP stack is
+//! done by a small stand-in.
 
 mod bed;
 pub(crate) mod case;
@@ -67,7 +68,8 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What became of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`, `stats`, `proc`, `sync`.
+/// What became of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`,
+/// `stats`, `proc`, `sync`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
     /// By kind.
@@ -165,7 +167,8 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .collect()
 }
 
-/// Replays the cases in `files`, those whose name contains `only` if given; at most `show` mismatches of each are kept.
+/// Replays the cases in `files`, those whose name contains `only` if given; at most `show`
+/// mismatches of each are kept.
 ///
 /// # Errors
 /// A file that cannot be read, or is no recording.

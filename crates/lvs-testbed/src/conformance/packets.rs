@@ -262,7 +262,8 @@ fn check_masked(
             if !(32768..=60999).contains(&port) {
                 return Err(format!("a source port in 32768..=60999, not {port}"));
             }
-            // Behind UDP and GUE, whose options its fifth to last bits count in words, is the packet of the flow.
+            // Behind UDP and GUE, whose options its fifth to last bits count in words, is the
+            // packet of the flow.
             let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
             let inner = read.l4.get(12 + options..).unwrap_or_default();
             let Ok(inner) = parse::ip(inner, false) else {
@@ -369,7 +370,8 @@ fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()
     Ok(())
 }
 
-/// The text of a file of `/proc/net`: services with their servers in any order, connections too, their times nearly.
+/// The text of a file of `/proc/net`: services with their servers in any order, connections too,
+/// their times nearly.
 fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let (control, shard) = (&bed.director.control, &bed.director.shard);
     let mut text = String::new();
@@ -448,7 +450,8 @@ mod tests {
     use super::*;
     use crate::hostile::packet;
 
-    /// A packet of the client's port `client`, with these extension headers, that came through GUE from the port `from`.
+    /// A packet of the client's port `client`, with these extension headers, that came through GUE
+    /// from the port `from`.
     fn tunnelled(client: u16, headers: &[u8], from: u16) -> Emitted {
         let (src, dst) = (
             SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], client)),

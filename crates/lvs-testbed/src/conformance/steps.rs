@@ -1,4 +1,5 @@
-//! Connections by their ends (schemas A and B): each step becomes frames, and where they went is read from frames.
+//! Connections by their ends (schemas A and B): each step becomes frames, and where they went is
+//! read from frames.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -32,8 +33,9 @@ impl Known {
         Ok(())
     }
 
-    /// Where the frames went: `addr:port` of a server, or the reply that the client got, or nowhere. Frames of direct
-    /// routing and tunnels do not say the server's configured port: `expected` if it is one of those possible.
+    /// Where the frames went: `addr:port` of a server, or the reply that the client got, or
+    /// nowhere. Frames of direct routing and tunnels do not say the server's configured port:
+    /// `expected` if it is one of those possible.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],
@@ -104,7 +106,8 @@ struct Replay<'a> {
     sums: bool,
     /// Servers have thresholds.
     limited: bool,
-    /// Connections of removed servers end at the next tick, which the recorder's listing may precede.
+    /// Connections of removed servers end at the next tick, which the recorder's listing may
+    /// precede.
     nodest: bool,
 }
 
@@ -268,7 +271,8 @@ impl Replay<'_> {
             self.bed.inject(CLIENTS, &from_client(&packet));
         }
         if self.random {
-            // Chosen at random: any server, but one where the kernel found one. Thresholds are reached elsewhere, though.
+            // Chosen at random: any server, but one where the kernel found one. Thresholds are
+            // reached elsewhere, though.
             if !self.limited {
                 log.compare("forwarded", &expected.is_some(), &server.is_some());
             }
@@ -375,8 +379,8 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// As [`compare_counts`], where servers were chosen at random: the order is exact, the sums are if `sums`, and the shares
-/// are those of the recording as far as chance allows.
+/// As [`compare_counts`], where servers were chosen at random: the order is exact, the sums are if
+/// `sums`, and the shares are those of the recording as far as chance allows.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,
@@ -412,7 +416,8 @@ fn compare_random_counts(
     Ok(())
 }
 
-/// Two draws from one distribution: chi-square of their difference, refused where chance is one in a million.
+/// Two draws from one distribution: chi-square of their difference, refused where chance is one in
+/// a million.
 fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     let tenths: i64 = pairs
         .iter()
@@ -429,8 +434,8 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     }
 }
 
-/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state, engine and its data,
-/// origin.
+/// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state,
+/// engine and its data, origin.
 type Entry = [String; 7];
 
 /// Compares the connections with a listing: as a multiset, the times nearly.
@@ -534,8 +539,9 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// One second either way. The kernel's timers fire late by up to an eighth of their length, so a template that ran out
-/// while it controlled connections was armed again late: by an eighth of all the time passed, at the most.
+/// One second either way. The kernel's timers fire late by up to an eighth of their length, so a
+/// template that ran out while it controlled connections was armed again late: by an eighth of all
+/// the time passed, at the most.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };

@@ -1,4 +1,5 @@
-//! The recordings' test bed on the kernel that runs here: a network namespace with two TAP devices, IPVS between them.
+//! The recordings' test bed on the kernel that runs here: a network namespace with two TAP devices,
+//! IPVS between them.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -277,7 +278,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// What has left, but for what is addressed to everybody: requests for neighbours, reports of groups.
+    /// What has left, but for what is addressed to everybody: requests for neighbours, reports of
+    /// groups.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -325,7 +327,8 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // In one piece: between two the kernel counts anew where it was, and an entry that has ended hides another one.
+        // In one piece: between two the kernel counts anew where it was, and an entry that has
+        // ended hides another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;
         let text = std::str::from_utf8(&text[..len])?;

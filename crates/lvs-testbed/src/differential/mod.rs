@@ -4,8 +4,9 @@
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
 //! ```
 //!
-//! Packet cases are frames of every kind into one director; sessions are command lines of `ipvsadm`, right and wrong ones. What
-//! the kernel makes of them becomes a recording like those that the tests replay, and is judged by the same code.
+//! Packet cases are frames of every kind into one director; sessions are command lines of
+//! `ipvsadm`, right and wrong ones. What the kernel makes of them becomes a recording like those
+//! that the tests replay, and is judged by the same code.
 
 mod commands;
 mod kernel;
@@ -29,8 +30,9 @@ use crate::transcripts::transcripts;
 /// Options of `lvs-testbed differential`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DifferentialOptions {
-    /// A command that runs the program behind it, with its arguments, as root on a kernel with IPVS, and passes its output on.
-    /// It has to see this machine's files. Without it, this machine's own kernel is asked
+    /// A command that runs the program behind it, with its arguments, as root on a kernel with
+    /// IPVS, and passes its output on. It has to see this machine's files. Without it, this
+    /// machine's own kernel is asked
     #[arg(long, value_name = "COMMAND")]
     kernel: Option<String>,
     /// Where the choices start; the same number makes the same cases

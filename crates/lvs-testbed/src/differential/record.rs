@@ -81,8 +81,8 @@ fn is_directors(addr: IpAddr) -> bool {
     }
 }
 
-/// The fields of `frame` that may vary, and whether each always does. `identification` is that of the packet that made the
-/// kernel send it: another one is the kernel's own.
+/// The fields of `frame` that may vary, and whether each always does. `identification` is that of
+/// the packet that made the kernel send it: another one is the kernel's own.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -174,7 +174,8 @@ pub(super) enum Recorded {
     Case(Value),
     /// It varies more than a recording can say; what does.
     Unstable(String),
-    /// It meets something that is different here by intent, and is told in ARCHITECTURE; what it is.
+    /// It meets something that is different here by intent, and is told in ARCHITECTURE; what it
+    /// is.
     Deviation(String),
 }
 
@@ -184,7 +185,8 @@ fn echoes_options(frame: &[u8]) -> bool {
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
 }
 
-/// What a frame of the host's own would be if it did not echo IPv4 options; `None` if there would be more in it.
+/// What a frame of the host's own would be if it did not echo IPv4 options; `None` if there would
+/// be more in it.
 fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     const LONGEST_ERROR: u16 = 576;
     if !echoes_options(&frame) {

@@ -1,5 +1,6 @@
-//! What fuzz targets do with their bytes. The targets themselves, under `fuzz/`, only call these; a test calls them with random
-//! bytes, so that they run without a fuzzer too. Each panics if something is wrong and says nothing otherwise.
+//! What fuzz targets do with their bytes. The targets themselves, under `fuzz/`, only call these; a
+//! test calls them with random bytes, so that they run without a fuzzer too. Each panics if
+//! something is wrong and says nothing otherwise.
 
 pub mod naive;
 mod rules;
@@ -27,8 +28,8 @@ pub const TARGETS: [Target; 5] = [
     ("replies", replies),
 ];
 
-/// A configuration and frames, through the packet path in memory: each frame has one fate, what leaves is right, and nothing
-/// is left in the end.
+/// A configuration and frames, through the packet path in memory: each frame has one fate, what
+/// leaves is right, and nothing is left in the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
@@ -95,8 +96,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Synchronisation messages, read and taken over by a backup: whatever they say, the connections end one day and the servers
-/// are free.
+/// Synchronisation messages, read and taken over by a backup: whatever they say, the connections
+/// end one day and the servers are free.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // Most random lengths are wrong and stop the reader: make them right, or leave them.
@@ -140,8 +141,8 @@ pub fn sync_decode(bytes: &[u8]) {
         now = Instant::from_secs(part);
         director.handle_sync(&message, now);
     }
-    // Timeouts in messages may be anything that fits 32 bits of seconds: what lasts longer than an hour is taken away with its
-    // server, and what has none is no server's.
+    // Timeouts in messages may be anything that fits 32 bits of seconds: what lasts longer than an
+    // hour is taken away with its server, and what has none is no server's.
     director.advance(Instant::from_secs(3600));
     let bound: u32 = servers(&director).map(|server| server.total()).sum();
     assert!(usize::try_from(bound).is_ok_and(|bound| bound <= director.shard.len()));

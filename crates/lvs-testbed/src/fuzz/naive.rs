@@ -1,5 +1,6 @@
-//! A naive model of the director: plain vectors, searched from end to end, nothing kept that could be computed. It is
-//! compared with the director after every operation; property tests and the fuzz target `operations` both drive it.
+//! A naive model of the director: plain vectors, searched from end to end, nothing kept that could
+//! be computed. It is compared with the director after every operation; property tests and the fuzz
+//! target `operations` both drive it.
 
 use std::net::SocketAddr;
 
@@ -24,8 +25,8 @@ const STATES: [&str; 11] = [
     "SYNACK",
 ];
 const TIMEOUTS: [u64; 11] = [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120];
-/// Rows syn, fin, ack, rst; columns NO ES SS SR FW TW CL CW LA LI SA; from the client, from the server, from the client
-/// of a connection whose server was never seen.
+/// Rows syn, fin, ack, rst; columns NO ES SS SR FW TW CL CW LA LI SA; from the client, from the
+/// server, from the client of a connection whose server was never seen.
 const TABLES: [[&str; 4]; 3] = [
     [
         "SR ES ES SR SR SR SR SR SR SR SR",

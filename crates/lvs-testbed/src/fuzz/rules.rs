@@ -35,8 +35,9 @@ static ENGINE: LazyLock<(Engine, SocketAddr)> = LazyLock::new(|| {
     (engine.expect("an engine without interfaces"), address)
 });
 
-/// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a configuration of `lvsd`, or
-/// lines on the control socket. None of it may panic, and the engine must answer afterwards.
+/// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a
+/// configuration of `lvsd`, or lines on the control socket. None of it may panic, and the engine
+/// must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     match kind % 4 {

@@ -123,11 +123,11 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet of IPv4, or about a tunnel
-    /// packet, whose content is passed on as it is.
+    /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet
+    /// of IPv4, or about a tunnel packet, whose content is passed on as it is.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes wait for no others, and
-    /// leave as they are or not at all.
+    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these
+    /// bytes wait for no others, and leave as they are or not at all.
     tiny: Option<Vec<u8>>,
 }
 
@@ -142,7 +142,8 @@ impl Came {
     }
 }
 
-/// A first fragment of IPv6 without the whole header of its protocol, or with more extension headers.
+/// A first fragment of IPv6 without the whole header of its protocol, or with more extension
+/// headers.
 fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     let ip = ip.get(..parts.len)?;
     if parts.src.is_ipv4() || !parts.fragment {
@@ -288,7 +289,8 @@ impl Bed {
             .map_or(0, |programs| programs.forwarded)
     }
 
-    /// What is listed: connections in order, and the counters of everything, of services and servers.
+    /// What is listed: connections in order, and the counters of everything, of services and
+    /// servers.
     pub fn tell(&mut self) -> Vec<String> {
         if let Some(programs) = &self.programs {
             programs.fold(&mut self.director.control);
@@ -353,7 +355,8 @@ impl Bed {
     /// # Panics
     /// If something is left.
     pub fn finish(mut self) -> Summary {
-        // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers two minutes more.
+        // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers
+        // two minutes more.
         self.wait(Duration::from_secs(2000));
         assert!(self.director.shard.is_empty(), "connections are left");
         for service in self.director.control.services() {
@@ -368,7 +371,7 @@ impl Bed {
         self.summary
     }
 
-    // --- around the frames ------------------------------------------------------------------------------------------
+    // --- around the frames -----------------------------------------------------------------------
 
     fn wait(&mut self, time: Duration) {
         self.now = self.now + time;
@@ -490,7 +493,7 @@ impl Bed {
         }
     }
 
-    // --- frames -------------------------------------------------------------------------------------------------------
+    // --- frames ----------------------------------------------------------------------------------
 
     /// Passes one frame through the packet path. What leaves, by port.
     fn pass(&mut self, from: Side, frame: &Frame) -> Vec<(PortId, Frame)> {

@@ -1,6 +1,7 @@
 //! Where choices come from.
 
-/// A sequence of choices: endless from a seed, or as long as a fuzzer's bytes last and zero from then on.
+/// A sequence of choices: endless from a seed, or as long as a fuzzer's bytes last and zero from
+/// then on.
 #[derive(Clone, Debug)]
 pub struct Entropy<'a> {
     source: Source<'a>,
@@ -76,7 +77,8 @@ impl<'a> Entropy<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `limit`; 0 if that is 0. Small limits take one byte, so that a fuzzer's inputs stay short.
+    /// A number below `limit`; 0 if that is 0. Small limits take one byte, so that a fuzzer's
+    /// inputs stay short.
     pub fn below(&mut self, limit: usize) -> usize {
         match limit {
             0 | 1 => 0,

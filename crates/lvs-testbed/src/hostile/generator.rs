@@ -196,7 +196,7 @@ impl<'a> Generator<'a> {
         Shot { from, frame }
     }
 
-    // --- honest packets -------------------------------------------------------------------------------------------
+    // --- honest packets --------------------------------------------------------------------------
 
     fn client(&mut self) -> SocketAddr {
         let addr = self.scene.clients[self.entropy.below(self.scene.clients.len())];
@@ -365,7 +365,7 @@ impl<'a> Generator<'a> {
         chunks
     }
 
-    // --- errors -----------------------------------------------------------------------------------------------------
+    // --- errors ----------------------------------------------------------------------------------
 
     /// An ICMP error about a request or an answer, perhaps cut short, perhaps lying.
     fn error(&mut self) -> (Side, Vec<u8>) {
@@ -476,9 +476,10 @@ impl<'a> Generator<'a> {
         (Side::Servers, message)
     }
 
-    // --- what nobody sends who means well -----------------------------------------------------------------------------
+    // --- what nobody sends who means well --------------------------------------------------------
 
-    /// Sources that cannot be: the destination itself, the VIP, the director, a server, a group, nobody.
+    /// Sources that cannot be: the destination itself, the VIP, the director, a server, a group,
+    /// nobody.
     fn land(&mut self) -> (Side, Vec<u8>) {
         let (offer, vip, family) = (self.offer(), self.vip(), self.scene.method.family);
         let client = self.client().ip();
@@ -686,7 +687,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom one that lies.
+    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom one that
+    /// lies.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();
@@ -773,7 +775,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    // --- fragments ----------------------------------------------------------------------------------------------------
+    // --- fragments -------------------------------------------------------------------------------
 
     /// An honest datagram in fragments, in any order.
     fn train(&mut self) -> Act {
@@ -867,7 +869,7 @@ impl<'a> Generator<'a> {
         packet::repair(piece);
     }
 
-    // --- not IP ---------------------------------------------------------------------------------------------------------
+    // --- not IP ----------------------------------------------------------------------------------
 
     fn arp(&mut self) -> Shot {
         let any = Ipv4Addr::from_bits(self.entropy.u32());

@@ -1,5 +1,5 @@
-//! Frames that nobody should send, and what must hold whatever comes: one source for the tests over the packet path, for the
-//! fuzz targets and for the sample through real interfaces.
+//! Frames that nobody should send, and what must hold whatever comes: one source for the tests over
+//! the packet path, for the fuzz targets and for the sample through real interfaces.
 //!
 //! ```text
 //!  Entropy (a seed, or a fuzzer's bytes) ─▶ Generator ─▶ Act ─▶ Bed: director and packet path in memory
@@ -7,8 +7,9 @@
 //!                                      oracle: checksums by another crate, conservation, bounds
 //! ```
 //!
-//! [`Entropy`] makes choices, [`Generator`] turns them into frames (honest, damaged, lying) and into changes around them,
-//! [`Bed`] passes them through the packet path and panics if anything that came out is wrong.
+//! [`Entropy`] makes choices, [`Generator`] turns them into frames (honest, damaged, lying) and
+//! into changes around them, [`Bed`] passes them through the packet path and panics if anything
+//! that came out is wrong.
 
 mod bed;
 mod entropy;
@@ -30,10 +31,12 @@ pub use twins::twins;
 /// Frames that one director sees before another one with other settings takes its place.
 const WATCH: u64 = 5000;
 
-/// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one forwarding method.
+/// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one
+/// forwarding method.
 ///
 /// # Panics
-/// If a frame has no fate or two, if one leaves that is wrong, or if something grows beyond its bound.
+/// If a frame has no fate or two, if one leaves that is wrong, or if something grows beyond its
+/// bound.
 pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     let mut settings = Entropy::seeded(!seed);
     let scene = Scene::new(method);

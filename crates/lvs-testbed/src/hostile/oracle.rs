@@ -83,8 +83,8 @@ pub struct Parts {
     pub fragment: bool,
 }
 
-/// Reads the IP header at the beginning of `ip`. `None` if it is none, if its checksum is wrong, or if its lengths contradict
-/// what is there.
+/// Reads the IP header at the beginning of `ip`. `None` if it is none, if its checksum is wrong, or
+/// if its lengths contradict what is there.
 pub fn parts(ip: &[u8]) -> Option<Parts> {
     if ip.first()? >> 4 == 6 {
         return parts6(ip);
@@ -152,7 +152,8 @@ fn parts6(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Puts the fragments of one datagram together, which must be all of it, without overlap, with equal headers.
+/// Puts the fragments of one datagram together, which must be all of it, without overlap, with
+/// equal headers.
 ///
 /// # Errors
 /// What is wrong with them.
@@ -242,8 +243,8 @@ pub fn health(ip: &[u8], parts: &Parts) -> Health {
     )
 }
 
-/// Does what a device does for a frame that is not finished: the checksum, over the whole aggregate if it is one. What is
-/// announced must make sense.
+/// Does what a device does for a frame that is not finished: the checksum, over the whole aggregate
+/// if it is one. What is announced must make sense.
 ///
 /// # Errors
 /// What does not.

@@ -1,5 +1,5 @@
-//! Packets of every kind, whole and with right checksums (by the [`oracle`]); what is wrong with them comes
-//! later.
+//! Packets of every kind, whole and with right checksums (by the [`oracle`]); what is wrong with
+//! them comes later.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -66,7 +66,8 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short stays as it is.
+/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short
+/// stays as it is.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     if ip.len() < 20 {
         return;
@@ -76,8 +77,8 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     relength(ip);
 }
 
-/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right. A packet cut short stays
-/// as it is.
+/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right.
+/// A packet cut short stays as it is.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
     if ip.len() < 40 {
@@ -154,7 +155,8 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest:
     ip(src, dst, protocol.0, TTL, &message)
 }
 
-/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the rest is the last one.
+/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the rest is
+/// the last one.
 pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     let six = packet[0] >> 4 == 6;
     let header = if six { 40 } else { 20 };

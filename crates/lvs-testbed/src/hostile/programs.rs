@@ -60,7 +60,8 @@ impl Programs {
         })
     }
 
-    /// For the director's table. Slots are used again at once, so that it is as full as another one's.
+    /// For the director's table. Slots are used again at once, so that it is as full as another
+    /// one's.
     pub(super) fn memory(&self) -> Memory {
         let memory = self.kernel.memory().expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
@@ -97,8 +98,9 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Now and then the card has summed the packet up, where the kernel can say so. With padding, the kernel cuts off the sum
-        // as well, and would then say that it is wrong.
+        // Now and then the card has summed the packet up, where the kernel can say so. With
+        // padding, the kernel cuts off the sum as well, and would then say that it is
+        // wrong.
         let kernel = self.kernel.ingress();
         self.turns += 1;
         // Where they look first is all the same.

@@ -131,14 +131,16 @@ const fn offer(
     }
 }
 
-/// Addresses and services. Servers are on a link of their own, everything else lies behind a gateway on the clients' link.
+/// Addresses and services. Servers are on a link of their own, everything else lies behind a
+/// gateway on the clients' link.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// How packets are forwarded.
     pub method: Method,
     /// Virtual addresses: of the host, and of the engine's own.
     pub vips: [IpAddr; 2],
-    /// The director's addresses on the clients' and on the servers' link, of the version that is used there.
+    /// The director's addresses on the clients' and on the servers' link, of the version that is
+    /// used there.
     pub director: [IpAddr; 2],
     /// Clients.
     pub clients: Vec<IpAddr>,

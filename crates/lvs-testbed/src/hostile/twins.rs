@@ -1,4 +1,5 @@
-//! Two packet paths, one of them with the programs of the path in the kernel in front: what leaves and what is listed must be the same.
+//! Two packet paths, one of them with the programs of the path in the kernel in front: what leaves
+//! and what is listed must be the same.
 
 use std::net::SocketAddr;
 
@@ -15,8 +16,8 @@ const ROUND: u64 = 250;
 /// Conversations at a time.
 const TALKS: usize = 12;
 
-/// Passes `frames` frames or more through both, hostile ones between those of conversations, and compares frame by frame. Gives
-/// how many the programs have forwarded.
+/// Passes `frames` frames or more through both, hostile ones between those of conversations, and
+/// compares frame by frame. Gives how many the programs have forwarded.
 ///
 /// # Errors
 /// If the kernel does not take the programs.

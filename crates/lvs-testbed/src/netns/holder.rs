@@ -1,4 +1,5 @@
-//! The processes that hold namespaces open: started, marked as ours, and swept up when a run was killed.
+//! The processes that hold namespaces open: started, marked as ours, and swept up when a run was
+//! killed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,11 +12,12 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The variable that marks the processes which hold namespaces, so that a later run can find those of a dead one.
+/// The variable that marks the processes which hold namespaces, so that a later run can find those
+/// of a dead one.
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
-/// Mounts that each host has for itself: `/run` (locks and sockets of programs that expect to be alone on their host)
-/// and a `/sys` that shows the host's own interfaces.
+/// Mounts that each host has for itself: `/run` (locks and sockets of programs that expect to be
+/// alone on their host) and a `/sys` that shows the host's own interfaces.
 const HOLDER_SCRIPT: &str = r"
 mount -t tmpfs -o mode=755 tmpfs /run || exit 1
 mkdir -p /run/lock /run/netns
@@ -81,7 +83,8 @@ pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What tells one run from all others, also when process ids come again: pid namespace, pid, start time.
+/// What tells one run from all others, also when process ids come again: pid namespace, pid, start
+/// time.
 pub(super) fn owner_mark(pid: u32) -> String {
     let namespace = fs::read_link("/proc/self/ns/pid")
         .map(|link| link.display().to_string())

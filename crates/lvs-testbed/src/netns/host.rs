@@ -16,7 +16,8 @@ use anyhow::{Context, Result};
 use super::holder::enter;
 use super::process::{Proc, run_with_input, wait_until};
 
-/// A host: a network namespace and a mount namespace. Cloning gives another handle to the same host.
+/// A host: a network namespace and a mount namespace. Cloning gives another handle to the same
+/// host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<HostInner>);
 
@@ -60,8 +61,8 @@ impl Host {
         &self.0.dir
     }
 
-    /// The first of so many local ports, from below the range that the kernel takes its own from, that were not handed
-    /// out before (until they are used up and start over).
+    /// The first of so many local ports, from below the range that the kernel takes its own from,
+    /// that were not handed out before (until they are used up and start over).
     pub(crate) fn take_ports(&self, number: u64) -> u16 {
         const FIRST: u32 = 1024;
         const LAST: u32 = 32_767;
@@ -115,7 +116,8 @@ impl Host {
             .with_context(|| format!("on host {}: {}", self.name(), program.display()))
     }
 
-    /// Starts a program in the background, its output going to a log that is shown if the test fails.
+    /// Starts a program in the background, its output going to a log that is shown if the test
+    /// fails.
     ///
     /// # Errors
     ///
@@ -167,7 +169,8 @@ impl Host {
         )
     }
 
-    /// Whether something on this host listens on the port. Read from `/proc`, without entering the host.
+    /// Whether something on this host listens on the port. Read from `/proc`, without entering the
+    /// host.
     #[must_use]
     pub fn listens(&self, protocol: &str, port: u16) -> bool {
         // A listening TCP socket is in state 0A, an unconnected UDP socket in 07.
@@ -184,7 +187,8 @@ impl Host {
         })
     }
 
-    /// Whether an engine has bound its usual control socket on this host, by path or, where that is not permitted, by name.
+    /// Whether an engine has bound its usual control socket on this host, by path or, where that is
+    /// not permitted, by name.
     #[must_use]
     pub fn has_engine(&self) -> bool {
         let is_engines = |name: &str| {
@@ -207,7 +211,8 @@ impl Host {
             .map(drop)
     }
 
-    /// A counter or rate of the kernel, as `nstat -az` shows it; 0 where there is none of that name.
+    /// A counter or rate of the kernel, as `nstat -az` shows it; 0 where there is none of that
+    /// name.
     ///
     /// # Errors
     ///
@@ -233,8 +238,9 @@ impl Host {
         Ok(0)
     }
 
-    /// Puts an executable where every program of this host finds it, over `/usr/sbin/NAME`, without touching the disk:
-    /// `/usr/sbin` becomes, for this host only, a directory of links to the real one, with this name added.
+    /// Puts an executable where every program of this host finds it, over `/usr/sbin/NAME`, without
+    /// touching the disk: `/usr/sbin` becomes, for this host only, a directory of links to the
+    /// real one, with this name added.
     ///
     /// # Errors
     ///

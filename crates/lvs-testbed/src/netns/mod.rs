@@ -1,8 +1,8 @@
 //! Namespaces as hosts, the links between them, and the programs that run inside.
 //!
-//! Each host is one `sleep` that holds a network and a mount namespace; everything else enters them with `nsenter`, so
-//! that this crate needs no unsafe code and works from a program with many threads. Without root a first `sleep` holds
-//! a user namespace in which all the others live.
+//! Each host is one `sleep` that holds a network and a mount namespace; everything else enters them
+//! with `nsenter`, so that this crate needs no unsafe code and works from a program with many
+//! threads. Without root a first `sleep` holds a user namespace in which all the others live.
 
 mod holder;
 mod host;
@@ -69,8 +69,8 @@ impl Mode {
     }
 }
 
-/// Waits for the end of its input, which is the end of the testbed, then kills what lives in the namespaces it was told
-/// of and removes directories and names.
+/// Waits for the end of its input, which is the end of the testbed, then kills what lives in the
+/// namespaces it was told of and removes directories and names.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
@@ -220,7 +220,8 @@ impl Testbed {
         let needs_switch = links.iter().any(|link| matches!(link, Link::Lan { .. }));
         if needs_switch && self.switch.is_none() {
             let [switch] = self.hosts(["switch"])?;
-            // Where the module br_netfilter is loaded, frames would pass iptables: it is a switch, no firewall.
+            // Where the module br_netfilter is loaded, frames would pass iptables: it is a switch,
+            // no firewall.
             switch.sh(
                 "for file in /proc/sys/net/bridge/bridge-nf-call-*; do [ ! -w $file ] || echo 0 > $file; done",
             )?;
@@ -291,8 +292,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as switches do: frames for a group
-    /// go to its listeners only.
+    /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as
+    /// switches do: frames for a group go to its listeners only.
     ///
     /// # Errors
     ///
@@ -352,8 +353,9 @@ impl Testbed {
         })
     }
 
-    /// Gives the hosts names that `ip netns exec` knows, for people who want to look around, and returns the words to
-    /// type before a command for each. Without root there are no such names; `nsenter` is used instead.
+    /// Gives the hosts names that `ip netns exec` knows, for people who want to look around, and
+    /// returns the words to type before a command for each. Without root there are no such
+    /// names; `nsenter` is used instead.
     ///
     /// # Errors
     ///
@@ -398,7 +400,8 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // Closing the pipe is the janitor's sign; it does the same whether we leave in order or not.
+        // Closing the pipe is the janitor's sign; it does the same whether we leave in order or
+        // not.
         drop(self.janitor_pipe.take());
         let _ = self.janitor.wait();
         for holder in self.holders.iter_mut().chain(self.base.as_mut()) {

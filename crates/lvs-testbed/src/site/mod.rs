@@ -1,4 +1,5 @@
-//! A whole LVS installation: client, router, director, real servers; and the commands to control it.
+//! A whole LVS installation: client, router, director, real servers; and the commands to control
+//! it.
 //!
 //! ```text
 //!             client            router                  director              servers
@@ -8,8 +9,8 @@
 //!                                  .254 ─ back LAN 10.0.0.0/24: servers .11, .12 ...
 //! ```
 //!
-//! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1, fd00:198:: for 198.51.100.0/24,
-//! fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
+//! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1,
+//! fd00:198:: for 198.51.100.0/24, fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
 
 mod addresses;
 
@@ -408,8 +409,8 @@ impl Site {
         self.standby.as_ref().context("a site without standby")
     }
 
-    /// The first director loses its links. A host whose engine alone has died answers what comes to an address of its own,
-    /// with resets.
+    /// The first director loses its links. A host whose engine alone has died answers what comes to
+    /// an address of its own, with resets.
     ///
     /// # Errors
     ///
@@ -420,8 +421,8 @@ impl Site {
         self.director.sh(script).map(drop)
     }
 
-    /// The virtual address, and with it what servers send to the director, moves from one director to the other, as VRRP
-    /// would move it. The first has lost its links then.
+    /// The virtual address, and with it what servers send to the director, moves from one director
+    /// to the other, as VRRP would move it. The first has lost its links then.
     ///
     /// # Errors
     ///
@@ -486,7 +487,8 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         )
     }
 
-    /// Adds a TCP service at the VIP with all real servers, in the site's forwarding method, each of weight 1.
+    /// Adds a TCP service at the VIP with all real servers, in the site's forwarding method, each
+    /// of weight 1.
     ///
     /// # Errors
     ///

@@ -61,8 +61,8 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Rates fall by a quarter with each tick of the estimator, and a recording does not tell its phase: one tick more or
-/// less is right.
+/// Rates fall by a quarter with each tick of the estimator, and a recording does not tell its
+/// phase: one tick more or less is right.
 fn rates(recorded: &str, ours: &str) -> bool {
     let number = |word: &str| {
         let (digits, unit) = match word.strip_suffix(['K', 'M', 'G']) {
@@ -127,7 +127,8 @@ fn connections(recorded: &str, ours: &str, took: f64) -> bool {
             .iter()
             .zip(ours.values())
             .all(|((key, recorded), ours)| {
-                // A template that was armed again by a timer that fired late, by an eighth of its length at most.
+                // A template that was armed again by a timer that fired late, by an eighth of its
+                // length at most.
                 let late = if is_template(key) { 1 + 60 / 8 } else { 1 };
                 recorded.len() == ours.len()
                     && recorded

@@ -55,8 +55,8 @@ pub(super) fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
     .with_context(|| format!("mounting {} on {}", source.display(), target.display()))
 }
 
-/// Replaces `/etc` by a directory in `dir` with this text of `/etc/hosts`, and a list of services without those named in
-/// `unknown`.
+/// Replaces `/etc` by a directory in `dir` with this text of `/etc/hosts`, and a list of services
+/// without those named in `unknown`.
 ///
 /// # Errors
 /// Without the right to mount, or to write there.

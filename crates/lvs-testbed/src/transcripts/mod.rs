@@ -1,9 +1,10 @@
-//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares to the byte.
+//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares to
+//! the byte.
 //!
-//! A recording is a file of JSON objects, one session each, plain or gzipped. Every session gets an engine of its own
-//! (`lvs-dataplane --no-interfaces --virtual-time`) in user, mount and network namespaces of its own, with the
-//! recording's `/etc/hosts`; the clock is set to the recorded time before each step, and recorded packets go through the
-//! packet path as frames.
+//! A recording is a file of JSON objects, one session each, plain or gzipped. Every session gets an
+//! engine of its own (`lvs-dataplane --no-interfaces --virtual-time`) in user, mount and network
+//! namespaces of its own, with the recording's `/etc/hosts`; the clock is set to the recorded time
+//! before each step, and recorded packets go through the packet path as frames.
 
 mod compare;
 pub(crate) mod etc;
@@ -213,7 +214,8 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     serde_json::from_str(&text).context("reading the player's report")
 }
 
-/// Gives the process's new user namespace its users: root can give it all, others only themselves, as root.
+/// Gives the process's new user namespace its users: root can give it all, others only themselves,
+/// as root.
 fn map_users(pid: u32) -> anyhow::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let (users, groups) = if uid.is_root() {

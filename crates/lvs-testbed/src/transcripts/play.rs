@@ -25,8 +25,8 @@ use crate::programs;
 pub(super) const READY: &str = "ready\n";
 /// How long an engine may take to start.
 const START: Duration = Duration::from_secs(20);
-/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users, and writes a report to
-/// stdout.
+/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users,
+/// and writes a report to stdout.
 ///
 /// # Errors
 /// There can be no namespaces, or the engine does not start.
@@ -295,7 +295,8 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
     Ok(report)
 }
 
-/// How long the recorded command may have taken: until the next step, less what was waited in between.
+/// How long the recorded command may have taken: until the next step, less what was waited in
+/// between.
 fn took(steps: &[Step], number: usize) -> f64 {
     let Some(start) = steps[number].t else {
         return 0.0;

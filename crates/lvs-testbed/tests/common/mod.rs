@@ -301,7 +301,8 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
 
-    // Deleted: gone from the listing and from the choice. Added again: its counts are taken up from the connections.
+    // Deleted: gone from the listing and from the choice. Added again: its counts are taken up from
+    // the connections.
     site.lvsadm(&format!("-d -t {service} -r {}", server(1)))?;
     load.requests = 10;
     spread(&ok(site.client.load(&load)?, 10)?, &[0, 0, 10])?;
@@ -314,8 +315,9 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// The other schedulers over real connections: weights hold, and least-connection evens out what servers have, one connection
-/// after the other. (How even it is among servers that are busy at once depends on how fast each is, which no test can say.)
+/// The other schedulers over real connections: weights hold, and least-connection evens out what
+/// servers have, one connection after the other. (How even it is among servers that are busy at
+/// once depends on how fast each is, which no test can say.)
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -325,7 +327,8 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     site.lvsadm("-C")?;
 
     load.concurrency = 1;
-    // Servers that come back soon have the connections that they had: first the difference is made up for.
+    // Servers that come back soon have the connections that they had: first the difference is made
+    // up for.
     for (scheduler, shares) in [("lc", [10, 20, 30, 40]), ("wlc", [25; 4])] {
         site.add_service(80, scheduler)?;
         let report = ok(site.client.load(&load)?, 100)?;
@@ -399,7 +402,8 @@ pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
     Ok(report)
 }
 
-/// Sends one TCP segment with ACK from an odd port of the client and says whether a fitting RST comes back.
+/// Sends one TCP segment with ACK from an odd port of the client and says whether a fitting RST
+/// comes back.
 pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     let script = format!(
         r#"perl -MSocket -e '
@@ -421,7 +425,8 @@ pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
         vip = site.vip,
     );
     let printed = site.client.sh(&script)?;
-    // RFC 9293, 3.5.2: the sequence number of the RST is the acknowledgement number that it answers.
+    // RFC 9293, 3.5.2: the sequence number of the RST is the acknowledgement number that it
+    // answers.
     let reset = printed == "flags 4 seq 2222";
     if !reset {
         eprintln!("{printed:?}; {}", site.lvsadm("drops --all")?);
@@ -436,8 +441,8 @@ pub(crate) fn client_address(site: &Site) -> Result<String> {
     Ok(printed.trim().to_owned())
 }
 
-/// What the engine may have changed on its host: rules, interfaces, routes, neighbours that do not come and go by
-/// themselves, open ports.
+/// What the engine may have changed on its host: rules, interfaces, routes, neighbours that do not
+/// come and go by themselves, open ports.
 pub(crate) fn host_state(site: &Site) -> Result<String> {
     site.director.sh(
         "nft list ruleset; ip -o link | sed 's/^[0-9]*: //; s/ mtu.*//'; ip route; ip rule; ip neigh show proxy; ip neigh show nud permanent; ss -Hltunx | awk '{print $1,$5}' | sort; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",

@@ -165,7 +165,8 @@ fn list(run: &mut Invocation<'_>, only: Option<Option<ServiceId>>) -> Outcome {
     Ok(0)
 }
 
-/// Prints all filters as [`restore`] reads them: a line for each prefix, `SERVICE allow|deny PREFIX`.
+/// Prints all filters as [`restore`] reads them: a line for each prefix, `SERVICE allow|deny
+/// PREFIX`.
 fn save(run: &mut Invocation<'_>) -> Outcome {
     let items: Vec<FilterItem> = connect(run)?.collect(&Call::FilterList {})?;
     writeln!(
@@ -185,8 +186,8 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of what is saved. Without it nothing is restored: a pipe whose other end failed gives an empty input, or half of
-/// one, and whatever is not in it would be taken away.
+/// The last line of what is saved. Without it nothing is restored: a pipe whose other end failed
+/// gives an empty input, or half of one, and whatever is not in it would be taken away.
 const END: &str = "# end of filters";
 
 /// Whether all of a file is there.

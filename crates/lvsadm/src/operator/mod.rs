@@ -231,7 +231,8 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the rules of ipvsadm's options.
+/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the
+/// rules of ipvsadm's options.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,

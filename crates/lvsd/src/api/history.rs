@@ -61,7 +61,8 @@ pub struct Told {
     pub packets: Vec<f32>,
     /// Bytes a second from clients.
     pub in_bytes: Vec<f32>,
-    /// Bytes a second to clients; none with direct routing and tunnels, whose replies do not pass here.
+    /// Bytes a second to clients; none with direct routing and tunnels, whose replies do not pass
+    /// here.
     pub out_bytes: Vec<f32>,
 }
 

@@ -10,9 +10,9 @@
 //!               Api::look ── at most twice a second ──▶ the daemon's loop
 //! ```
 //!
-//! What is shown is what the daemon knows: it looks at the engine every two seconds, whether somebody
-//! asks or not, and nothing that is asked here makes it look more often. TCP has a thread of its own,
-//! so that neither checks nor the engine wait for strangers.
+//! What is shown is what the daemon knows: it looks at the engine every two seconds, whether
+//! somebody asks or not, and nothing that is asked here makes it look more often. TCP has a thread
+//! of its own, so that neither checks nor the engine wait for strangers.
 
 pub mod history;
 pub mod http;
@@ -140,7 +140,8 @@ impl Api {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others there were.
+    /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
+    /// there were.
     fn tell_wrong_token(&self, source: IpAddr) {
         let mut told = self
             .wrong_tokens

@@ -102,7 +102,8 @@ pub struct Summary {
     pub service: ServiceId,
     /// That in words: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it should).
+    /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it
+    /// should).
     pub state: String,
     /// What is wrong, in words.
     #[serde(skip_serializing_if = "String::is_empty")]

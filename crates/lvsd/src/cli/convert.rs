@@ -101,8 +101,8 @@ fn read(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The files that `include` names: a path, the last part of which may have `*`. Why one that is there
-/// cannot be read is left in `unread`.
+/// The files that `include` names: a path, the last part of which may have `*`. Why one that is
+/// there cannot be read is left in `unread`.
 fn included(
     directory: &Path,
     pattern: &str,

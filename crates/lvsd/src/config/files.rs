@@ -94,8 +94,8 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     Ok(whole)
 }
 
-/// The files of `conf.d` beside the main one. Only where there is no such directory there are none: what cannot be read must not
-/// take its services away.
+/// The files of `conf.d` beside the main one. Only where there is no such directory there are none:
+/// what cannot be read must not take its services away.
 fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let directory = path
         .parent()

@@ -317,7 +317,8 @@ pub struct Service {
     pub quorum: Quorum,
     /// What becomes of its VIP below that.
     pub below_quorum: BelowQuorum,
-    /// Its servers are down until a check has passed, also where they serve when the daemon starts.
+    /// Its servers are down until a check has passed, also where they serve when the daemon
+    /// starts.
     pub alpha: bool,
     /// It goes when the daemon ends.
     pub omega: bool,

@@ -86,9 +86,11 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Worker threads: 1.
     pub(super) workers: Option<Spanned<Whole>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual one in `/run/lvs`.
+    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual
+    /// one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
-    /// Group, by name or number, whose members may change things over the control socket. Default: none.
+    /// Group, by name or number, whose members may change things over the control socket. Default:
+    /// none.
     pub(super) group: Option<Spanned<String>>,
     /// Group whose members, and nobody else without that right, may look. Default: everybody may.
     pub(super) readers: Option<Spanned<String>>,
@@ -108,9 +110,11 @@ pub(super) struct RawDataplane {
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
-    /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default: `off`.
+    /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default:
+    /// `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
-    /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`. Default: `off`.
+    /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
+    /// Default: `off`.
     pub(super) in_kernel: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
@@ -191,12 +195,13 @@ pub(super) struct RawService {
     pub(super) check: Option<Spanned<RawCheck>>,
     /// What is wrapped around packets to servers with `forward = "tun"`. Default: IPIP.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// What a failed check does to a server: `quiesce` or `remove`. Default: see the documentation.
+    /// What a failed check does to a server: `quiesce` or `remove`. Default: see the
+    /// documentation.
     pub(super) on_check_failure: Option<Spanned<String>>,
     /// The same under its old name.
     pub(super) on_down: Option<Spanned<String>>,
-    /// What happens to the connections of a server that is removed: `kernel`, `reset`, `reschedule`
-    /// or `drop`. Default: `kernel`.
+    /// What happens to the connections of a server that is removed: `kernel`, `reset`,
+    /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
     /// How long a server that has left the file may keep its connections. Default: see the
     /// documentation.
@@ -307,7 +312,8 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// What servers are told about the client first: `v1` or `v2` of the PROXY protocol. Default: nothing.
+    /// What servers are told about the client first: `v1` or `v2` of the PROXY protocol. Default:
+    /// nothing.
     pub(super) send: Option<Spanned<String>>,
     /// Clients say first for whom they speak, by the PROXY protocol. Default: false.
     pub(super) accept: Option<Spanned<bool>>,
@@ -403,7 +409,8 @@ pub(super) struct RawServer {
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
     /// Connections at which it stops taking new ones; 0 means no limit. Default: 0.
     pub(super) upper: Option<Spanned<Whole>>,
-    /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default: 0.
+    /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default:
+    /// 0.
     pub(super) lower: Option<Spanned<Whole>>,
     /// Overrides the service's; `"none"` switches it off.
     pub(super) check: Option<Spanned<RawCheck>>,
@@ -454,8 +461,8 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row that take it out. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
-    /// Time between the starts of two checks while their results speak against what is known. Default: a fifth of
-    /// `interval`.
+    /// Time between the starts of two checks while their results speak against what is known.
+    /// Default: a fifth of `interval`.
     pub(super) fast_interval: Option<Spanned<RawDuration>>,
     /// Percentage by which each interval varies. Default: 5.
     pub(super) jitter: Option<Spanned<Whole>>,
@@ -490,7 +497,8 @@ pub(super) struct RawMark {
     pub(super) interface: Option<Spanned<String>>,
     /// Address or network that they come from. Default: any.
     pub(super) source: Option<Spanned<String>>,
-    /// Address or network that they go to; required with `mark`. Default with `source` and `drop` or `host`: any service.
+    /// Address or network that they go to; required with `mark`. Default with `source` and `drop`
+    /// or `host`: any service.
     pub(super) destination: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: all three.
     pub(super) protocol: Option<Spanned<String>>,
@@ -557,7 +565,8 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-/// What a value may look like in the file; whatever a type does not take is refused with `EXPECTED`.
+/// What a value may look like in the file; whatever a type does not take is refused with
+/// `EXPECTED`.
 trait Shape<'de>: Sized {
     /// After "expected", in an error.
     const EXPECTED: &'static str;

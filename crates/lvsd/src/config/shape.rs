@@ -38,8 +38,8 @@ pub(super) fn main_file(text: &str) -> Vec<Diagnostic> {
     syntax::explain(&errors, text)
 }
 
-/// What is wrong with a file of `conf.d` by itself: it has tables only, and those of which there can
-/// be several.
+/// What is wrong with a file of `conf.d` by itself: it has tables only, and those of which there
+/// can be several.
 pub(super) fn part(text: &str) -> Vec<Diagnostic> {
     let (tree, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {

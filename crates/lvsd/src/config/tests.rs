@@ -1706,7 +1706,8 @@ fn a_proxied_service_is_of_this_host() {
     }
 }
 
-/// A proxy that listens everywhere and connects to itself would do so until it has no descriptor left.
+/// A proxy that listens everywhere and connects to itself would do so until it has no descriptor
+/// left.
 #[test]
 fn a_proxied_service_is_not_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {

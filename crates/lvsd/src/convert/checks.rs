@@ -1,6 +1,7 @@
 //! Other programs' health checks as lvsd's.
 //!
-//! What comes out is read as `lvsd` reads it before it is used: a check that it would refuse becomes a TCP check, or none.
+//! What comes out is read as `lvsd` reads it before it is used: a check that it would refuse
+//! becomes a TCP check, or none.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -317,7 +318,8 @@ impl Negotiation {
         }
     }
 
-    /// Adds what is asked to `check`, which has a rhythm; what it becomes, or why there is no counterpart.
+    /// Adds what is asked to `check`, which has a rhythm; what it becomes, or why there is no
+    /// counterpart.
     pub(super) fn negotiate(
         &self,
         mut check: Check,

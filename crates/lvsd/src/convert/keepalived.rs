@@ -255,8 +255,8 @@ impl Expansion {
     }
 }
 
-/// The value of the macro that `text` begins with, `${NAME}` or `$NAME`, and what follows it. Of the
-/// names that fit, the longest is meant.
+/// The value of the macro that `text` begins with, `${NAME}` or `$NAME`, and what follows it. Of
+/// the names that fit, the longest is meant.
 fn first_macro<'a>(
     text: &'a str,
     macros: &'a HashMap<String, String>,
@@ -446,8 +446,8 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// What a group stands for: addresses with ports, and marks. It takes as many from `room`: each mark is a service with
-/// `servers` of its own.
+/// What a group stands for: addresses with ports, and marks. It takes as many from `room`: each
+/// mark is a service with `servers` of its own.
 fn group(
     item: &Item,
     servers: usize,

@@ -345,7 +345,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// A service with its servers, and those of the engine that are not in the file: `seen` are the engine's.
+    /// A service with its servers, and those of the engine that are not in the file: `seen` are the
+    /// engine's.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, Seen)]) -> ServiceStatus {
         let found = &self.found.0;
         let decision = self.decisions.get(&service.id).copied().unwrap_or_default();

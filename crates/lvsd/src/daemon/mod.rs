@@ -85,7 +85,8 @@ pub struct Options {
     pub tally: Arc<Tally>,
     /// Who is told what the file says about metrics and the API.
     pub api: Option<watch::Sender<crate::config::Api>>,
-    /// Where the health checks run: a thread of their own, so that nothing delays them. Without one, the loop's.
+    /// Where the health checks run: a thread of their own, so that nothing delays them. Without
+    /// one, the loop's.
     pub checks: Option<Handle>,
     /// Beats with each turn of the loop.
     pub turns: Pulse,
@@ -123,7 +124,8 @@ struct Daemon<P> {
     started: Instant,
     /// When the file was loaded that is in force.
     loaded: Instant,
-    /// VIPs that may be owned: the first checks of their services are done, or have had their time.
+    /// VIPs that may be owned: the first checks of their services are done, or have had their
+    /// time.
     announced: BTreeSet<IpAddr>,
     /// All services are so far.
     settled: bool,
@@ -288,7 +290,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Says that the daemon ends, and what becomes of the engine, and of connections that are proxied.
+    /// Says that the daemon ends, and what becomes of the engine, and of connections that are
+    /// proxied.
     fn farewell(&self, all: bool, proxied: usize) {
         self.options.notify.send("STOPPING=1");
         if let (true, Some(kept)) = (all, &self.options.last_good) {
@@ -303,7 +306,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Ends the services that end with the daemon, and says so. With `all` the engine, which ends, does the former.
+    /// Ends the services that end with the daemon, and says so. With `all` the engine, which ends,
+    /// does the former.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -662,7 +666,8 @@ impl<P: Prober> Daemon<P> {
     }
 }
 
-/// What the file and people ask for, with servers of such health. `first`: the file is the first one that the daemon has.
+/// What the file and people ask for, with servers of such health. `first`: the file is the first
+/// one that the daemon has.
 fn desired(
     config: &Config,
     vips: &BTreeSet<IpAddr>,

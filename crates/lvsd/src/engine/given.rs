@@ -1,5 +1,5 @@
-//! What a daemon has set in an engine beside services: so that it can be withdrawn, also by the next
-//! daemon, when it has left the file.
+//! What a daemon has set in an engine beside services: so that it can be withdrawn, also by the
+//! next daemon, when it has left the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -58,8 +58,8 @@ impl Given {
     }
 
     /// Leaves weight 0 to servers that others have given it, `last` being the weights that the
-    /// engine had before. What has changed: servers, and whether they are drained now. They are until
-    /// somebody gives them another weight by hand, or they leave the file.
+    /// engine had before. What has changed: servers, and whether they are drained now. They are
+    /// until somebody gives them another weight by hand, or they leave the file.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,

@@ -26,8 +26,8 @@ pub struct Proxied {
 }
 
 impl Proxied {
-    /// Takes the services that are proxied out of what is desired; nothing if there are none. So many descriptors are left to
-    /// `checks`.
+    /// Takes the services that are proxied out of what is desired; nothing if there are none. So
+    /// many descriptors are left to `checks`.
     pub fn part(
         desired: &mut Desired,
         options: HashMap<ServiceId, proxy::Options>,

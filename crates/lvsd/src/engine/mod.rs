@@ -144,8 +144,8 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The VIPs whose first checks are done: they may be owned. Of the others, those that are owned
-    /// already stay and none are added.
+    /// The VIPs whose first checks are done: they may be owned. Of the others, those that are
+    /// owned already stay and none are added.
     pub announced: BTreeSet<IpAddr>,
     /// Options of an engine that has to be started.
     pub dataplane: Dataplane,
@@ -334,7 +334,8 @@ impl Link {
         self.news = news;
     }
 
-    /// Whether an engine answers. If none is known, one that runs is looked for where `look` says so, and none is started.
+    /// Whether an engine answers. If none is known, one that runs is looked for where `look` says
+    /// so, and none is started.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look

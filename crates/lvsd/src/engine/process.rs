@@ -158,7 +158,8 @@ impl Host for Machine {
     }
 
     fn identity(&self, pid: u32) -> String {
-        // Field 22 of `/proc/PID/stat`, counted behind the name in parentheses (`proc_pid_stat(5)`).
+        // Field 22 of `/proc/PID/stat`, counted behind the name in parentheses
+        // (`proc_pid_stat(5)`).
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let birth = rest.split_whitespace().nth(19).unwrap_or("0");

@@ -1,4 +1,5 @@
-//! Health checks: one task for each question, however many services ask it; one channel for what they find.
+//! Health checks: one task for each question, however many services ask it; one channel for what
+//! they find.
 //!
 //! ```text
 //! services ──▶ question (kind, server, rhythm) ──▶ task ── probe, count (state.rs) ──┐
@@ -257,8 +258,8 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Takes a report: the changes of state that it is, one for each service that asks. None comes from a check that no
-    /// longer exists, or says something else than a state.
+    /// Takes a report: the changes of state that it is, one for each service that asks. None comes
+    /// from a check that no longer exists, or says something else than a state.
     pub fn take(&mut self, report: Report) -> Vec<Change> {
         let Some(task) = self.tasks.get_mut(&report.check) else {
             return Vec::new();
@@ -283,15 +284,17 @@ impl<P: Prober> Checks<P> {
         task.keys.iter().map(change).collect()
     }
 
-    /// Takes what the engine does: one failed check does not condemn a server that it gives connections to and of which
-    /// nothing else is known, and none goes by way of a virtual address that it does not answer for.
+    /// Takes what the engine does: one failed check does not condemn a server that it gives
+    /// connections to and of which nothing else is known, and none goes by way of a virtual
+    /// address that it does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
-    /// Takes the attempts to connect in a row that the engine has seen fail, for each server that is in several services
-    /// once each. After as many as its check allows (`passive`) it is asked at once, and one bad answer is enough. Attempts
-    /// alone say nothing: any stranger can make some that fail.
+    /// Takes the attempts to connect in a row that the engine has seen fail, for each server that
+    /// is in several services once each. After as many as its check allows (`passive`) it is
+    /// asked at once, and one bad answer is enough. Attempts alone say nothing: any stranger
+    /// can make some that fail.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -301,7 +304,8 @@ impl<P: Prober> Checks<P> {
                 continue;
             };
             let since = task.unanswered.entry(key).or_default();
-            // An answer has come in between; or what clients try while it is down says nothing about it when it is back.
+            // An answer has come in between; or what clients try while it is down says nothing
+            // about it when it is back.
             if count < *since || task.up != Some(true) {
                 *since = if task.up == Some(true) { 0 } else { count };
             }

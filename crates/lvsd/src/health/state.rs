@@ -27,7 +27,8 @@ impl State {
         self.up
     }
 
-    /// The last results speak against what is known, or nothing is known: the next one is wanted soon.
+    /// The last results speak against what is known, or nothing is known: the next one is wanted
+    /// soon.
     pub const fn is_uncertain(&self) -> bool {
         self.up.is_none() || self.against > 0
     }

@@ -60,7 +60,8 @@ impl Quantiles {
         Duration::from_micros(self.longest_us.swap(0, Relaxed))
     }
 
-    /// The time that `share` of them (0 to 1) did not exceed, an eighth too long at most; zero if there are none.
+    /// The time that `share` of them (0 to 1) did not exceed, an eighth too long at most; zero if
+    /// there are none.
     pub fn quantile(&self, share: f64) -> Duration {
         let all = self.len();
         #[expect(

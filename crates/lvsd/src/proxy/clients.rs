@@ -1,9 +1,10 @@
 //! Who has a place among the clients that send datagrams, and who gives up his for a newcomer.
 //!
-//! Whoever sends a datagram may claim any address, so that one sender can be as many clients as there are places. What he cannot
-//! do is to hear an answer. So a client is *new* until it has sent again after an answer of its server; then it *talks*. Where all
-//! places are taken, the oldest new client gives way, of the service that the newcomer wants, or of the largest one if that has
-//! less than its share; clients that talk give way only when they have paused.
+//! Whoever sends a datagram may claim any address, so that one sender can be as many clients as
+//! there are places. What he cannot do is to hear an answer. So a client is *new* until it has sent
+//! again after an answer of its server; then it *talks*. Where all places are taken, the oldest new
+//! client gives way, of the service that the newcomer wants, or of the largest one if that has less
+//! than its share; clients that talk give way only when they have paused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +16,8 @@ use lvs_core::api::ServiceId;
 
 use super::desk::Gate;
 
-/// How long a client that does not talk may pause: as long as the kernel's connection tracking remembers one.
+/// How long a client that does not talk may pause: as long as the kernel's connection tracking
+/// remembers one.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Places that are given up and not yet free, at most: whoever gives up his closes a socket first.
 const LEAVING_MAX: usize = 1024;

@@ -26,7 +26,8 @@ use crate::host_addresses::Addresses;
 const CONNECTIONS_MAX: usize = 100_000;
 /// Connections for which there is room in any case.
 const CONNECTIONS_MIN: usize = 16;
-/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files, threads' event loops.
+/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files,
+/// threads' event loops.
 const RESERVE: usize = 384;
 /// Descriptors of pipes, if there are many.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;

@@ -1,7 +1,9 @@
-//! Who gets a connection: a director of `lvs-core`, which is told of connections in place of packets.
+//! Who gets a connection: a director of `lvs-core`, which is told of connections in place of
+//! packets.
 //!
-//! A connection is told as its SYN, the server's answer and the client's, so that it counts as active; what has moved is told from
-//! time to time as one packet of that length each way; when it is over it is taken out. Its timers never run: a relay has its own.
+//! A connection is told as its SYN, the server's answer and the client's, so that it counts as
+//! active; what has moved is told from time to time as one packet of that length each way; when it
+//! is over it is taken out. Its timers never run: a relay has its own.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -212,7 +214,8 @@ impl Desk {
         }
     }
 
-    /// The server of a new connection; `None` if it gets none, for whatever reason the director has.
+    /// The server of a new connection; `None` if it gets none, for whatever reason the director
+    /// has.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,

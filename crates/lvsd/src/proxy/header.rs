@@ -1,4 +1,5 @@
-//! The PROXY protocol (HAProxy's proxy-protocol.txt): for whom a connection is, said at its beginning.
+//! The PROXY protocol (HAProxy's proxy-protocol.txt): for whom a connection is, said at its
+//! beginning.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,7 +16,8 @@ pub enum Version {
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// The longest line of version 1, its end included.
 const LINE_MAX: usize = 107;
-/// Bytes of version 2 behind its first sixteen that are read: addresses, and additions, which are ignored.
+/// Bytes of version 2 behind its first sixteen that are read: addresses, and additions, which are
+/// ignored.
 const REST_MAX: usize = 2048;
 /// The longest header that is taken.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;

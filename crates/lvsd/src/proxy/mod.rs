@@ -1,5 +1,5 @@
-//! `forward = "proxy"`: services that the daemon serves itself, by relaying between sockets. It needs no engine and, for ports
-//! from 1024 on, no privileges.
+//! `forward = "proxy"`: services that the daemon serves itself, by relaying between sockets. It
+//! needs no engine and, for ports from 1024 on, no privileges.
 //!
 //! ```text
 //!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server
@@ -7,9 +7,10 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `desk` is a director of `lvs-core` that is told of connections in place of packets, so that schedulers, persistence,
-//! thresholds, limits, filters, drains and counters are the engine's. [`control`] lets the daemon configure it as it configures an
-//! engine: the same reconciliation, the same plans. Each worker is a thread with an event loop and listeners of its own.
+//! `desk` is a director of `lvs-core` that is told of connections in place of packets, so that
+//! schedulers, persistence, thresholds, limits, filters, drains and counters are the engine's.
+//! [`control`] lets the daemon configure it as it configures an engine: the same reconciliation,
+//! the same plans. Each worker is a thread with an event loop and listeners of its own.
 
 mod clients;
 pub mod control;

@@ -1,7 +1,8 @@
 //! Moving bytes from one socket to another.
 //!
-//! A little is copied through a buffer of the thread; what comes in bulk is spliced through a pipe without a copy. A pipe and a
-//! remainder belong to a connection only while its receiver takes no more, so that an idle connection has neither.
+//! A little is copied through a buffer of the thread; what comes in bulk is spliced through a pipe
+//! without a copy. A pipe and a remainder belong to a connection only while its receiver takes no
+//! more, so that an idle connection has neither.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,7 +15,8 @@ use tokio::net::TcpStream;
 
 use super::desk::{Entry, Way};
 
-/// What is copied at a time. A receiver that is slow makes us keep as much at most, or what a pipe holds.
+/// What is copied at a time. A receiver that is slow makes us keep as much at most, or what a pipe
+/// holds.
 const COPY: usize = 16 << 10;
 /// What a pipe takes: 16 pages, unless the kernel gives us less.
 const PIPE: usize = 64 << 10;
@@ -118,8 +120,8 @@ pub(super) async fn pump(
     }
 }
 
-/// Has `from` wait for what comes next: a read that gave less than it could has emptied it, so that the system is not asked in
-/// vain. An end that has come already stays.
+/// Has `from` wait for what comes next: a read that gave less than it could has emptied it, so that
+/// the system is not asked in vain. An end that has come already stays.
 fn drained(from: &TcpStream) {
     let _ = from.try_io(Interest::READABLE, || {
         Err::<(), _>(io::ErrorKind::WouldBlock.into())

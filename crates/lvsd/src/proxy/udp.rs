@@ -1,7 +1,8 @@
 //! Datagrams between clients and the servers that they get.
 //!
-//! Each client has a socket of its own towards its server, so that answers are told apart; it is closed when nothing has moved for
-//! a while, when the server says that nobody listens, when the server goes, or when another client needs the place (`clients`).
+//! Each client has a socket of its own towards its server, so that answers are told apart; it is
+//! closed when nothing has moved for a while, when the server says that nobody listens, when the
+//! server goes, or when another client needs the place (`clients`).
 
 use std::collections::HashMap;
 use std::io;

@@ -103,8 +103,8 @@ pub(super) fn check_call<'a>(
     })
 }
 
-/// Looks at a synchronisation daemon (`start_sync_thread`): the kernel looks for mixed families before it looks for the
-/// interface, and for another daemon after it.
+/// Looks at a synchronisation daemon (`start_sync_thread`): the kernel looks for mixed families
+/// before it looks for the interface, and for another daemon after it.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,

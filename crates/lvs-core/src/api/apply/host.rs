@@ -9,9 +9,11 @@ use crate::{Forwarding, LocalAddress, ServiceKey};
 
 /// What only the host of a director knows, and changes depend on.
 ///
-/// It answers from what it has at hand: the lock of [`Control`](crate::Control) is held while it is asked.
+/// It answers from what it has at hand: the lock of [`Control`](crate::Control) is held while it is
+/// asked.
 pub trait Host {
-    /// Whether the way in which packets come to the director permits something. Asked before anything else.
+    /// Whether the way in which packets come to the director permits something. Asked before
+    /// anything else.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -32,7 +34,8 @@ pub trait Host {
         Some(1500)
     }
 
-    /// The ports of a local address that may stand for clients: those that the host's own programs are not given.
+    /// The ports of a local address that may stand for clients: those that the host's own programs
+    /// are not given.
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
         LocalAddress::new(addr)
     }
@@ -57,6 +60,7 @@ pub enum Need<'a> {
     Local(IpAddr),
     /// A virtual address that is to be answered for.
     Own(IpAddr),
-    /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks against it.
+    /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks
+    /// against it.
     Daemon(&'a SyncDaemon),
 }

@@ -86,15 +86,16 @@ impl Applied {
 }
 
 impl Control {
-    /// Makes these changes, or none: every call that changes what the director is to do, in the order of the list. All
-    /// are checked before the first is made, each against what those before it leave. The packet side follows once,
-    /// by what is returned.
+    /// Makes these changes, or none: every call that changes what the director is to do, in the
+    /// order of the list. All are checked before the first is made, each against what those
+    /// before it leave. The packet side follows once, by what is returned.
     ///
-    /// A change is refused as the operation itself would refuse it: in the kernel's order of checks.
+    /// A change is refused as the operation itself would refuse it: in the kernel's order of
+    /// checks.
     ///
     /// # Errors
-    /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`], [`Call::Stop`] and calls that read
-    /// have no place in a list.
+    /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`],
+    /// [`Call::Stop`] and calls that read have no place in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
@@ -108,9 +109,10 @@ impl Control {
     }
 }
 
-/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in pieces: whoever has a lock around
-/// it can let go of it in between, so that a long list holds up no packets. First everything is checked, then everything is
-/// made. Nobody else may make changes meanwhile; packets and the clock may go on.
+/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in
+/// pieces: whoever has a lock around it can let go of it in between, so that a long list holds up
+/// no packets. First everything is checked, then everything is made. Nobody else may make changes
+/// meanwhile; packets and the clock may go on.
 pub struct Changes<'a> {
     calls: &'a [Call],
     /// Calls that were checked.
@@ -159,7 +161,8 @@ impl<'a> Changes<'a> {
         })
     }
 
-    /// Checks up to `count` more, each against what those before it leave. `false`: all are checked.
+    /// Checks up to `count` more, each against what those before it leave. `false`: all are
+    /// checked.
     ///
     /// # Errors
     /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
@@ -191,11 +194,13 @@ impl<'a> Changes<'a> {
         Ok(self.checked < self.calls.len())
     }
 
-    /// Makes up to `count` more of those that were checked, where a flush counts as one for each service, and a service
-    /// that is deleted as one for itself and one for each server. When all are made: what the packet side has to follow.
+    /// Makes up to `count` more of those that were checked, where a flush counts as one for each
+    /// service, and a service that is deleted as one for itself and one for each server. When
+    /// all are made: what the packet side has to follow.
     ///
-    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets can tell: only the
-    /// servers of services that are deleted last take further turns to be put away.
+    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets
+    /// can tell: only the servers of services that are deleted last take further turns to be
+    /// put away.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

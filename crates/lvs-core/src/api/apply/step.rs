@@ -1,4 +1,5 @@
-//! A change that has been checked: how it is made, and what it means for those after it and for the packet side.
+//! A change that has been checked: how it is made, and what it means for those after it and for the
+//! packet side.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};

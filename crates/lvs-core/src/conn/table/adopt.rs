@@ -13,8 +13,8 @@ use crate::Instant;
 
 /// What is left to do until a table that was found is as if it had been made here.
 ///
-/// Look-ups find what lies in its bucket from the first moment, by the words of tags that were found. Timers run, and
-/// counts are right, of what was gone through.
+/// Look-ups find what lies in its bucket from the first moment, by the words of tags that were
+/// found. Timers run, and counts are right, of what was gone through.
 #[derive(Debug)]
 pub struct Adoption {
     /// Handles of slots that look used.
@@ -37,9 +37,10 @@ impl Adoption {
 }
 
 impl ConnTable {
-    /// The table that was found in `memory`, and what is to be done about it: call [`adopt`](Self::adopt) until it says
-    /// that it is done. All slots are looked at here, and no more than looked at: whoever may still be reading them, and
-    /// count in them, can go on until the first of these calls.
+    /// The table that was found in `memory`, and what is to be done about it: call
+    /// [`adopt`](Self::adopt) until it says that it is done. All slots are looked at here, and
+    /// no more than looked at: whoever may still be reading them, and count in them, can go on
+    /// until the first of these calls.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);
         // Slots of the overflow are gone through as well.
@@ -56,8 +57,9 @@ impl ConnTable {
         (table, adoption)
     }
 
-    /// Goes through at most `budget` entries. `keep` corrects what means something else to this process than to the one
-    /// before, or says that the entry is to go. `true` if there is more to do.
+    /// Goes through at most `budget` entries. `keep` corrects what means something else to this
+    /// process than to the one before, or says that the entry is to go. `true` if there is more
+    /// to do.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,

@@ -1,14 +1,15 @@
 //! Where an entry may lie, and the words of tags that lead to it.
 //!
-//! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word of tags, one byte a
-//! slot: seven bits of the hash if the slot is used, 0 if it is free. The words lie together, a byte a slot, so that
-//! they stay in the caches when the slots do not: a look-up reads two of them, and then hardly ever another slot than
-//! the one it wants.
+//! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word
+//! of tags, one byte a slot: seven bits of the hash if the slot is used, 0 if it is free. The words
+//! lie together, a byte a slot, so that they stay in the caches when the slots do not: a look-up
+//! reads two of them, and then hardly ever another slot than the one it wants.
 //!
-//! Three more bits of the hash name a slot of the first bucket, in which the entry lies if it could: its *home*. A
-//! look-up tries that first, and waits for memory once where it would do so for the tags and then for the slot. While
-//! connections come and go in a table that is a tenth full, 90 in 100 entries are at home, 70 if it is a quarter full: in
-//! fuller ones it is no use to try.
+//! Three more bits of the hash name a slot of the first bucket, in which the entry lies if it
+//! could: its *home*. A look-up tries that first, and waits for memory once where it would do so
+//! for the tags and then for the slot. While connections come and go in a table that is a tenth
+//! full, 90 in 100 entries are at home, 70 if it is a quarter full: in fuller ones it is no use to
+//! try.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -25,8 +26,9 @@ const TOPS: u64 = 0x8080_8080_8080_8080;
 
 /// The lowest of the bits that name the home: those below are the tag.
 pub(super) const HOME: u32 = 7;
-/// Free slots of a bucket from which on entries need not go to their other one. The fewer, the more are at home; the more,
-/// the fewer find no place in a full table (1 in 500; 1 in 650 if they always went where there is more room).
+/// Free slots of a bucket from which on entries need not go to their other one. The fewer, the more
+/// are at home; the more, the fewer find no place in a full table (1 in 500; 1 in 650 if they
+/// always went where there is more room).
 const AMPLE: u32 = 5;
 
 /// The two buckets of a hash, its tag, and its home.
@@ -52,7 +54,8 @@ impl Buckets {
         }
     }
 
-    /// The slot where the entry lies if that was free when it came, and its bucket not about to be full.
+    /// The slot where the entry lies if that was free when it came, and its bucket not about to be
+    /// full.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
@@ -111,7 +114,8 @@ impl Tags<'_> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot that a new entry takes: its home if that is free, or another of the bucket that has more room.
+    /// The slot that a new entry takes: its home if that is free, or another of the bucket that has
+    /// more room.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);
@@ -185,7 +189,8 @@ mod tests {
             assert!(tags.is_used(slot));
             taken.push(slot);
         }
-        // At home, then in the first while it has ample room, and then where there is more, ties to the first.
+        // At home, then in the first while it has ample room, and then where there is more, ties to
+        // the first.
         let expected = [3, 0, 1, 2, 11, 8, 9, 10, 4, 12, 5, 13, 6, 14, 7, 15];
         assert_eq!(taken, expected);
         tags.set_overflowed(0, true);

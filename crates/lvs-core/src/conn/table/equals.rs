@@ -42,8 +42,8 @@ impl ConnTable {
         self.slots.buckets_of(narrow, client, draft.key.protocol)
     }
 
-    /// Entries in place, but for `other_than`, that the same packets find as one like this, with the side by which they
-    /// do.
+    /// Entries in place, but for `other_than`, that the same packets find as one like this, with
+    /// the side by which they do.
     fn each_equal(&self, draft: &Draft, other_than: Option<u32>, mut each: impl FnMut(u32, Side)) {
         for narrow in [true, false] {
             let Some(buckets) = self.buckets_if_used(draft, narrow) else {
@@ -73,7 +73,8 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry of those that the overflow's index knows, which the packets of a side find as one like this.
+    /// The newest entry of those that the overflow's index knows, which the packets of a side find
+    /// as one like this.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;
@@ -90,8 +91,9 @@ impl ConnTable {
         })
     }
 
-    /// Makes an entry the newest of its equals on some sides: it is found by the overflow's index from now on, as they
-    /// are. `false`, and nothing changed, if that has no room where the entry belongs.
+    /// Makes an entry the newest of its equals on some sides: it is found by the overflow's index
+    /// from now on, as they are. `false`, and nothing changed, if that has no room where the
+    /// entry belongs.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -196,7 +198,8 @@ impl ConnTable {
         }
     }
 
-    /// Gives an entry of unknown client port the port of its first packet (`ip_vs_conn_fill_cport`).
+    /// Gives an entry of unknown client port the port of its first packet
+    /// (`ip_vs_conn_fill_cport`).
     pub(crate) fn set_client_port(&mut self, handle: u32, port: u16) {
         self.change(handle, |draft| {
             draft.key.client.set_port(port);
@@ -213,8 +216,8 @@ impl ConnTable {
         });
     }
 
-    /// Changes what an entry is found by, but for addresses and the client of one whose port is known. Among equals, it
-    /// is the newest from now on.
+    /// Changes what an entry is found by, but for addresses and the client of one whose port is
+    /// known. Among equals, it is the newest from now on.
     pub(crate) fn change(&mut self, handle: u32, change: impl FnOnce(&mut Draft)) {
         let mut draft = self.slots.entry(handle).draft();
         let in_place = self.slots.in_place(handle);
@@ -236,7 +239,8 @@ impl ConnTable {
             self.enter(handle, Side::BOTH);
             return;
         }
-        // One that lies in its bucket is in the overflow's index on those sides where it has equals.
+        // One that lies in its bucket is in the overflow's index on those sides where it has
+        // equals.
         let mut sides = Vec::new();
         self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
         sides.extend(

@@ -36,7 +36,8 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE)
     }
 
-    /// The newest entry of a client's address and `port` with just `kinds` of what tells kinds of entries apart.
+    /// The newest entry of a client's address and `port` with just `kinds` of what tells kinds of
+    /// entries apart.
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -99,8 +100,8 @@ impl ConnTable {
         })
     }
 
-    /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the real server where
-    /// the connection is translated, the virtual address elsewhere.
+    /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the
+    /// real server where the connection is translated, the virtual address elsewhere.
     #[inline]
     pub(crate) fn find_out(
         &self,
@@ -250,8 +251,8 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// The hash of whom a packet is addressed to, and whether it was so to the packet before: those of a virtual address's
-    /// clients all are.
+    /// The hash of whom a packet is addressed to, and whether it was so to the packet before: those
+    /// of a virtual address's clients all are.
     #[inline]
     fn addressee_hash(&self, identity: u64) -> (u64, bool) {
         if let Some(hash) = self.addressee.get(identity) {
@@ -262,8 +263,9 @@ impl ConnTable {
         (hash, false)
     }
 
-    /// Where a look-up of a packet between these two will look, whichever of them is the client. Reads what lies at home
-    /// there, or the tags, so that [`warm`](Self::warm) does not wait for them.
+    /// Where a look-up of a packet between these two will look, whichever of them is the client.
+    /// Reads what lies at home there, or the tags, so that [`warm`](Self::warm) does not wait
+    /// for them.
     #[inline]
     pub(crate) fn ahead(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else {
@@ -317,8 +319,8 @@ impl ConnTable {
         }
     }
 
-    /// Reads what a look-up there will read, and changes nothing: a batch of packets of which all are read first waits for
-    /// memory once. The result says nothing; it is there to be used.
+    /// Reads what a look-up there will read, and changes nothing: a batch of packets of which all
+    /// are read first waits for memory once. The result says nothing; it is there to be used.
     #[inline]
     pub(crate) fn warm(&self, ahead: &Ahead) -> u64 {
         let at_home = self.at_home[usize::from(!ahead.narrow)];
@@ -372,7 +374,8 @@ struct Aim {
 pub(super) struct Memo {
     of: AtomicU64,
     hash: AtomicU64,
-    /// Both together: whoever reads one of before and the other of after does not take them for a pair.
+    /// Both together: whoever reads one of before and the other of after does not take them for a
+    /// pair.
     check: AtomicU64,
 }
 
@@ -421,8 +424,8 @@ impl Found {
     }
 }
 
-/// Whether packets to the client from that virtual address, or that server, belong to an entry of this way; if so, which
-/// shadow covers it from them.
+/// Whether packets to the client from that virtual address, or that server, belong to an entry of
+/// this way; if so, which shadow covers it from them.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

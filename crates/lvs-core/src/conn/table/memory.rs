@@ -1,8 +1,8 @@
 //! The memory that a connection table lies in, and the description that goes with it.
 //!
-//! Whoever makes a table may bring the memory: the heap is the default, but a file of memory that outlives the process,
-//! or maps that a program in the kernel reads as well, have the same shape. It is five regions of 64-bit words, all
-//! zero at first:
+//! Whoever makes a table may bring the memory: the heap is the default, but a file of memory that
+//! outlives the process, or maps that a program in the kernel reads as well, have the same shape.
+//! It is five regions of 64-bit words, all zero at first:
 //!
 //! | region | words |
 //! |---|---|
@@ -66,7 +66,8 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Layout {
-    /// The number of this layout. It changes with any of what is in a slot, a word of tags or a description.
+    /// The number of this layout. It changes with any of what is in a slot, a word of tags or a
+    /// description.
     pub const VERSION: u64 = 1;
     /// Slots of a bucket.
     pub const WAYS: usize = 8;
@@ -83,8 +84,8 @@ impl Layout {
     /// Slots of the overflow that a table has at least, if it may hold so many.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are used when the table is
-    /// full. `seed` keys the hash function.
+    /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are
+    /// used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // Three regions together keep within 31 bits.
         let connections = connections.clamp(1, 1 << 29);
@@ -187,8 +188,8 @@ enum Store {
 impl Region {
     /// Zeros on the heap, taken from the system as they are used.
     pub fn heap(words: usize) -> Self {
-        // Slots are cache lines. An allocation of a type of such alignment would be written at once, every page of it;
-        // fresh zero pages need not be.
+        // Slots are cache lines. An allocation of a type of such alignment would be written at
+        // once, every page of it; fresh zero pages need not be.
         let words: Box<[AtomicU64]> =
             bytemuck::zeroed_slice_box(words + LINE / size_of::<AtomicU64>());
         let first = words.as_ptr().align_offset(LINE);
@@ -271,8 +272,8 @@ impl Memory {
         }
     }
 
-    /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags, overflow. They begin at a
-    /// cache line each.
+    /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags,
+    /// overflow. They begin at a cache line each.
     ///
     /// # Errors
     /// [`LayoutError::Damaged`] if a region is too short.
@@ -305,8 +306,8 @@ impl Memory {
         self
     }
 
-    /// Others read the slots of published connections while they change: a slot that was published is not used again
-    /// for so long after it was freed.
+    /// Others read the slots of published connections while they change: a slot that was published
+    /// is not used again for so long after it was freed.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;

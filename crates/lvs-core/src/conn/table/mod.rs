@@ -1,4 +1,5 @@
-//! The connection table: slots of fixed size in memory that the caller supplies, found by the tuples of their packets.
+//! The connection table: slots of fixed size in memory that the caller supplies, found by the
+//! tuples of their packets.
 //!
 //! ```text
 //!              hash of the client's side
@@ -12,10 +13,11 @@
 //!  wheel      buckets of handles by deadline, and where each handle's record lies
 //! ```
 //!
-//! The hash is over the client's side alone, so that packets of both directions find the same slot: by the virtual
-//! address on the way in, by the server's on the way back. A handle is the slot's number, and stays the same as long as
-//! the entry lives. What is told apart by nothing a packet says ([`Overflow`]) lies elsewhere, so that an entry in its
-//! bucket is the only one that its packets find, or says that there are others.
+//! The hash is over the client's side alone, so that packets of both directions find the same slot:
+//! by the virtual address on the way in, by the server's on the way back. A handle is the slot's
+//! number, and stays the same as long as the entry lives. What is told apart by nothing a packet
+//! says ([`Overflow`]) lies elsewhere, so that an entry in its bucket is the only one that its
+//! packets find, or says that there are others.
 //!
 //! | | bytes a connection (IPv4, full table) |
 //! |---|---|
@@ -24,8 +26,8 @@
 //! | place in the wheel, record | 4.7, 4.1 |
 //! | overflow: none to 5 of 100, which come and go | 0 to 9.4 |
 //!
-//! What few connections have (who controls others, when one was synchronised) is kept beside the table
-//! ([`Sparse`](sparse::Sparse)).
+//! What few connections have (who controls others, when one was synchronised) is kept beside the
+//! table ([`Sparse`](sparse::Sparse)).
 
 mod adopt;
 mod buckets;
@@ -65,14 +67,16 @@ use crate::{Instant, Protocol};
 /// A region of which less than one in so many slots is used has at least 70 in 100 entries at home.
 const HOMELY: usize = 4;
 
-/// Buckets of a part of the table whose used slots are counted together, so that a listing skips what is empty.
+/// Buckets of a part of the table whose used slots are counted together, so that a listing skips
+/// what is empty.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
 /// Entries that end in one go, where that is all the same to them.
 const PORTION: usize = 128;
 
-/// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the overflow.
+/// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the
+/// overflow.
 #[derive(Debug)]
 struct Slots {
     memory: Memory,
@@ -178,7 +182,8 @@ impl Entries for Slots {
     }
 }
 
-/// Entries of connections or templates, what they are found by, and their timers. Holds at most `capacity` of them.
+/// Entries of connections or templates, what they are found by, and their timers. Holds at most
+/// `capacity` of them.
 pub(crate) struct ConnTable {
     slots: Slots,
     overflow: Overflow,
@@ -198,7 +203,8 @@ pub(crate) struct ConnTable {
     mixed: usize,
     /// How many entries each one controls that has [`flag::CONTROLS`].
     controlled: Sparse<u32>,
-    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
+    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
+    /// retries.
     sync_ends: Sparse<u32>,
     /// Slots that were published and are free, with the time until which they are not used again.
     quarantined: VecDeque<(Instant, u32)>,
@@ -220,8 +226,8 @@ impl fmt::Debug for ConnTable {
 }
 
 impl ConnTable {
-    /// An empty table for at most `capacity` entries, on the heap. `seed` keys the hash function, so that a client
-    /// cannot choose addresses that fall into the same buckets.
+    /// An empty table for at most `capacity` entries, on the heap. `seed` keys the hash function,
+    /// so that a client cannot choose addresses that fall into the same buckets.
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         Self::with_memory(capacity, Memory::heap(Layout::new(capacity, seed)))
     }
@@ -271,10 +277,10 @@ impl ConnTable {
         self.slots.in_place(handle)
     }
 
-    // --- coming and going -------------------------------------------------------------------------------------------------
+    // --- coming and going ------------------------------------------------------------------------
 
-    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing changed, if the table
-    /// is full.
+    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing
+    /// changed, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;
@@ -383,7 +389,8 @@ impl ConnTable {
         self.at_home[region] = self.used[region] < slots / HOMELY;
     }
 
-    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries: a matter of speed alone.
+    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries: a matter
+    /// of speed alone.
     pub(crate) const fn at_home(&self) -> [bool; 2] {
         self.at_home
     }
@@ -417,7 +424,7 @@ impl ConnTable {
         }
     }
 
-    // --- time -------------------------------------------------------------------------------------------------------------
+    // --- time ------------------------------------------------------------------------------------
 
     /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
     #[inline]
@@ -427,8 +434,9 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if there are none, or if
-    /// the budget ran out on the way. Give the vector back with [`recycle`](Self::recycle).
+    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if
+    /// there are none, or if the budget ran out on the way. Give the vector back with
+    /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         loop {
             let Some(tick) = self.due_tick(now, budget) else {
@@ -451,12 +459,14 @@ impl ConnTable {
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
     }
 
-    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as they are due.
+    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as
+    /// they are due.
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
-        // Few enough that their slots are still in the caches when they end: not where that decides on who ends first, nor
-        // where others that are not due would be looked at again and again.
+        // Few enough that their slots are still in the caches when they end: not where that decides
+        // on who ends first, nor where others that are not due would be looked at again and
+        // again.
         let mut looked_at = 1;
         while due.is_empty() && looked_at > 0 {
             let few = self.controlled.is_empty() && !self.wheel.stays();
@@ -486,7 +496,7 @@ impl ConnTable {
         self.wheel.next_wakeup()
     }
 
-    // --- what few entries have --------------------------------------------------------------------------------------------
+    // --- what few entries have -------------------------------------------------------------------
 
     /// Entries that this one controls.
     #[inline]
@@ -518,7 +528,8 @@ impl ConnTable {
         }
     }
 
-    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count retries.
+    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
+    /// retries.
     pub(crate) fn sync_end(&self, handle: u32) -> Option<u32> {
         let end = self.sync_ends.get(handle).copied();
         end.filter(|&end| end != 0)
@@ -536,7 +547,8 @@ fn after(now: Instant, seconds: u32) -> Instant {
     Instant::from_nanos(now.as_nanos().saturating_add(span))
 }
 
-/// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that a packet has.
+/// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that
+/// a packet has.
 #[inline]
 fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.ip() == other.ip()

@@ -1,10 +1,11 @@
 //! What has no place in its buckets, and entries of which there are several for the same packets.
 //!
-//! The buckets of an entry follow from its client alone. One client's port that speaks to many virtual addresses, or
-//! that reaches one server by way of many, would fill them; such entries are found here by the hash of the whole tuple,
-//! in a bounded number of steps ([`Index`]). Of equal ones the index refers to the newest, and each knows the next
-//! older and newer one, so that equal ones, which a client can make by the thousand, cost no look-up a step. An entry
-//! that lies in its bucket is in this index, too, while it has equals.
+//! The buckets of an entry follow from its client alone. One client's port that speaks to many
+//! virtual addresses, or that reaches one server by way of many, would fill them; such entries are
+//! found here by the hash of the whole tuple, in a bounded number of steps ([`Index`]). Of equal
+//! ones the index refers to the newest, and each knows the next older and newer one, so that equal
+//! ones, which a client can make by the thousand, cost no look-up a step. An entry that lies in its
+//! bucket is in this index, too, while it has equals.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,9 +20,11 @@ use crate::conn::NO_SLOT;
 /// Which packets an entry is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// Those of the client to the virtual address, and those back where the connection is not translated.
+    /// Those of the client to the virtual address, and those back where the connection is not
+    /// translated.
     In,
-    /// Those of a server behind NAT, to the client. Replies of full NAT go to a local address, never to a client.
+    /// Those of a server behind NAT, to the client. Replies of full NAT go to a local address,
+    /// never to a client.
     Out,
 }
 
@@ -150,8 +153,8 @@ impl Overflow {
         found.map(|reference| Side::of(reference).0)
     }
 
-    /// Makes an entry the one that the packets of a side find, in front of `equal`, which did until now; `false`, and
-    /// nothing changed, if the index has no room where it belongs.
+    /// Makes an entry the one that the packets of a side find, in front of `equal`, which did until
+    /// now; `false`, and nothing changed, if the index has no room where it belongs.
     pub(super) fn enter(
         &mut self,
         handle: u32,
@@ -171,8 +174,8 @@ impl Overflow {
         true
     }
 
-    /// Lets an entry be found no more by a side, and in its place the one that it stood before. What comes back is an
-    /// entry that has no equals any more.
+    /// Lets an entry be found no more by a side, and in its place the one that it stood before.
+    /// What comes back is an entry that has no equals any more.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);

@@ -21,7 +21,8 @@
 //!   w11-w15  as w3-w7 of a narrow slot
 //! ```
 //!
-//! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares whole words.
+//! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares
+//! whole words.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::AtomicU64;
@@ -85,8 +86,8 @@ mod way {
 }
 
 impl Layout {
-    /// What a program that reads a table's memory has to know of it, by the names that it may give it: sizes, bits and the
-    /// numbers of words. Of [`VERSION`](Self::VERSION).
+    /// What a program that reads a table's memory has to know of it, by the names that it may give
+    /// it: sizes, bits and the numbers of words. Of [`VERSION`](Self::VERSION).
     pub const NUMBERS: &[(&str, u64)] = &[
         ("WAYS", Self::WAYS as u64),
         ("NARROW_BYTES", Self::NARROW_WORDS as u64 * 8),
@@ -251,7 +252,8 @@ impl Draft {
 pub(crate) struct Entry<'a> {
     /// What it is found by.
     front: &'a Line,
-    /// What its packets change, in words 3 to 7: of a narrow slot the same line, of a wide one the second.
+    /// What its packets change, in words 3 to 7: of a narrow slot the same line, of a wide one the
+    /// second.
     hot: &'a Line,
     narrow: bool,
 }
@@ -360,7 +362,8 @@ impl<'a> Entry<'a> {
 
     #[inline]
     pub(super) fn set_expires(self, at: Instant) {
-        // Behind the timeout: a program in the kernel that writes a deadline by the one before looks for it afterwards.
+        // Behind the timeout: a program in the kernel that writes a deadline by the one before
+        // looks for it afterwards.
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 

@@ -180,8 +180,8 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
     draft
 }
 
-/// One client's port to every port of an address, and to one port of as many addresses with one server: the hash of the
-/// client alone leads all of them to the same buckets.
+/// One client's port to every port of an address, and to one port of as many addresses with one
+/// server: the hash of the client alone leads all of them to the same buckets.
 #[test]
 fn one_clients_port_to_all_ports_or_addresses_makes_no_chain() {
     let mut table = ConnTable::new(1 << 17, 1);
@@ -674,7 +674,8 @@ proptest! {
                     prop_assert_eq!(fired, gone);
                 }
                 Op::TakeOver => {
-                    // Among entries in place that were changed, a successor does not know the newest.
+                    // Among entries in place that were changed, a successor does not know the
+                    // newest.
                     let ambiguous = naive.entries.iter().any(|entry| entry.1.server == REBOUND);
                     let hidden = naive.entries.iter().any(|entry| entry.1.has(flag::DYING));
                     if ambiguous || hidden {

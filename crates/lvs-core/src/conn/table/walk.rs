@@ -38,8 +38,9 @@ impl ConnTable {
         })
     }
 
-    /// The next entry in use from slot `at` on, which moves behind it; `None` if there is none before the budget of slots
-    /// to look at is spent, or the end ([`slots_len`](Self::slots_len)) is reached.
+    /// The next entry in use from slot `at` on, which moves behind it; `None` if there is none
+    /// before the budget of slots to look at is spent, or the end
+    /// ([`slots_len`](Self::slots_len)) is reached.
     pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
         while *at < self.slots_len() && *budget > 0 {
             *budget -= 1;
@@ -57,8 +58,9 @@ impl ConnTable {
         None
     }
 
-    /// Entries from slot `from` on, and the slot from which to go on, for listings in pieces that take a short time each,
-    /// be the table full or empty: a free slot takes one of `budget`, an entry, of which more is read, [`ENTRY_COST`].
+    /// Entries from slot `from` on, and the slot from which to go on, for listings in pieces that
+    /// take a short time each, be the table full or empty: a free slot takes one of `budget`,
+    /// an entry, of which more is read, [`ENTRY_COST`].
     pub(crate) fn piece(&self, from: usize, budget: usize) -> (Vec<u32>, Option<usize>) {
         let (mut at, mut left) = (from, budget);
         let mut piece = Vec::new();

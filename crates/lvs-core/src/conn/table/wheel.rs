@@ -1,8 +1,9 @@
 //! A hierarchical timing wheel beside the slots.
 //!
-//! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that is not later than
-//! the deadline; when the bucket comes up, a slot that is not due yet is recorded again at its deadline. So a busy
-//! connection is moved about once per timeout, not once per packet.
+//! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that
+//! is not later than the deadline; when the bucket comes up, a slot that is not due yet is recorded
+//! again at its deadline. So a busy connection is moved about once per timeout, not once per
+//! packet.
 //!
 //! | level | buckets | each | together |
 //! |---|---|---|---|
@@ -10,12 +11,14 @@
 //! | pages | 8,192 | 4,096 ticks, 17 s | two books, 39 hours |
 //! | books | 64 | 4,096 pages, 19.5 hours | 51 days; what lies beyond is recorded at the end and moved on |
 //!
-//! The ticks of the present page and of the next one have a bucket each, so that while one page passes, the records of
-//! the next are spread over its ticks in portions: a page with a million records holds nobody up, and none of them is
-//! late. The timeouts that connections have cost one such move at most.
+//! The ticks of the present page and of the next one have a bucket each, so that while one page
+//! passes, the records of the next are spread over its ticks in portions: a page with a million
+//! records holds nobody up, and none of them is late. The timeouts that connections have cost one
+//! such move at most.
 //!
-//! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie together and are walked in
-//! order, so that the slots which they lead to can be loaded many at a time.
+//! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie
+//! together and are walked in order, so that the slots which they lead to can be loaded many at a
+//! time.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -142,13 +145,15 @@ impl Wheel {
         }
     }
 
-    /// Whether whoever takes out what is due in the present tick would look again at some that are not.
+    /// Whether whoever takes out what is due in the present tick would look again at some that are
+    /// not.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
 
-    /// The next tick up to `limit` in which something may be due. Moves on over empty ticks, spreading at most `budget`
-    /// records on the way; `None` if nothing is due up to `limit` or the budget is spent.
+    /// The next tick up to `limit` in which something may be due. Moves on over empty ticks,
+    /// spreading at most `budget` records on the way; `None` if nothing is due up to `limit` or
+    /// the budget is spent.
     pub(super) fn next_tick(
         &mut self,
         entries: &impl Entries,
@@ -176,8 +181,8 @@ impl Wheel {
         }
     }
 
-    /// Takes the slots out whose deadline `now` has reached from the bucket of the present tick, looking at no more
-    /// than `budget` of them, and appends them to `due`.
+    /// Takes the slots out whose deadline `now` has reached from the bucket of the present tick,
+    /// looking at no more than `budget` of them, and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
         entries: &impl Entries,
@@ -264,8 +269,8 @@ impl Wheel {
             .max(self.tick + 1)
     }
 
-    /// The first number above `after` and below `end` whose bucket, of a ring of `size` that begins at `base`, has
-    /// records.
+    /// The first number above `after` and below `end` whose bucket, of a ring of `size` that begins
+    /// at `base`, has records.
     fn next_occupied(&self, base: usize, size: usize, after: u64, end: u64) -> Option<u64> {
         let mut number = after + 1;
         while number < end {
@@ -327,7 +332,8 @@ impl Wheel {
         true
     }
 
-    /// Records up to `most` slots of a bucket again, by their deadlines. `false` if the budget ran out first.
+    /// Records up to `most` slots of a bucket again, by their deadlines. `false` if the budget ran
+    /// out first.
     fn empty(
         &mut self,
         entries: &impl Entries,
@@ -363,7 +369,8 @@ impl Wheel {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
     }
 
-    /// Records a handle that has no record; gives what its slot is to say about it ([`Entry::armed`]).
+    /// Records a handle that has no record; gives what its slot is to say about it
+    /// ([`Entry::armed`]).
     pub(super) fn link(&mut self, handle: u32, deadline: u64) -> u32 {
         let tick = deadline.clamp(self.tick, self.tick + SPAN);
         let present = self.tick >> PAGE_BITS;

@@ -1,4 +1,5 @@
-//! The decision about packets of no known connection: which service, which real server, which template.
+//! The decision about packets of no known connection: which service, which real server, which
+//! template.
 
 mod outbound;
 mod persistent;
@@ -19,7 +20,8 @@ use crate::{
     ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 
-/// A packet that may open a connection, seen from the client's side even if it is embedded in an ICMP error.
+/// A packet that may open a connection, seen from the client's side even if it is embedded in an
+/// ICMP error.
 struct Ask<'a> {
     protocol: Protocol,
     client: SocketAddr,
@@ -33,7 +35,8 @@ struct Ask<'a> {
     embedded: bool,
 }
 
-/// Servers that are tried for a connection where full NAT has no local port left towards the one that was chosen.
+/// Servers that are tried for a connection where full NAT has no local port left towards the one
+/// that was chosen.
 const OTHERS: usize = 8;
 
 /// What came of it.
@@ -47,8 +50,8 @@ enum Opened {
 }
 
 impl Control {
-    /// Decides on a packet that `shard` could not decide on alone. A shard of another director stays as it is:
-    /// [`DropReason::ForeignShard`].
+    /// Decides on a packet that `shard` could not decide on alone. A shard of another director
+    /// stays as it is: [`DropReason::ForeignShard`].
     pub fn admit(
         &mut self,
         shard: &mut Shard,
@@ -79,8 +82,8 @@ impl Control {
         self.note_occupancy(shard);
         shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
-        // The table may have changed since, if the caller has taken its time; or the connection has given way already,
-        // and what is in its slot is the new one.
+        // The table may have changed since, if the caller has taken its time; or the connection has
+        // given way already, and what is in its slot is the new one.
         let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
@@ -93,8 +96,8 @@ impl Control {
         verdict
     }
 
-    /// Decides on an ICMP error that `shard` could not decide on alone. A shard of another director as in
-    /// [`admit`](Self::admit).
+    /// Decides on an ICMP error that `shard` could not decide on alone. A shard of another director
+    /// as in [`admit`](Self::admit).
     pub fn admit_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -158,8 +161,8 @@ impl Control {
         }
     }
 
-    /// Opens a connection for an ICMP error, as if the packet that it is about had come from the client
-    /// (`ip_vs_try_to_schedule`). It lives three seconds unless it is used.
+    /// Opens a connection for an ICMP error, as if the packet that it is about had come from the
+    /// client (`ip_vs_try_to_schedule`). It lives three seconds unless it is used.
     fn schedule_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -263,7 +266,8 @@ impl Control {
         if flags.has(ServiceFlags::PERSISTENT) {
             return self.open_persistent(shard, number, ask, once, now);
         }
-        // Only a persistent service takes other ports than its own: an FTP service, or one of port 0.
+        // Only a persistent service takes other ports than its own: an FTP service, or one of port
+        // 0.
         let picked = (by_mark || ask.virt.port() == service.key.port())
             .then(|| service.pool.pick(&ask.request(flags, now)).cloned())
             .flatten();
@@ -283,7 +287,8 @@ impl Control {
         }
     }
 
-    /// Full NAT has no local port left towards the server that was chosen: the next ones in the list are tried.
+    /// Full NAT has no local port left towards the server that was chosen: the next ones in the
+    /// list are tried.
     fn open_elsewhere(
         &mut self,
         shard: &mut Shard,
@@ -357,7 +362,8 @@ impl Control {
         Opened::Entry(index)
     }
 
-    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if that is full.
+    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if
+    /// that is full.
     fn enter_once(
         &self,
         shard: &mut Shard,
@@ -391,8 +397,9 @@ impl Control {
         }
     }
 
-    /// Whether a packet to `addr` may go there itself when no server can take it (`ip_vs_addr_is_unicast`): of IPv4 not
-    /// to an address of the host. With IPv6 the kernel does not ask, opens the connection, and loses its packets.
+    /// Whether a packet to `addr` may go there itself when no server can take it
+    /// (`ip_vs_addr_is_unicast`): of IPv4 not to an address of the host. With IPv6 the kernel
+    /// does not ask, opens the connection, and loses its packets.
     fn may_bypass(&self, addr: IpAddr) -> bool {
         is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
     }

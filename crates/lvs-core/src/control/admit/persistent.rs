@@ -99,8 +99,8 @@ pub(super) fn may_lead_to(server: &Server, quiescent: bool) -> bool {
 
 /// The identity of the template for a packet, and whether the template keeps the server's port.
 ///
-/// A service of many ports has one template for all: an FTP service for control and data, one of port 0 for every port,
-/// one of a mark for every protocol and address, too.
+/// A service of many ports has one template for all: an FTP service for control and data, one of
+/// port 0 for every port, one of a mark for every protocol and address, too.
 pub(crate) fn template_key(
     service: ServiceKey,
     netmask: u32,

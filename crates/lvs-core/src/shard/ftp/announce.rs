@@ -1,5 +1,6 @@
-//! Where the commands and replies of FTP say that a data connection will be (RFC 959, RFC 2428), read the way
-//! `ip_vs_ftp_in` and `ip_vs_ftp_out` read them: in one segment, whatever it holds besides.
+//! Where the commands and replies of FTP say that a data connection will be (RFC 959, RFC 2428),
+//! read the way `ip_vs_ftp_in` and `ip_vs_ftp_out` read them: in one segment, whatever it holds
+//! besides.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::Range;
@@ -16,7 +17,8 @@ pub(super) enum Command {
     Active(SocketAddr),
 }
 
-/// What a client's segment asks for. PASV and EPSV are found anywhere in it, PORT and EPRT at its start.
+/// What a client's segment asks for. PASV and EPSV are found anywhere in it, PORT and EPRT at its
+/// start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<Command> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
@@ -47,8 +49,8 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<Command> {
     port().or_else(extended_port).map(Command::Active)
 }
 
-/// Where a server's reply says that it listens, and which bytes of the segment say so. A reply to EPSV leaves the
-/// address out, because it is that of `server`.
+/// Where a server's reply says that it listens, and which bytes of the segment say so. A reply to
+/// EPSV leaves the address out, because it is that of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,
@@ -82,7 +84,8 @@ fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     Some(start + run)
 }
 
-/// `h1,h2,h3,h4,p1,p2` and something behind it; with its length. A number may be left out, and is 0 then.
+/// `h1,h2,h3,h4,p1,p2` and something behind it; with its length. A number may be left out, and is 0
+/// then.
 fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     let mut numbers = [0u8; 6];
     let mut at = 0;

@@ -1,13 +1,15 @@
-//! The helper for FTP: data connections follow the control connection that announces them (`ip_vs_ftp`).
+//! The helper for FTP: data connections follow the control connection that announces them
+//! (`ip_vs_ftp`).
 //!
-//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT) becomes a connection that
-//! the server may open; what a server announces (in answer to PASV, EPSV) becomes one that the client may open, and the
-//! client is told the virtual address in place of the server's. So the text changes, sometimes its length, and then
-//! every later number of the stream: see [`Shift`].
+//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT)
+//! becomes a connection that the server may open; what a server announces (in answer to PASV, EPSV)
+//! becomes one that the client may open, and the client is told the virtual address in place of the
+//! server's. So the text changes, sometimes its length, and then every later number of the stream:
+//! see [`Shift`].
 //!
-//! The kernel leaves that to its connection tracking. Of what else this does, two things can be seen and are done here: a
-//! client's segment that acknowledges what no server has sent is dropped, and so is one that comes before the server's
-//! answer to the SYN.
+//! The kernel leaves that to its connection tracking. Of what else this does, two things can be
+//! seen and are done here: a client's segment that acknowledges what no server has sent is dropped,
+//! and so is one that comes before the server's answer to the SYN.
 
 mod announce;
 
@@ -62,8 +64,8 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 }
 
 impl Replacement {
-    /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client connects to where it is
-    /// connected already after EPSV.
+    /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client
+    /// connects to where it is connected already after EPSV.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -104,7 +106,8 @@ pub(crate) struct Session {
     mode: Mode,
     /// Of the server's stream; nothing changes the client's.
     shift: Shift,
-    /// The reply that was changed last: its number and what it answered. It may have to be sent again.
+    /// The reply that was changed last: its number and what it answered. It may have to be sent
+    /// again.
     changed: Option<(u32, Mode)>,
     /// Past the last byte that the client has sent, once it has sent something.
     client_end: Option<u32>,
@@ -117,7 +120,8 @@ pub(crate) struct Session {
     opened: bool,
 }
 
-/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is (RFC 7323 section 2.3).
+/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is
+/// (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;
 
 impl Session {
@@ -156,8 +160,8 @@ impl Session {
     }
 }
 
-/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else a few forged segments
-/// would carry it around the circle of numbers.
+/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else
+/// a few forged segments would carry it around the circle of numbers.
 fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
     let reaches = acknowledged.is_none_or(|from| to.wrapping_sub(from) <= WINDOW_MAX);
     if reaches && end.is_none_or(|end| is_after(to, end)) {
@@ -214,8 +218,9 @@ impl<'a> Tcp<'a> {
 }
 
 impl Shard {
-    /// Looks at a segment from the client of control connection `index`, whose state it has changed already
-    /// (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the client acknowledges.
+    /// Looks at a segment from the client of control connection `index`, whose state it has changed
+    /// already (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the
+    /// client acknowledges.
     ///
     /// # Errors
     /// Why the segment is dropped.
@@ -249,7 +254,8 @@ impl Shard {
             && tcp.flags.has(TcpFlags::SYN)
             && session.client_end != Some(tcp.end())
         {
-            // The first segment of a new connection, be it with the addresses and ports of an old one.
+            // The first segment of a new connection, be it with the addresses and ports of an old
+            // one.
             session = Session {
                 mode: session.mode,
                 ..Session::default()
@@ -277,7 +283,8 @@ impl Shard {
         }
     }
 
-    /// Looks at a segment from the server of control connection `index`, before that changes its state (`ip_vs_ftp_out`).
+    /// Looks at a segment from the server of control connection `index`, before that changes its
+    /// state (`ip_vs_ftp_out`).
     ///
     /// # Errors
     /// Why the segment is dropped.
@@ -316,7 +323,8 @@ impl Shard {
         }
     }
 
-    /// Expects the data connection that a reply announces, and tells what the client is to read there.
+    /// Expects the data connection that a reply announces, and tells what the client is to read
+    /// there.
     fn announced(
         &mut self,
         index: u32,
@@ -346,8 +354,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// What the client is to read in a reply that the server sends again, because it was lost behind the director. The
-    /// kernel lets it pass as it is, with the wrong address and, if the length had changed, in the wrong place.
+    /// What the client is to read in a reply that the server sends again, because it was lost
+    /// behind the director. The kernel lets it pass as it is, with the wrong address and, if
+    /// the length had changed, in the wrong place.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
@@ -358,8 +367,8 @@ impl Shard {
         Replacement::new(&place, mode, virt)?.moved(at)
     }
 
-    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait for its first packet
-    /// (`ip_vs_tcp_conn_listen`). Returns its index.
+    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait
+    /// for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
     #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
     fn expect(
         &mut self,
@@ -407,7 +416,8 @@ impl Shard {
         Ok(index)
     }
 
-    /// How the numbers of what the server of connection `index` sends change on their way; not at all without a helper.
+    /// How the numbers of what the server of connection `index` sends change on their way; not at
+    /// all without a helper.
     pub(crate) fn shift(&self, index: u32) -> Shift {
         self.session(index).shift
     }

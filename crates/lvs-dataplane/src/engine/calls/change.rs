@@ -19,8 +19,9 @@ use crate::sync::Prepared;
 const PIECE: usize = 16;
 
 impl Shared {
-    /// Makes these changes, or none, and waits until the packet path has followed: when the caller has its answer, the
-    /// next packet is handled the new way. What is done and not followed yet is no refusal, but a warning.
+    /// Makes these changes, or none, and waits until the packet path has followed: when the caller
+    /// has its answer, the next packet is handled the new way. What is done and not followed
+    /// yet is no refusal, but a warning.
     pub(super) fn apply(&self, changes: Vec<Call>, list: bool) -> Result<Value, Failure> {
         let refused = |refused: Refused| Failure {
             change: list.then_some(refused.change),
@@ -44,7 +45,8 @@ impl Shared {
         let _changing = self.changing();
         let daemons = self.prepare_daemons(changes);
         let applied = {
-            // What the kernel has counted belongs to what is there now; and it forwards nothing by what is half made.
+            // What the kernel has counted belongs to what is there now; and it forwards nothing by
+            // what is half made.
             let _held = self.in_kernel().map(InKernel::hold);
             self.fold();
             self.make(changes, &daemons)?
@@ -59,7 +61,8 @@ impl Shared {
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
     }
 
-    /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between which packets that need the control half have their turn.
+    /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between
+    /// which packets that need the control half have their turn.
     fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
         let view = self.view();
         let host = WithDaemons {
@@ -82,8 +85,8 @@ impl Shared {
         }
     }
 
-    /// Opens the sockets of synchronisation daemons that are to be started, before anything is locked: that may take a moment,
-    /// and fail.
+    /// Opens the sockets of synchronisation daemons that are to be started, before anything is
+    /// locked: that may take a moment, and fail.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         let Some(daemons) = self.daemons().filter(|_| changes.iter().any(starts)) else {
@@ -136,8 +139,8 @@ impl Shared {
         }
     }
 
-    /// Has the keeper follow a change, and waits until every packet worker has what it has published. Gives what could not
-    /// be followed yet.
+    /// Has the keeper follow a change, and waits until every packet worker has what it has
+    /// published. Gives what could not be followed yet.
     fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
         let (generation, warnings) = self.ask_keeper(move |keeper, reply| {
             let warnings = keeper.update(update);

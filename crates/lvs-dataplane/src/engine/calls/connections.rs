@@ -8,8 +8,8 @@ use super::end;
 use crate::control::server::Sink;
 use crate::engine::shared::Shared;
 
-/// What is looked at in one go, in free slots of the table, so that a listing never holds up packets for long: 512
-/// connections.
+/// What is looked at in one go, in free slots of the table, so that a listing never holds up
+/// packets for long: 512 connections.
 const PIECE: usize = 8192;
 
 impl Shared {

@@ -138,7 +138,8 @@ impl Shared {
     }
 }
 
-/// The interfaces in use. Where the host routes everything, that is the device that it routes it into.
+/// The interfaces in use. Where the host routes everything, that is the device that it routes it
+/// into.
 fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);

@@ -1,7 +1,8 @@
-//! An engine for tests: a network that is only described, frames that are handed in, a clock that only a caller moves.
+//! An engine for tests: a network that is only described, frames that are handed in, a clock that
+//! only a caller moves.
 //!
-//! `lvs-dataplane --no-interfaces --virtual-time` has the control methods `test.reset`, `test.advance` and
-//! `test.inject`; their parameters are the types of this module.
+//! `lvs-dataplane --no-interfaces --virtual-time` has the control methods `test.reset`,
+//! `test.advance` and `test.inject`; their parameters are the types of this module.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +23,8 @@ pub(super) const HOST_PORT: PortId = PortId(0);
 /// Frames of one `test.inject` at most, repetitions included.
 const FRAMES_MAX: u64 = 10_000_000;
 
-/// Parameters of `test.reset`: forget everything, start the clock at 0, and take this for the network around.
+/// Parameters of `test.reset`: forget everything, start the clock at 0, and take this for the
+/// network around.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Network {
@@ -97,7 +99,8 @@ pub struct Mark {
     pub mark: u32,
 }
 
-/// Parameters of `test.advance`: by how long the clock moves, or to which time since the start or the reset.
+/// Parameters of `test.advance`: by how long the clock moves, or to which time since the start or
+/// the reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Advance {
@@ -107,7 +110,8 @@ pub enum Advance {
     ToMs(u64),
 }
 
-/// Parameters of `test.inject`: frames that arrive, in zero time. The items of the answer are the frames that leave.
+/// Parameters of `test.inject`: frames that arrive, in zero time. The items of the answer are the
+/// frames that leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inject {
@@ -256,8 +260,8 @@ impl Prefix {
     }
 }
 
-/// A network as [`Network`] describes it. Port 0 leads to the host, the others are the interfaces with a link-layer
-/// address, in their order.
+/// A network as [`Network`] describes it. Port 0 leads to the host, the others are the interfaces
+/// with a link-layer address, in their order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BenchNet {
     ports: Vec<(String, PortInfo, Vec<Prefix>)>,

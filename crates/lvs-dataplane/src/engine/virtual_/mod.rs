@@ -50,7 +50,8 @@ impl Host for NoHost<'_> {
                 FailureCode::Unsupported,
                 "this engine has no interfaces (--no-interfaces): it can own no address",
             )),
-            // A director that takes part in no synchronisation must not say that it does; tests only want its bookkeeping.
+            // A director that takes part in no synchronisation must not say that it does; tests
+            // only want its bookkeeping.
             Need::Daemon(_) if !self.virtual_time => Err(Failure::new(
                 FailureCode::Unsupported,
                 "this engine has no interfaces (--no-interfaces): it takes part in no synchronisation",
@@ -309,7 +310,8 @@ pub(super) fn test(
     }))
 }
 
-/// Has the engine's thread do something, and waits for it, however long that takes: a test may hand in millions of frames.
+/// Has the engine's thread do something, and waits for it, however long that takes: a test may hand
+/// in millions of frames.
 fn ask<T: Send + 'static>(
     offline: &Mailbox<Offline>,
     job: impl FnOnce(&mut Offline) -> T + Send + 'static,

@@ -1,9 +1,10 @@
 //! The shield: what the host's own stack must not see, because the director handles it.
 //!
-//! A packet socket receives a *copy* of each frame; the host would answer the original with a RST, or forward it a
-//! second time. The shield is an nf_tables table of the family `netdev`, whose chains drop such frames at the ingress
-//! of the interfaces, behind the packet sockets and before everything else. The table is *owned* by our netlink socket:
-//! the kernel removes it with the process, however that ends, and nobody else can change it (`nft flush ruleset` leaves
+//! A packet socket receives a *copy* of each frame; the host would answer the original with a RST,
+//! or forward it a second time. The shield is an nf_tables table of the family `netdev`, whose
+//! chains drop such frames at the ingress of the interfaces, behind the packet sockets and before
+//! everything else. The table is *owned* by our netlink socket: the kernel removes it with the
+//! process, however that ends, and nobody else can change it (`nft flush ruleset` leaves
 //! it in place).
 //!
 //! ```text
@@ -32,7 +33,8 @@
 //!   chain hide6 { the same } }
 //! ```
 //!
-//! What a director then leaves alone it has to give back to the host ([`HostDevice`](crate::io::tun::HostDevice)).
+//! What a director then leaves alone it has to give back to the host
+//! ([`HostDevice`](crate::io::tun::HostDevice)).
 
 mod nft;
 
@@ -109,8 +111,8 @@ pub struct Shield {
 }
 
 impl Shield {
-    /// Creates the table. It hides nothing yet, on no interface, and never a frame with the mark `given_back`, which it
-    /// takes off.
+    /// Creates the table. It hides nothing yet, on no interface, and never a frame with the mark
+    /// `given_back`, which it takes off.
     ///
     /// # Errors
     /// Without the privilege, or if the kernel lacks something.
@@ -126,7 +128,8 @@ impl Shield {
         let mut this = Self {
             socket,
             seq: 1,
-            // The port is this process's number, as a rule, and unique in the network namespace in any case.
+            // The port is this process's number, as a rule, and unique in the network namespace in
+            // any case.
             table: format!("lvs-{}", address.port_number()),
             chains: BTreeSet::new(),
             applied: BTreeMap::new(),
@@ -178,15 +181,17 @@ impl Shield {
         &self.table
     }
 
-    /// Hides handled frames at the ingress of an interface from now on. To do it again for an interface that was
-    /// removed and has come back under the same name is right.
+    /// Hides handled frames at the ingress of an interface from now on. To do it again for an
+    /// interface that was removed and has come back under the same name is right.
     ///
     /// # Errors
-    /// If there is no such interface. (Since Linux 6.16 that is no error: the kernel waits for one of this name.)
+    /// If there is no such interface. (Since Linux 6.16 that is no error: the kernel waits for one
+    /// of this name.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
-            // With the interface, the kernel has removed the chain (until Linux 6.15) or kept it (since).
+            // With the interface, the kernel has removed the chain (until Linux 6.15) or kept it
+            // (since).
             self.delete_chain(&chain)?;
         }
         let table = self.table.clone();
@@ -276,8 +281,9 @@ impl Shield {
         }
     }
 
-    /// Hides exactly what `spec` says: sends the difference to what is hidden now, all of it or nothing, and returns
-    /// how many elements were added or deleted. Packets see the old state or the new one.
+    /// Hides exactly what `spec` says: sends the difference to what is hidden now, all of it or
+    /// nothing, and returns how many elements were added or deleted. Packets see the old state
+    /// or the new one.
     ///
     /// # Errors
     /// If the kernel refuses; what was hidden before is hidden still.
@@ -308,8 +314,8 @@ impl Shield {
         Ok(changed)
     }
 
-    /// Hides more, without looking at the rest: for a director with thousands of services, one of which has changed.
-    /// Returns how many elements were added.
+    /// Hides more, without looking at the rest: for a director with thousands of services, one of
+    /// which has changed. Returns how many elements were added.
     ///
     /// # Errors
     /// If the kernel refuses; what was hidden before is hidden still.
@@ -339,7 +345,8 @@ impl Shield {
     }
 
     /// Hides the answers of connections that the host itself has made, until
-    /// [`remove_local_clients`](Self::remove_local_clients). It has to be done before their first packets are forwarded.
+    /// [`remove_local_clients`](Self::remove_local_clients). It has to be done before their first
+    /// packets are forwarded.
     ///
     /// # Errors
     /// If the kernel refuses, or if there are too many.
@@ -357,8 +364,8 @@ impl Shield {
             .map_err(|failure| self.os("hide connections of the host's own", failure))
     }
 
-    /// Ends [`add_local_clients`](Self::add_local_clients), for all of them at once: a change costs the kernel a grace
-    /// period, whatever its size.
+    /// Ends [`add_local_clients`](Self::add_local_clients), for all of them at once: a change costs
+    /// the kernel a grace period, whatever its size.
     ///
     /// # Errors
     /// If the kernel refuses, as it does if one of them is not hidden.
@@ -458,12 +465,14 @@ const SERVER_HOSTS: &str = "server_hosts";
 const SERVER_ADDRESSES: &str = "server_addresses";
 const LOCAL_ADDRESSES: &str = "local_addresses";
 const LOCAL_CLIENTS: &str = "local_clients";
-/// What fragments say that may be ICMP, if its fragments that pass through are hidden; and its number, if all of it is.
+/// What fragments say that may be ICMP, if its fragments that pass through are hidden; and its
+/// number, if all of it is.
 const ICMP_FRAGMENTS: &str = "icmp_fragments";
 const ICMP_IN_TRANSIT: &str = "icmp_in_transit";
 const HIDE: &str = "hide";
 const SHORT: &str = "short";
-/// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to connections.
+/// ICMP's destination unreachable, source quench and time exceeded: the errors that IPVS relates to
+/// connections.
 const ICMP_ERRORS: &str = "icmp_errors4";
 
 fn chain_name(interface: &str) -> String {
@@ -599,7 +608,8 @@ impl Family {
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
-        // Translated answers and others to whom they concern, and translated ones to what stands for a client.
+        // Translated answers and others to whom they concern, and translated ones to what stands
+        // for a client.
         let to_others = |rule: &mut RuleBody<'_>| {
             rule.not_for_host();
         };
@@ -634,8 +644,8 @@ impl Family {
         });
     }
 
-    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP errors about packets to
-    /// them, as far as `concerns` says.
+    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP
+    /// errors about packets to them, as far as `concerns` says.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,
@@ -679,7 +689,8 @@ impl Family {
         }
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
-            // Where the packet inside was going, behind the 8 bytes of the message: whoever complains about it.
+            // Where the packet inside was going, behind the 8 bytes of the message: whoever
+            // complains about it.
             rule.load(Base::Transport, 8 + self.destination, len, REG)
                 .in_set(&self.name(addresses));
             concerns(rule);
@@ -687,9 +698,10 @@ impl Family {
         });
     }
 
-    /// The chain that drops what ends before its transport header does: an expression that cannot load the last bytes of it
-    /// ends its rule. Padding of Ethernet can be loaded, so the length that the IP header tells is looked at first; the kernel's
-    /// longest aggregates tell none.
+    /// The chain that drops what ends before its transport header does: an expression that cannot
+    /// load the last bytes of it ends its rule. Padding of Ethernet can be loaded, so the
+    /// length that the IP header tells is looked at first; the kernel's longest aggregates tell
+    /// none.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
         // Of IPv4 the length counts the header, here one without options.
@@ -722,7 +734,8 @@ impl Family {
         }
     }
 
-    /// Whether AH is a header on the way to the protocol that IPVS looks at, where nf_tables takes it for the protocol.
+    /// Whether AH is a header on the way to the protocol that IPVS looks at, where nf_tables takes
+    /// it for the protocol.
     fn walks_to_ah(self) -> bool {
         self.suffix == '6'
     }

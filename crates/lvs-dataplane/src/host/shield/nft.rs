@@ -1,7 +1,7 @@
 //! The part of nf_tables' netlink language that the shield speaks.
 //!
-//! Rules are lists of expressions that load 32-bit registers and compare them; `linux/netfilter/nf_tables.h` names the
-//! numbers. Numbers are in network byte order.
+//! Rules are lists of expressions that load 32-bit registers and compare them;
+//! `linux/netfilter/nf_tables.h` names the numbers. Numbers are in network byte order.
 
 use crate::netlink::message::Builder;
 
@@ -166,7 +166,8 @@ impl<'a> Batch<'a> {
 
     /// Adds elements.
     pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        // With NLM_F_EXCL, so that what the kernel has and what we think it has cannot drift apart unseen.
+        // With NLM_F_EXCL, so that what the kernel has and what we think it has cannot drift apart
+        // unseen.
         self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys);
     }
 

@@ -9,11 +9,12 @@ use crate::io::BATCH;
 use crate::io::tun::HostDevice;
 use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
-/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small frames.
+/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small
+/// frames.
 const BUFFER: i32 = 16 << 20;
 
-/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd number of cache lines, so
-/// that the beginnings of all slots are spread over the cache.
+/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd
+/// number of cache lines, so that the beginnings of all slots are spread over the cache.
 pub const SLOT: usize = 27 * 64;
 
 /// Slots of the ring, at least: 14 MiB of memory for each interface.
@@ -22,14 +23,15 @@ const SLOTS: usize = 8192;
 /// Bytes of a slot for what begins connections: without data, it is shorter.
 const FIRST_SLOT: usize = 5 * 64;
 
-/// Slots for these, at least: what 400,000 SYNs a second bring while the worker does not run for 40 ms. 5 MiB.
+/// Slots for these, at least: what 400,000 SYNs a second bring while the worker does not run for 40
+/// ms. 5 MiB.
 const FIRST_SLOTS: usize = 16_384;
 
 /// Receive buffer for those with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the packet are in one cache line,
-/// and there is room for the headers of a tunnel.
+/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the
+/// packet are in one cache line, and there is room for the headers of a tunnel.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -67,7 +69,8 @@ pub enum OpenError {
     },
 }
 
-/// A way back for frames that the host should have seen: sent with a mark, they come in again on the interface.
+/// A way back for frames that the host should have seen: sent with a mark, they come in again on
+/// the interface.
 ///
 /// ```text
 ///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
@@ -124,8 +127,9 @@ impl AfPacket {
         Opening { tagged, ..opening }.open()
     }
 
-    /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for what the host should have
-    /// seen ([`Self::give_back`]), and without the frames that the path in the kernel takes, where that is possible.
+    /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for
+    /// what the host should have seen ([`Self::give_back`]), and without the frames that the
+    /// path in the kernel takes, where that is possible.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -281,7 +285,8 @@ impl<'a> Opening<'a> {
         filtered.map_err(self.fail("filter for what comes in"))
     }
 
-    /// A socket for what begins TCP connections, which `others` does not receive any more. Without one, it does.
+    /// A socket for what begins TCP connections, which `others` does not receive any more. Without
+    /// one, it does.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::info!(

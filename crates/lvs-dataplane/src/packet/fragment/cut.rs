@@ -4,7 +4,8 @@ use crate::packet::drop::FrameDrop;
 use crate::packet::frame::{Frame, Offload};
 use crate::packet::wire::{be16, ipv4, ipv6, put16, put32};
 
-/// The fragments that a datagram is cut into, in order. They are not made before they are asked for.
+/// The fragments that a datagram is cut into, in order. They are not made before they are asked
+/// for.
 #[derive(Clone, Debug)]
 pub struct Cutter<'a> {
     headers: &'a [u8],
@@ -48,8 +49,9 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. `sizes` are the payload sizes to keep, where they
-    /// all fit. `df` is what the fragments carry. Checksums must be finished.
+    /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. `sizes` are the payload
+    /// sizes to keep, where they all fit. `df` is what the fragments carry. Checksums must be
+    /// finished.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
@@ -77,8 +79,9 @@ impl<'a> Cutter<'a> {
         })
     }
 
-    /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with `id`. `sizes` are those to keep of what
-    /// follows the unfragmentable headers, if they all fit. Checksums must be finished.
+    /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with `id`. `sizes` are
+    /// those to keep of what follows the unfragmentable headers, if they all fit. Checksums
+    /// must be finished.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
@@ -230,7 +233,8 @@ impl Piece<'_> {
     }
 }
 
-/// Later fragments carry only the options whose "copied" bit is set; the others become padding (`ip_options_fragment`).
+/// Later fragments carry only the options whose "copied" bit is set; the others become padding
+/// (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NOP: u8 = 1;

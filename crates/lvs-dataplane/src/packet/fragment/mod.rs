@@ -1,4 +1,5 @@
-//! Fragments: putting datagrams together and cutting them anew (RFC 791, RFC 8200 section 4.5), by the kernel's rules.
+//! Fragments: putting datagrams together and cutting them anew (RFC 791, RFC 8200 section 4.5), by
+//! the kernel's rules.
 
 mod cut;
 mod reassembly;
@@ -17,15 +18,17 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
-    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`). IPv4 only.
+    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
+    /// IPv4 only.
     pub df: bool,
     /// What the fragments said that they carried; of IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 
 impl History {
-    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has written to them
-    /// (`skb_ensure_writable`): what the first fragment lacks is taken from those behind it.
+    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has
+    /// written to them (`skb_ensure_writable`): what the first fragment lacks is taken from
+    /// those behind it.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -42,8 +45,9 @@ impl History {
         history
     }
 
-    /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet that has `added` bytes
-    /// in front of it. Empty if the first piece had not even the headers.
+    /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet
+    /// that has `added` bytes in front of it. Empty if the first piece had not even the
+    /// headers.
     pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
         let mut sizes = self.sizes.clone();
         if let Some(first) = sizes.first_mut() {
@@ -138,7 +142,8 @@ mod tests {
             prop_assert_eq!(again.count(), n);
         }
 
-        /// The kernel discards a first fragment that ends before the header of its protocol does (RFC 8200 section 4.5).
+        /// The kernel discards a first fragment that ends before the header of its protocol does
+        /// (RFC 8200 section 4.5).
         #[test]
         fn a_first_fragment_of_ipv6_has_the_whole_header(tcp: bool, options: bool, len in 8usize..60) {
             let len = len & !7;
@@ -214,7 +219,8 @@ mod tests {
         assert_eq!((r.waiting(), r.memory()), (0, 0));
     }
 
-    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered, whatever else comes.
+    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
+    /// whatever else comes.
     #[test]
     fn overlapping_fragments_of_ipv6_are_never_put_together() {
         let mut ip = Vec::new();

@@ -22,8 +22,9 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const MEMORY_MAX: usize = 4 << 20;
 /// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
 const PIECES_MAX: usize = 1024;
-/// What a stored fragment costs beside its bytes: its own allocation, its place among the others, and the frame that it
-/// becomes on the way out with its headers (of IPv6, a fragment header each). 4 MiB are 15,887 fragments of 8 bytes.
+/// What a stored fragment costs beside its bytes: its own allocation, its place among the others,
+/// and the frame that it becomes on the way out with its headers (of IPv6, a fragment header each).
+/// 4 MiB are 15,887 fragments of 8 bytes.
 const PIECE_COST: usize = 256;
 /// What a datagram costs before its first fragment: its place in the table, and room for pieces.
 const QUEUE_COST: usize = 320;
@@ -78,7 +79,8 @@ impl<'a> Part<'a> {
         if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
             return Err(FrameDrop::TinyFragment);
         }
-        // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of an IPv6 sender.
+        // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of
+        // an IPv6 sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
         } else if fragment.more {
@@ -86,7 +88,8 @@ impl<'a> Part<'a> {
         } else {
             payload.len()
         };
-        // The total length of IPv4 counts all headers, the payload length of IPv6 those behind the fixed one.
+        // The total length of IPv4 counts all headers, the payload length of IPv6 those behind the
+        // fixed one.
         let (headers, counted) = if six {
             let headers = packet.l4 - ipv6::FRAGMENT_LEN;
             (headers, headers - ipv6::HEADER_LEN)
@@ -163,8 +166,9 @@ impl Queue {
         }
     }
 
-    /// The place of a fragment among the others. A repetition is dropped alone, an overlap kills the datagram
-    /// (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to IPv4 as well).
+    /// The place of a fragment among the others. A repetition is dropped alone, an overlap kills
+    /// the datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
+    /// IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
@@ -222,7 +226,8 @@ impl Queue {
     }
 
     fn assemble(self, six: bool) -> Result<Assembled, FrameDrop> {
-        // RFC 3168 section 5.3: congestion seen by one fragment was seen by the datagram; a mix with Not-ECT is invalid.
+        // RFC 3168 section 5.3: congestion seen by one fragment was seen by the datagram; a mix
+        // with Not-ECT is invalid.
         const NOT_ECT: u8 = 1;
         const CE: u8 = 1 << 3;
         if self.ecn & NOT_ECT != 0 && self.ecn != NOT_ECT {
@@ -266,8 +271,9 @@ impl Queue {
     }
 }
 
-/// Datagrams that wait for their missing fragments, of all workers of a director: fragments carry no ports, so that those of
-/// one datagram may come to different workers. Whichever brings the last one gets the datagram. Bounded in memory.
+/// Datagrams that wait for their missing fragments, of all workers of a director: fragments carry
+/// no ports, so that those of one datagram may come to different workers. Whichever brings the last
+/// one gets the datagram. Bounded in memory.
 #[derive(Debug)]
 pub struct Reassembler {
     shards: [Mutex<HashMap<Key, Queue>>; SHARDS],
@@ -288,12 +294,13 @@ impl Default for Reassembler {
 }
 
 impl Reassembler {
-    /// Takes in the fragment `ip`, which `packet` describes; the datagram, when this was its last missing piece.
+    /// Takes in the fragment `ip`, which `packet` describes; the datagram, when this was its last
+    /// missing piece.
     ///
     /// # Errors
     /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it overlaps another
-    /// fragment. [`FrameDrop::FragmentMemory`]: too many datagrams wait. [`FrameDrop::TinyFragment`]: a first fragment
-    /// of IPv6 without all headers.
+    /// fragment. [`FrameDrop::FragmentMemory`]: too many datagrams wait.
+    /// [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
     pub fn push(
         &self,
         ip: &[u8],
@@ -351,8 +358,9 @@ impl Reassembler {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As the kernel does (`inet_frag_create`), what is new is refused when the room is taken: to look for something older
-    /// to give up would cost an attacker nothing and the director a lot.
+    /// As the kernel does (`inet_frag_create`), what is new is refused when the room is taken: to
+    /// look for something older to give up would cost an attacker nothing and the director a
+    /// lot.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self
@@ -374,7 +382,8 @@ impl Reassembler {
             .fetch_add(queue.pieces.len() as u64, Ordering::Relaxed);
     }
 
-    /// Gives up the datagrams that have waited for [`TIMEOUT`]. Whichever worker calls it does it for all.
+    /// Gives up the datagrams that have waited for [`TIMEOUT`]. Whichever worker calls it does it
+    /// for all.
     pub fn expire(&self, now: Instant) {
         if self.memory() == 0 {
             return;

@@ -1,9 +1,10 @@
 //! What the director intercepts: packets that the host's own stack does not see.
 //!
-//! A packet socket receives a *copy*: the host handles the original unless the shield drops it there. Whoever leaves a packet
-//! to the host has to know whether the host has it. [`Intercept`] is the specification that both sides use: the shield's
-//! rules are built from it, and the pipeline asks it whether a packet has to be given back. Where there are no packet
-//! sockets, packets are steered into the engine by the same specification ([`steering`](crate::host::steering)).
+//! A packet socket receives a *copy*: the host handles the original unless the shield drops it
+//! there. Whoever leaves a packet to the host has to know whether the host has it. [`Intercept`] is
+//! the specification that both sides use: the shield's rules are built from it, and the pipeline
+//! asks it whether a packet has to be given back. Where there are no packet sockets, packets are
+//! steered into the engine by the same specification ([`steering`](crate::host::steering)).
 
 mod endpoints;
 
@@ -22,14 +23,16 @@ pub use self::endpoints::{Endpoint, Endpoints};
 /// Port of FTP's control connections.
 const FTP: u16 = 21;
 
-/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the ports of FTP's helper.
+/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the
+/// ports of FTP's helper.
 fn reply_ports<'a>(
     key: &'a ServiceKey,
     server: SocketAddr,
     helped: &[u16],
 ) -> (&'a [Protocol], u16) {
     match key {
-        // Services of many ports may keep the port that the client asked for; data connections have ports of their own.
+        // Services of many ports may keep the port that the client asked for; data connections have
+        // ports of their own.
         ServiceKey::Address { protocol, addr }
             if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
         {
@@ -62,8 +65,9 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     }
 }
 
-/// Every port of an FTP service's address: while it is persistent, it takes data connections to ports that have no
-/// service of their own; the helper for the ports `helped` knows which will come.
+/// Every port of an FTP service's address: while it is persistent, it takes data connections to
+/// ports that have no service of their own; the helper for the ports `helped` knows which will
+/// come.
 fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
@@ -76,7 +80,8 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     }
 }
 
-/// A connection that the director's own host has made to a service, as its real server's answers look.
+/// A connection that the director's own host has made to a service, as its real server's answers
+/// look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
     /// The IP protocol.
@@ -110,7 +115,8 @@ const PORTS_MAX: usize = 16;
 /// What a firewall mark stands for where no protocol is named.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header on the way there.
+/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header
+/// on the way there.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
@@ -118,35 +124,39 @@ fn may_be_icmp(packet: &Packet) -> bool {
 /// What the host's own stack does not see, because the director takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intercept {
-    /// What the services take. Fragments and ICMP errors to their addresses are intercepted with them, ICMP errors about packets to
-    /// them, and packets whose header of TCP, UDP or SCTP is not whole, or stands behind AH. What servers without translation send from
-    /// there is intercepted too, except to the host itself: the host would take it for forged where it has the address.
+    /// What the services take. Fragments and ICMP errors to their addresses are intercepted with
+    /// them, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
+    /// is not whole, or stands behind AH. What servers without translation send from
+    /// there is intercepted too, except to the host itself: the host would take it for forged
+    /// where it has the address.
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
-    /// Real servers whose answers the director translates: what they send from these ports, except to the host itself.
-    /// Their fragments are intercepted with them, and ICMP errors about packets to them, whoever sends those: so is every
-    /// fragment of ICMP that passes through, because what it is about shows when it is put together.
+    /// Real servers whose answers the director translates: what they send from these ports, except
+    /// to the host itself. Their fragments are intercepted with them, and ICMP errors about
+    /// packets to them, whoever sends those: so is every fragment of ICMP that passes through,
+    /// because what it is about shows when it is put together.
     pub nat_servers: Endpoints,
-    /// Addresses of the host that stand for clients towards servers: what those servers send to them is intercepted although
-    /// it is addressed to the host.
+    /// Addresses of the host that stand for clients towards servers: what those servers send to
+    /// them is intercepted although it is addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is intercepted for them: what is no
-    /// answer of a service's leaves as it is.
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is
+    /// intercepted for them: what is no answer of a service's leaves as it is.
     pub local_nodes: Endpoints,
-    /// Connections of the host's own: their servers' answers are intercepted although they are addressed to the host. They
-    /// come and go one by one, not with the rest.
+    /// Connections of the host's own: their servers' answers are intercepted although they are
+    /// addressed to the host. They come and go one by one, not with the rest.
     pub local_clients: SharedSet<LocalClient>,
-    /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a connection
-    /// (`schedule_icmp`).
+    /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a
+    /// connection (`schedule_icmp`).
     pub every_icmp: bool,
-    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy taken.
+    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy
+    /// taken.
     pub everything: bool,
 }
 
 impl Intercept {
-    /// What the services and servers of `control` need, without own addresses and local clients. `before` is what was
-    /// intercepted until now.
+    /// What the services and servers of `control` need, without own addresses and local clients.
+    /// `before` is what was intercepted until now.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,
@@ -158,7 +168,8 @@ impl Intercept {
         if control.backup().is_some() {
             spec.add_every_port();
         }
-        // Without services nothing is balanced, old connections included (the kernel takes its hooks away).
+        // Without services nothing is balanced, old connections included (the kernel takes its
+        // hooks away).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             spec.add_endpoint(key, server, control.ftp_ports(), before);
@@ -172,7 +183,8 @@ impl Intercept {
         self.add_key(service.key(), helped, persistent);
     }
 
-    /// Intercepts every port of the services' addresses: connections that come from a master may be for any.
+    /// Intercepts every port of the services' addresses: connections that come from a master may be
+    /// for any.
     pub fn add_every_port(&mut self) {
         for addr in self.vips() {
             for protocol in MARKED_PROTOCOLS {
@@ -191,13 +203,15 @@ impl Intercept {
         before: &Self,
     ) {
         self.add_key(key, helped, false);
-        // The connections of an FTP service that is persistent no longer, on ports that it takes no more, go on.
+        // The connections of an FTP service that is persistent no longer, on ports that it takes no
+        // more, go on.
         self.services.extend(any_port(key, helped).filter(|any| {
             let kept = before.services.contains(any);
             kept && server.total() > 0
         }));
         for endpoint in answers(key, server.addr(), helped) {
-            // A server that was taken from NAT to another method still has connections that are translated.
+            // A server that was taken from NAT to another method still has connections that are
+            // translated.
             let nat = server.forwarding().translates()
                 || (server.total() > 0 && before.nat_servers.contains(&endpoint));
             if nat {
@@ -226,8 +240,8 @@ impl Intercept {
         self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
-    /// Intercepts what a firewall mark rule takes. Where it names many ports, all ports are intercepted, and those that it
-    /// does not name are given back.
+    /// Intercepts what a firewall mark rule takes. Where it names many ports, all ports are
+    /// intercepted, and those that it does not name are given back.
     pub fn add_marked(&mut self, rule: &MarkRule) {
         let named: Vec<u16> = rule
             .ports
@@ -294,7 +308,8 @@ impl Intercept {
         self.services.has_address(addr)
     }
 
-    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in fragments.
+    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in
+    /// fragments.
     pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
         self.every_icmp || self.nat_servers.has_family(of)
     }
@@ -303,8 +318,8 @@ impl Intercept {
         self.nat_servers.has_address(addr)
     }
 
-    /// Whether `packet`, received on an interface, is intercepted. `inner` is the destination of the packet inside an
-    /// ICMP error, `to_host` whether it is addressed to the host itself.
+    /// Whether `packet`, received on an interface, is intercepted. `inner` is the destination of
+    /// the packet inside an ICMP error, `to_host` whether it is addressed to the host itself.
     pub fn covers(
         &self,
         packet: &Packet,
@@ -380,7 +395,8 @@ mod tests {
 
     use super::*;
 
-    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on any port.
+    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on
+    /// any port.
     #[test]
     fn connections_outlive_the_persistence_of_their_ftp_service() {
         let now = Instant::ZERO;

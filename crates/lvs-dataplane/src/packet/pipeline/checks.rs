@@ -1,5 +1,5 @@
-//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4 options, and may lower the
-//! segment size of TCP.
+//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4
+//! options, and may lower the segment size of TCP.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -16,10 +16,11 @@ use crate::packet::wire::icmp::ErrorKind;
 use crate::packet::wire::ip_options::{self, Refused};
 use crate::packet::wire::{ipv4, ipv6};
 
-/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it is addressed to a service's
-/// address. Real servers that have the address themselves may send from it through a director that is their gateway, if
-/// [`Net::forges_vips`] does not say otherwise. The kernel believes an IPv6 packet from an address of its own; here its
-/// answer would come back to the host, or to the engine, or go round for ever.
+/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it
+/// is addressed to a service's address. Real servers that have the address themselves may send from
+/// it through a director that is their gateway, if [`Net::forges_vips`] does not say otherwise. The
+/// kernel believes an IPv6 packet from an address of its own; here its answer would come back to
+/// the host, or to the engine, or go round for ever.
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =
         |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
@@ -41,7 +42,8 @@ pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N
     }
 }
 
-/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of its segments.
+/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of
+/// its segments.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // What came in fragments of IPv6 fits as it fitted before.
@@ -61,8 +63,8 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 }
 
 impl Pipeline {
-    /// Complains about a packet that does not fit `mtu` and must not be fragmented (`ensure_mtu_is_adequate`). `way`: to
-    /// which server it was, and whether by tunnel.
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented
+    /// (`ensure_mtu_is_adequate`). `way`: to which server it was, and whether by tunnel.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
@@ -89,14 +91,16 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they are its end.
+    /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they
+    /// are its end.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
         job: &mut Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        // Where the host routes the packets, it has looked at them already, and fills them in on both ways.
+        // Where the host routes the packets, it has looked at them already, and fills them in on
+        // both ways.
         if job.from_host || cx.env.intercept.everything {
             return None;
         }
@@ -136,8 +140,8 @@ impl Pipeline {
         }
     }
 
-    /// Writes what the options of an answer ask for: a route records the address that it leaves from, a time stamp the one on
-    /// the side where it came in.
+    /// Writes what the options of an answer ask for: a route records the address that it leaves
+    /// from, a time stamp the one on the side where it came in.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,
@@ -164,7 +168,8 @@ impl Pipeline {
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
-    /// Lowers the segment size of a packet that opens a TCP connection, where that is wished. `mtu`: what its way carries.
+    /// Lowers the segment size of a packet that opens a TCP connection, where that is wished.
+    /// `mtu`: what its way carries.
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -51,8 +51,8 @@ impl<const N: usize> Count for [u64; N] {
 /// Declares the counters once, so that no sum can miss one.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
-        /// What became of all frames. `received + reassembled` equals the sum of all fates. The counters of several workers
-        /// can be added.
+        /// What became of all frames. `received + reassembled` equals the sum of all fates. The
+        /// counters of several workers can be added.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -104,7 +104,8 @@ counters! {
     resets_sent: u64,
     /// Frames that left, segments and fragments counted one by one.
     emitted: u64,
-    /// Frames that had to be copied, because the backend that had lent them had left too little room in front.
+    /// Frames that had to be copied, because the backend that had lent them had left too little
+    /// room in front.
     copied: u64,
 }
 

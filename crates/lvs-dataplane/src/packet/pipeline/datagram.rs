@@ -82,7 +82,8 @@ fn number_of_syn(meta: &PacketMeta<'_>) -> Option<u32> {
 impl Pipeline {
     /// Whether the packet was intercepted: the host does not have it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // What came in fragments was intercepted (or not) as fragments, which do not tell what an error is about.
+        // What came in fragments was intercepted (or not) as fragments, which do not tell what an
+        // error is about.
         let (mut packet, mut inner) = (job.packet, job.inner);
         if let Some(history) = job.history {
             inner = None;
@@ -123,7 +124,8 @@ impl Pipeline {
         {
             return fate;
         }
-        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the director (`ip_forward`).
+        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the
+        // director (`ip_forward`).
         if job.hook == Hook::Transit
             && let Some(fate) = self.transit_checks(frame, &mut job, cx)
         {

@@ -13,9 +13,10 @@ use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
-    /// Drops what waited for a neighbour that does not answer, and tells the senders "host unreachable", each in terms of the
-    /// packet that it sent: the host makes an error about the packet as it left, and the director translates that
-    /// (`arp_error_report`, `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
+    /// Drops what waited for a neighbour that does not answer, and tells the senders "host
+    /// unreachable", each in terms of the packet that it sent: the host makes an error about
+    /// the packet as it left, and the director translates that (`arp_error_report`,
+    /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,
         port: PortId,

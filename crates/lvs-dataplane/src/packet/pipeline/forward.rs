@@ -122,9 +122,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
-    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame cannot be sent to another
-    /// link-layer address than the route's; and the host keeps the answer to a connection of its own, which would need to
-    /// be translated.
+    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame
+    /// cannot be sent to another link-layer address than the route's; and the host keeps the
+    /// answer to a connection of its own, which would need to be translated.
     fn unroutable<N: Net>(
         &mut self,
         frame: &Frame,

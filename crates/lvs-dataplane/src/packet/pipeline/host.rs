@@ -57,7 +57,8 @@ impl Pipeline {
         self.give_back_as_it_came(frame, job, cx)
     }
 
-    /// What the host sends through here: nothing, but for what a server on it says to others than the clients of services.
+    /// What the host sends through here: nothing, but for what a server on it says to others than
+    /// the clients of services.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -73,8 +74,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Gives a packet to the host that the host should have seen: by the interface that it came in by where that is
-    /// possible, so that the host's filters meet it as they would have, or else through the TUN device.
+    /// Gives a packet to the host that the host should have seen: by the interface that it came in
+    /// by where that is possible, so that the host's filters meet it as they would have, or
+    /// else through the TUN device.
     pub(super) fn give_back_as_it_came<N: Net>(
         &mut self,
         frame: &mut Frame,

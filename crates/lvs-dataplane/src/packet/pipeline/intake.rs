@@ -152,7 +152,8 @@ impl Pipeline {
         }
     }
 
-    /// What is no good is dropped here if the host does not have it, and else left to the host, which will drop it.
+    /// What is no good is dropped here if the host does not have it, and else left to the host,
+    /// which will drop it.
     pub(super) fn drop_or_leave<N: Net>(
         &self,
         reason: FrameDrop,
@@ -175,14 +176,16 @@ impl Pipeline {
         decide: &mut D,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        // A router looks at each fragment by itself before it puts them together, but of IPv6, where that comes first.
+        // A router looks at each fragment by itself before it puts them together, but of IPv6,
+        // where that comes first.
         if job.hook == Hook::Transit
             && !job.packet.is_ipv6()
             && let Some(fate) = self.transit_checks(frame, &mut job, cx)
         {
             return fate;
         }
-        // A "fragment" that is the whole datagram may be unfinished (RFC 6946); no device finishes what is put together.
+        // A "fragment" that is the whole datagram may be unfinished (RFC 6946); no device finishes
+        // what is put together.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);
         }
@@ -220,8 +223,9 @@ impl Pipeline {
 }
 
 impl Pipeline {
-    /// A first fragment of IPv6 that ends before its headers do waits for no others (`nf_ct_frag6_gather`): by itself it can
-    /// belong to a known connection, but opens none and is not translated.
+    /// A first fragment of IPv6 that ends before its headers do waits for no others
+    /// (`nf_ct_frag6_gather`): by itself it can belong to a known connection, but opens none
+    /// and is not translated.
     fn tiny_fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -240,7 +244,8 @@ impl Pipeline {
 
 /// What becomes of a packet whose headers make no sense.
 fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx<'_, N>) -> Fate {
-    // The host drops its own copy, unless it was intercepted: count it where it concerns the director.
+    // The host drops its own copy, unless it was intercepted: count it where it concerns the
+    // director.
     let (net, dst) = (cx.env.net, ip_dst(frame.bytes()));
     if from_host || cx.env.intercept.everything || net.is_vip(dst) || net.is_own_vip(dst) {
         Fate::Dropped(reason)

@@ -18,12 +18,13 @@ pub(super) enum Pieces<'a> {
     Whole,
     /// In one, or cut evenly whatever it says: a relayed ICMP error.
     Relayed,
-    /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel packet around it too.
+    /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel
+    /// packet around it too.
     Even(&'a History),
     /// It came in fragments and passes through, or is IPv6: cut where it had been, if that fits.
     Along(&'a History),
-    /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so many bytes of the tunnel,
-    /// if it does not fit.
+    /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so
+    /// many bytes of the tunnel, if it does not fit.
     Around(&'a History, usize),
 }
 
@@ -182,7 +183,8 @@ impl Pipeline {
         self.fragments(cutter, link, cx)
     }
 
-    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df` are [`Cutter`]'s.
+    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df`
+    /// are [`Cutter`]'s.
     fn cutter<'a>(
         &self,
         ip: &'a [u8],
@@ -227,7 +229,8 @@ impl Pipeline {
         let Link { hop, info } = link;
         if info.ethernet {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
-                // A copy of its own size waits; the buffer goes on receiving, or goes back to the backend that lent it.
+                // A copy of its own size waits; the buffer goes on receiving, or goes back to the
+                // backend that lent it.
                 if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
                     cx.out.request(Request::Resolve(hop.port, hop.addr));
                 }
@@ -243,7 +246,8 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Sees to `n` bytes in front of a frame. One that a backend has lent without that room goes on in a copy.
+    /// Sees to `n` bytes in front of a frame. One that a backend has lent without that room goes on
+    /// in a copy.
     #[inline]
     pub(super) fn make_room(&mut self, frame: &mut Frame, n: usize, out: &mut Output) {
         if frame.headroom() < n {

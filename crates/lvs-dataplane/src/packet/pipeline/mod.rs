@@ -1,4 +1,5 @@
-//! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what the engine calls.
+//! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what
+//! the engine calls.
 //!
 //! ```text
 //!  intake ─── link layer, IP header ──── (fragments) ──▶ datagram ── decide ─┬─ forward ─┬─ (tunnel) ─┬─ leave ── out
@@ -89,7 +90,8 @@ pub struct Env<'a, N> {
     pub net: &'a N,
     /// What the host's own stack does not see.
     pub intercept: &'a Intercept,
-    /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit (`pmtu_disc`).
+    /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit
+    /// (`pmtu_disc`).
     pub pmtu_disc: bool,
 }
 
@@ -141,9 +143,10 @@ impl Pipeline {
         &self.common
     }
 
-    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the requests in `out`, sends its
-    /// frames and recycles it. What is left in `frames` has no meaning but may receive again; where a backend's frame was
-    /// taken, it is [vacant](Frame::vacant).
+    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the
+    /// requests in `out`, sends its frames and recycles it. What is left in `frames` has no
+    /// meaning but may receive again; where a backend's frame was taken, it is
+    /// [vacant](Frame::vacant).
     pub fn process<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -160,8 +163,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames which become many (fragments,
-    /// segments) are never all there at a time. Returns how many were processed, at least one of any.
+    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames
+    /// which become many (fragments, segments) are never all there at a time. Returns how many
+    /// were processed, at least one of any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -193,8 +197,8 @@ impl Pipeline {
             } else if frame.capacity() == 0 {
                 *frame = cx.out.receiver();
             }
-            // What the host says itself passes LOCAL_OUT: of a connection that is not translated, the error counts as a
-            // packet to the client.
+            // What the host says itself passes LOCAL_OUT: of a connection that is not translated,
+            // the error counts as a packet to the client.
             if let Some(error) = self.own_error.take() {
                 let _ = decide.icmp_error(&error, now);
             }

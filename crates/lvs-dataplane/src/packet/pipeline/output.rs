@@ -11,9 +11,11 @@ use crate::packet::wire::Mac;
 /// What the caller does beside sending, and before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Ask the kernel for a neighbour's link-layer address, and report it by [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
+    /// Ask the kernel for a neighbour's link-layer address, and report it by
+    /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
-    /// A client has to repeat itself to whoever is behind this neighbour: have the kernel ask whether it is still there.
+    /// A client has to repeat itself to whoever is behind this neighbour: have the kernel ask
+    /// whether it is still there.
     Confirm(PortId, IpAddr),
     /// A router asks on a port who listens to which groups.
     ListenerQuery(PortId, mld::Query),
@@ -104,7 +106,8 @@ impl Output {
         }
     }
 
-    /// An empty frame for what is made here: it has room for `len` bytes and, where it must be made, not much more.
+    /// An empty frame for what is made here: it has room for `len` bytes and, where it must be
+    /// made, not much more.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large

@@ -60,7 +60,8 @@ impl Pipeline {
             // A router's error comes from its address on the link towards the receiver.
             match net.route(packet.src).and_then(|hop| hop.source) {
                 Some(addr) => addr,
-                // The host of a VIP that is only routed here: nothing is better than the address that was asked.
+                // The host of a VIP that is only routed here: nothing is better than the address
+                // that was asked.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,
             }

@@ -46,7 +46,8 @@ impl Pipeline {
                 self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
                 return Fate::Dropped(FrameDrop::TtlExceeded);
             }
-            // The server has to be told in terms of the packet that it sent, so this comes before the translation.
+            // The server has to be told in terms of the packet that it sent, so this comes before
+            // the translation.
             if (job.history.is_none() || job.packet.is_ipv6())
                 && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
             {
@@ -92,8 +93,8 @@ impl Pipeline {
     }
 }
 
-/// How much of a packet, from its first byte on, translation makes lie in one piece: the transport header, or that of the
-/// packet inside an ICMP error with its ports.
+/// How much of a packet, from its first byte on, translation makes lie in one piece: the transport
+/// header, or that of the packet inside an ICMP error with its ports.
 pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;
     let l4 = job.packet.l4;

@@ -1,4 +1,5 @@
-//! What whoever runs the packet path may choose. None of it is IPVS's: see `net.ipv4.vs` in `lvs_core` for that.
+//! What whoever runs the packet path may choose. None of it is IPVS's: see `net.ipv4.vs` in
+//! `lvs_core` for that.
 
 use std::fmt;
 use std::str::FromStr;
@@ -43,7 +44,8 @@ impl Settings {
     };
 }
 
-/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks for the host's own packets.
+/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks
+/// for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
     /// No matter where.
@@ -68,7 +70,8 @@ impl FromStr for ReversePath {
     }
 }
 
-/// What becomes of echo requests to addresses that the engine owns. Those to the host's addresses are always the host's.
+/// What becomes of echo requests to addresses that the engine owns. Those to the host's addresses
+/// are always the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
     /// They are answered.

@@ -40,7 +40,8 @@ impl Pipeline {
             hop.mtu as usize,
             cx.now,
         );
-        // A router's word does not close a tunnel: a path that leaves the packet inside less than that is not believed.
+        // A router's word does not close a tunnel: a path that leaves the packet inside less than
+        // that is not believed.
         let path = if learned < least + overhead {
             hop.mtu as usize
         } else {
@@ -65,7 +66,8 @@ impl Pipeline {
             Ok(cut) => cut,
             Err(reason) => return Fate::Dropped(reason),
         };
-        // The virtio header cannot express an aggregate inside a tunnel: each segment gets its own outer header.
+        // The virtio header cannot express an aggregate inside a tunnel: each segment gets its own
+        // outer header.
         let count = cut.map_or(1, |cut| cut.count(job.packet.len));
         let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let outer = Outer {
@@ -138,7 +140,8 @@ impl Pipeline {
         fate
     }
 
-    /// Encapsulates a packet and sends it. Whether it may be fragmented has been decided by the inner packet.
+    /// Encapsulates a packet and sends it. Whether it may be fragmented has been decided by the
+    /// inner packet.
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -158,8 +161,8 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request, if that was one of a
-    /// connection.
+    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request,
+    /// if that was one of a connection.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

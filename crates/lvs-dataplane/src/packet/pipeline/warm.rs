@@ -1,5 +1,5 @@
-//! A look over a batch before the first of its packets is decided on: what they will need is read, so that the processor
-//! waits for memory once, not for each packet.
+//! A look over a batch before the first of its packets is decided on: what they will need is read,
+//! so that the processor waits for memory once, not for each packet.
 
 use std::hint::black_box;
 
@@ -14,13 +14,14 @@ const AHEAD: usize = 64;
 /// Version 4, and a header without options.
 const PLAIN: u8 = 0x45;
 
-/// Reads what the frames' connections need. Frames that are not plain IPv4 with ports are passed over: this is a matter of
-/// speed alone, and whoever decides reads them with care.
+/// Reads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
+/// over: this is a matter of speed alone, and whoever decides reads them with care.
 pub(super) fn read_ahead<D: Decide>(frames: &[Frame], ethernet: bool, decide: &D) {
     if frames.len() < 2 {
         return;
     }
-    // Where to look first, for all, and then what is there: what is read second depends on what was read first.
+    // Where to look first, for all, and then what is there: what is read second depends on what was
+    // read first.
     let mut ahead = [None; AHEAD];
     for (ahead, frame) in ahead.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);

@@ -33,8 +33,9 @@ pub fn asks(ip: &[u8], packet: &Packet) -> bool {
             .is_some_and(|flags| flags & (SYN | ACK) == SYN)
 }
 
-/// Lowers the segment size that the SYN in `frame`, which `packet` describes, asks for to `limit`. Whether it was more. A
-/// SYN without the option asks for what every host takes, and stays as it is.
+/// Lowers the segment size that the SYN in `frame`, which `packet` describes, asks for to `limit`.
+/// Whether it was more. A SYN without the option asks for what every host takes, and stays as it
+/// is.
 pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     let unfinished = frame
         .offload
@@ -52,7 +53,8 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     }
     put16(tcp, at, limit);
     if !unfinished {
-        // At an odd place, its bytes are halves of two words; swapped, they sum to the same (RFC 1071 section 2 B).
+        // At an odd place, its bytes are halves of two words; swapped, they sum to the same (RFC
+        // 1071 section 2 B).
         let (old, new) = if at % 2 == 0 {
             (asked, limit)
         } else {

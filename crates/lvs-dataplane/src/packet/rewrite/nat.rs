@@ -22,7 +22,8 @@ pub enum End {
     Destination,
 }
 
-/// Length of the transport header that translation changes, and where its checksum is; `None` if it changes none.
+/// Length of the transport header that translation changes, and where its checksum is; `None` if it
+/// changes none.
 #[inline]
 pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     match protocol {
@@ -33,11 +34,12 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     }
 }
 
-/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing if it fails.
+/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing
+/// if it fails.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if `to` is of another IP
-/// version.
+/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if
+/// `to` is of another IP version.
 #[inline]
 pub fn translate(
     frame: &mut Frame,
@@ -48,7 +50,8 @@ pub fn translate(
     let l4 = packet.l4;
     // AH, ESP and the like: the IP header is all there is to change.
     let (header, field) = header(packet.protocol).unwrap_or_default();
-    // The device sums from the transport header on: then the field holds the sum of the pseudo-header alone.
+    // The device sums from the transport header on: then the field holds the sum of the
+    // pseudo-header alone.
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field
     });
@@ -129,12 +132,13 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
-/// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the other end of the packet
-/// inside to `to`, so that its sender recognises it. The checksum inside the inner transport header is left as it is.
+/// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the
+/// other end of the packet inside to `to`, so that its sender recognises it. The checksum inside
+/// the inner transport header is left as it is.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out), [`FrameDrop::Unsupported`]
-/// if `to` is of another IP version.
+/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out),
+/// [`FrameDrop::Unsupported`] if `to` is of another IP version.
 pub fn translate_icmp(
     ip: &mut [u8],
     l4: usize,

@@ -1,5 +1,6 @@
-//! What a helper changes in TCP segments: text, sequence numbers, and what is acknowledged (`nf_nat_mangle_tcp_packet`,
-//! `nf_ct_seq_adjust`). Addresses and ports have been translated before.
+//! What a helper changes in TCP segments: text, sequence numbers, and what is acknowledged
+//! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports have been translated
+//! before.
 
 use lvs_core::{Edit, Protocol, Shift, TcpFlags};
 
@@ -20,7 +21,8 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, which `packet` describes. A segment with a wrong checksum must not come here.
+/// Changes a server's segment, which `packet` describes. A segment with a wrong checksum must not
+/// come here.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if it became longer than a packet can be. Then nothing has changed.
@@ -56,8 +58,8 @@ pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), Frame
     Ok(())
 }
 
-/// Tells the server in its own numbers what the client acknowledges in the TCP segment at `l4`, and which parts it has
-/// selectively acknowledged.
+/// Tells the server in its own numbers what the client acknowledges in the TCP segment at `l4`, and
+/// which parts it has selectively acknowledged.
 pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
     let end = header_len(frame.bytes(), l4);
     let ip = frame.bytes_mut();
@@ -130,7 +132,8 @@ fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     }
 }
 
-/// Sets lengths and checksums of a packet whose payload has changed; `len` is what its segment's length was.
+/// Sets lengths and checksums of a packet whose payload has changed; `len` is what its segment's
+/// length was.
 fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
     let l4 = packet.l4;
     let unfinished = is_unfinished(frame, l4);

@@ -1,5 +1,5 @@
-//! Encapsulation: IP in IP (RFC 2003, RFC 2473), GRE (RFC 2784) and GUE (draft-ietf-intarea-gue), by the rules of
-//! `ip_vs_tunnel_xmit`.
+//! Encapsulation: IP in IP (RFC 2003, RFC 2473), GRE (RFC 2784) and GUE (draft-ietf-intarea-gue),
+//! by the rules of `ip_vs_tunnel_xmit`.
 //!
 //! ```text
 //!  IPIP  outer IP │ inner packet
@@ -105,11 +105,12 @@ pub fn source_port(packet: &Packet) -> u16 {
     u16::try_from(scaled).unwrap_or(SOURCE_PORTS.0)
 }
 
-/// Encapsulates the IP packet in `frame`, whose TTL has been decremented and whose checksums are finished.
+/// Encapsulates the IP packet in `frame`, whose TTL has been decremented and whose checksums are
+/// finished.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] without headroom or beyond 64 KiB, [`FrameDrop::Unsupported`] if the outer addresses are of
-/// different IP versions.
+/// [`FrameDrop::NoRoom`] without headroom or beyond 64 KiB, [`FrameDrop::Unsupported`] if the outer
+/// addresses are of different IP versions.
 pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     let inner = frame.bytes();
     if inner.len() < ipv4::HEADER_LEN {
@@ -121,7 +122,8 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     } else {
         (inner[ipv4::field::TOS], inner[ipv4::field::TTL])
     };
-    // ECN is copied, but CE leaves as ECT(0) (RFC 3168 section 9.1.1, as INET_ECN_encapsulate does).
+    // ECN is copied, but CE leaves as ECT(0) (RFC 3168 section 9.1.1, as INET_ECN_encapsulate
+    // does).
     let class = if class & 3 == 3 {
         class & 0xfc | 2
     } else {
@@ -230,7 +232,8 @@ fn push_gue(
     put16(header, udp::field::SOURCE, outer.source_port);
     put16(header, udp::field::DESTINATION, port);
     put16(header, udp::field::LENGTH, len);
-    // Version 0, no control message, no options; the checksums inside are complete, so none is left to the receiver.
+    // Version 0, no control message, no options; the checksums inside are complete, so none is left
+    // to the receiver.
     header[GUE_PROTOCOL] = inner_protocol;
     if checksum {
         let sum = Sum::ZERO

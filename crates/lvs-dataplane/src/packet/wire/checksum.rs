@@ -1,7 +1,9 @@
-//! The Internet checksum: sums (RFC 1071), updates (RFC 1624), and the CRC32c of SCTP (RFC 9260 appendix A).
+//! The Internet checksum: sums (RFC 1071), updates (RFC 1624), and the CRC32c of SCTP (RFC 9260
+//! appendix A).
 //!
-//! Three numbers that look alike are kept apart: a [`Sum`] that is being added up, the *complemented* sum that finished
-//! headers store, and the *uncomplemented* sum of the pseudo-header that an unfinished (offloaded) checksum field holds.
+//! Three numbers that look alike are kept apart: a [`Sum`] that is being added up, the
+//! *complemented* sum that finished headers store, and the *uncomplemented* sum of the
+//! pseudo-header that an unfinished (offloaded) checksum field holds.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,8 +17,9 @@ impl Sum {
 
     /// Adds `bytes`, as if a zero followed an odd one.
     ///
-    /// The sum is taken over native words and turned once: one's complement addition does not depend on the byte order
-    /// (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words may be wider than 16 bits.
+    /// The sum is taken over native words and turned once: one's complement addition does not
+    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words
+    /// may be wider than 16 bits.
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
@@ -157,7 +160,8 @@ const CRC32C: [u32; 256] = {
     table
 };
 
-/// The checksum of an SCTP packet, as its field stores it (little-endian), with the field itself taken as zero.
+/// The checksum of an SCTP packet, as its field stores it (little-endian), with the field itself
+/// taken as zero.
 pub fn sctp(packet: &[u8]) -> [u8; 4] {
     let mut crc = u32::MAX;
     for (at, byte) in packet.iter().enumerate() {
@@ -191,7 +195,8 @@ mod tests {
     proptest! {
         #[test]
         fn sum_equals_the_twin(bytes in proptest::collection::vec(any::<u8>(), 1..2000)) {
-            // pnet answers 0 for nothing at all, and leaves out the word at `skipword`; one beyond the end leaves out none.
+            // pnet answers 0 for nothing at all, and leaves out the word at `skipword`; one beyond
+            // the end leaves out none.
             let twin = pnet::packet::util::checksum(&bytes, usize::MAX / 2);
             prop_assert_eq!(Sum::ZERO.bytes(&bytes).finish(), twin);
         }

@@ -82,8 +82,9 @@ const ERROR4_LEN_MAX: usize = 576;
 /// The longest error message of either IP version, IP header included (RFC 4443 section 2.4).
 pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
 
-/// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the source of `offending`.
-/// `false` if the frame has no room, which one of [`ERROR_LEN_MAX`] bytes always has, or if `src` is of the other IP version.
+/// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the
+/// source of `offending`. `false` if the frame has no room, which one of [`ERROR_LEN_MAX`] bytes
+/// always has, or if `src` is of the other IP version.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
     match (src, is_ipv6(offending)) {
         (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),
@@ -97,7 +98,8 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
         .len()
         .min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - HEADER_LEN)];
     let (kind, code, rest) = kind.header();
-    // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section 4.3.2.5).
+    // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section
+    // 4.3.2.5).
     let tos = (offending.get(ipv4::field::TOS).map_or(0, |tos| tos & 0x1e)) | 0xc0;
     let mut message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
     let sum = Sum::ZERO.bytes(&message).bytes(quoted).finish();

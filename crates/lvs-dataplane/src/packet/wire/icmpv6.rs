@@ -34,7 +34,8 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     }
 }
 
-/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it as fits the least MTU.
+/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it
+/// as fits the least MTU.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
     let quoted = &offending[..offending
         .len()

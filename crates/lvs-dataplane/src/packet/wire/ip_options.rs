@@ -1,5 +1,5 @@
-//! Options of an IPv4 header: what a host checks before it looks at the packet, and what a router writes into them
-//! (`__ip_options_compile`, `ip_forward_options`).
+//! Options of an IPv4 header: what a host checks before it looks at the packet, and what a router
+//! writes into them (`__ip_options_compile`, `ip_forward_options`).
 //!
 //! ```text
 //!  record route   7 │ length │ pointer │ address, address, ...
@@ -43,8 +43,8 @@ pub struct WantedOptions {
     overflow: Option<usize>,
 }
 
-/// Checks the options of the IPv4 packet at the start of `ip`, whose header is whole. `own`: whether an address is one of
-/// this router's, which time stamps can ask for by name.
+/// Checks the options of the IPv4 packet at the start of `ip`, whose header is whole. `own`:
+/// whether an address is one of this router's, which time stamps can ask for by name.
 ///
 /// # Errors
 /// See [`Refused`].
@@ -134,7 +134,8 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<WantedOptions, 
     Ok(wanted)
 }
 
-/// The byte of a CIPSO option (FIPS 188) that makes no sense, if one does: its tags must fill it (`cipso_v4_validate`).
+/// The byte of a CIPSO option (FIPS 188) that makes no sense, if one does: its tags must fill it
+/// (`cipso_v4_validate`).
 fn security_label(option: &[u8]) -> Option<usize> {
     const HEADER_LEN: usize = 6;
     if option.len() < HEADER_LEN + 2 {
@@ -163,8 +164,9 @@ impl WantedOptions {
         *self == Self::default()
     }
 
-    /// Writes what is asked for into the packet at the start of `ip`, whose options these are: `route` into its record,
-    /// `stamp` and `time` (in milliseconds since midnight, UTC) into its time stamps.
+    /// Writes what is asked for into the packet at the start of `ip`, whose options these are:
+    /// `route` into its record, `stamp` and `time` (in milliseconds since midnight, UTC) into
+    /// its time stamps.
     pub fn fill(&self, ip: &mut [u8], route: Ipv4Addr, stamp: Ipv4Addr, time: u32) {
         if self.is_nothing() {
             return;
@@ -221,7 +223,8 @@ mod tests {
         ip[20..20 + options.len()].to_vec()
     }
 
-    /// Recorded from the kernel, requests and answers of a service by NAT with each of these options.
+    /// Recorded from the kernel, requests and answers of a service by NAT with each of these
+    /// options.
     #[test]
     fn what_a_router_writes() {
         for (before, after) in [
@@ -252,7 +255,8 @@ mod tests {
         }
     }
 
-    /// As the kernel answers with "parameter problem", recorded; and what is dropped without a word.
+    /// As the kernel answers with "parameter problem", recorded; and what is dropped without a
+    /// word.
     #[test]
     fn what_a_host_refuses() {
         for (options, octet) in [

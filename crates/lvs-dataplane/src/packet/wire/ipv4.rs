@@ -1,4 +1,5 @@
-//! Editors of an IPv4 header in place. The packet begins with its IP header, which has been checked.
+//! Editors of an IPv4 header in place. The packet begins with its IP header, which has been
+//! checked.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,5 @@
-//! Editors of an IPv6 header in place, and the walk over its extension headers. The packet begins with its IP header.
+//! Editors of an IPv6 header in place, and the walk over its extension headers. The packet begins
+//! with its IP header.
 
 use std::net::Ipv6Addr;
 
@@ -54,7 +55,8 @@ const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
 /// Headers that may come before the protocol of a datagram, but for that of a fragment.
 pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
-/// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a handful.
+/// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a
+/// handful.
 const HEADERS_MAX: usize = 32;
 
 fn addr(ip: &[u8], field: Field) -> Ipv6Addr {
@@ -183,7 +185,8 @@ pub struct Chain {
     pub authenticated: bool,
 }
 
-/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do not end.
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do
+/// not end.
 pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;
     let mut at = HEADER_LEN;
@@ -255,8 +258,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension headers as far as a
-/// first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension
+/// headers as far as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
@@ -272,8 +275,8 @@ pub fn has_upper_header(ip: &[u8]) -> bool {
     })
 }
 
-/// The headers that every fragment repeats: their length, and where the byte is that names what follows them
-/// (`ip6_find_1stfragopt`).
+/// The headers that every fragment repeats: their length, and where the byte is that names what
+/// follows them (`ip6_find_1stfragopt`).
 pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
     let (mut at, mut named_at) = (HEADER_LEN, 6);
     let mut routed = false;

@@ -1,7 +1,7 @@
 //! Reading and editing packets in place, and building the few that the director makes itself.
 //!
-//! The editors work on bytes that [`crate::packet::parse`] has checked: they take the IP packet (no link header) and offsets
-//! into it. Off the hot path, `etherparse` builds headers.
+//! The editors work on bytes that [`crate::packet::parse`] has checked: they take the IP packet (no
+//! link header) and offsets into it. Off the hot path, `etherparse` builds headers.
 
 pub mod checksum;
 pub mod icmp;

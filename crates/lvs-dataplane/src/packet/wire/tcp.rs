@@ -1,4 +1,5 @@
-//! Resets: what a host owes to a stray segment (RFC 9293 section 3.10.7.1), and what a director sends by itself.
+//! Resets: what a host owes to a stray segment (RFC 9293 section 3.10.7.1), and what a director
+//! sends by itself.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -42,7 +43,8 @@ pub fn header_len(tcp: &[u8]) -> usize {
         .map_or(0, |b| usize::from(b >> 4) * 4)
 }
 
-/// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at `l4`) into `frame`.
+/// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at
+/// `l4`) into `frame`.
 pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= HEADER_LEN) else {
         return false;
@@ -75,7 +77,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     write(frame, src, dst, class & 0xfc, &header)
 }
 
-/// Writes a reset from `src` to `dst` with the sequence number `seq`, and with an acknowledgement where there is one.
+/// Writes a reset from `src` to `dst` with the sequence number `seq`, and with an acknowledgement
+/// where there is one.
 pub fn own_reset(
     frame: &mut Frame,
     src: SocketAddr,
@@ -115,7 +118,8 @@ pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
     l4 <= packet.len() && checksum(packet, l4, protocol) == 0
 }
 
-/// The checksum over the segment at `l4` and its pseudo-header: what its field stores if it holds 0.
+/// The checksum over the segment at `l4` and its pseudo-header: what its field stores if it holds
+/// 0.
 fn checksum(packet: &[u8], l4: usize, protocol: u8) -> u16 {
     let segment = packet.get(l4..).unwrap_or_default();
     super::checksum::Sum::ZERO

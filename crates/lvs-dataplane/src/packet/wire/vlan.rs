@@ -1,4 +1,5 @@
-//! VLAN tags in Ethernet frames (IEEE 802.1Q section 9), service tags of provider bridges (802.1ad) included.
+//! VLAN tags in Ethernet frames (IEEE 802.1Q section 9), service tags of provider bridges (802.1ad)
+//! included.
 //!
 //! ```text
 //!  0           6           12     14     16
@@ -42,8 +43,9 @@ pub fn outermost(frame: &[u8]) -> Option<Tag> {
     })
 }
 
-/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if it is too short. Where a
-/// backend that has lent the frame has left no room in front, it goes on in a copy.
+/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if
+/// it is too short. Where a backend that has lent the frame has left no room in front, it goes on
+/// in a copy.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     if frame.len() < ADDRESSES_LEN {
@@ -86,8 +88,9 @@ pub enum Priority {
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
-    /// One priority tag in another. No sender has a reason for that, and the kernel takes off as many as there are: the
-    /// [shield](crate::host::shield), which can look behind one, drops such frames.
+    /// One priority tag in another. No sender has a reason for that, and the kernel takes off as
+    /// many as there are: the [shield](crate::host::shield), which can look behind one, drops
+    /// such frames.
     Nested,
 }
 

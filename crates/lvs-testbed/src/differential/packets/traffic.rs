@@ -231,7 +231,7 @@ impl Traffic {
         ("answer", self.segment(source, dst, false))
     }
 
-    // --- what errors are about ------------------------------------------------------------------------------------
+    // --- what errors are about -------------------------------------------------------------------
 
     /// The first bytes of a packet from `src` to `dst`, as somebody on its way saw it.
     fn quoted(&mut self, src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
@@ -384,7 +384,7 @@ impl Traffic {
         self.error(client.ip(), server.ip(), &quoted)
     }
 
-    // --- other packets --------------------------------------------------------------------------------------------
+    // --- other packets ---------------------------------------------------------------------------
 
     fn echo(&mut self) -> Vec<u8> {
         let client = self.client().ip();
@@ -420,7 +420,7 @@ impl Traffic {
         self.segment(source, client, false)
     }
 
-    // --- complaints about tunnels ---------------------------------------------------------------------------------
+    // --- complaints about tunnels ----------------------------------------------------------------
 
     /// A router complains about a tunnel packet; then comes a request.
     fn complaint(&mut self) -> Vec<Value> {
@@ -485,13 +485,14 @@ impl Traffic {
         }
     }
 
-    // --- changes --------------------------------------------------------------------------------------------------
+    // --- changes ---------------------------------------------------------------------------------
 
     fn change(&mut self) -> Vec<Value> {
         match self.entropy.below(5) {
             0 => {
                 let server = self.server();
-                // Not 0: a packet for a connection that ends at once, and finds no other server, would meet it or not.
+                // Not 0: a packet for a connection that ends at once, and finds no other server,
+                // would meet it or not.
                 let weight = self.entropy.pick(&[1, 2, 5]);
                 if self.removed.contains(&server) {
                     return Vec::new();
@@ -514,7 +515,7 @@ impl Traffic {
         }
     }
 
-    // --- shapes ---------------------------------------------------------------------------------------------------
+    // --- shapes ----------------------------------------------------------------------------------
 
     /// Gives a packet an identification of its own, and mostly "don't fragment".
     fn number(&mut self, ip: &mut [u8]) {
@@ -607,8 +608,8 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Cuts a packet into fragments, which come in any order. `df`: some say "don't fragment" if the packet does, which passes
-    /// for answers only here.
+    /// Cuts a packet into fragments, which come in any order. `df`: some say "don't fragment" if
+    /// the packet does, which passes for answers only here.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };
@@ -627,7 +628,8 @@ impl Traffic {
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
         if six && (matches!(ip[6], 0 | 43 | 44) || ipv6::walk(&pieces[0]).is_none()) {
-            // These headers belong to every fragment; and one that ends within a header is dropped here.
+            // These headers belong to every fragment; and one that ends within a header is dropped
+            // here.
             return vec![ip.to_vec()];
         }
         if !six {

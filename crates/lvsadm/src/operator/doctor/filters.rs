@@ -1,4 +1,5 @@
-//! Filters of the host: those that look as if they filtered packets of services and do not see them, and those that do.
+//! Filters of the host: those that look as if they filtered packets of services and do not see
+//! them, and those that do.
 
 use lvs_core::api::{Info, ServiceInfo};
 
@@ -92,8 +93,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Firewall rules that name a service, or drop by source alone: those that do not see packets of services, and those that
-/// stand where the engine's packets leave.
+/// Firewall rules that name a service, or drop by source alone: those that do not see packets of
+/// services, and those that stand where the engine's packets leave.
 fn rules(services: &[ServiceInfo], ports: &[&str], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();

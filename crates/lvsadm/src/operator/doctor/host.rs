@@ -1,4 +1,5 @@
-//! What on this host disturbs a director: kernel settings, network cards, a firewall that does not let packets through to it.
+//! What on this host disturbs a director: kernel settings, network cards, a firewall that does not
+//! let packets through to it.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! What the table of services and the connections tell about virtual addresses, real servers and paths.
+//! What the table of services and the connections tell about virtual addresses, real servers and
+//! paths.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -103,7 +104,8 @@ fn threshold(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings
     }
 }
 
-/// What the connections tell about servers: half-open ones, established ones, and others, which may have ended long ago.
+/// What the connections tell about servers: half-open ones, established ones, and others, which may
+/// have ended long ago.
 #[derive(Debug, Default)]
 pub(super) struct Seen(BTreeMap<SocketAddr, [u32; 3]>);
 

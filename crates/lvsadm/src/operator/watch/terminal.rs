@@ -15,8 +15,8 @@ use crate::program::Invocation;
 pub(super) struct Terminal(Termios);
 
 impl Terminal {
-    /// Keys come at once and are not echoed; a read waits for at most a tenth of a second. None where nothing can be
-    /// drawn: not a terminal, or a dumb one.
+    /// Keys come at once and are not echoed; a read waits for at most a tenth of a second. None
+    /// where nothing can be drawn: not a terminal, or a dumb one.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");

@@ -292,8 +292,8 @@ fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
 /// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
 /// listing still shows the server. But it keeps *new* connections coming where the choice does not
 /// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
-/// the sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse a client
-/// whose server it is. There the server must go.
+/// the sysctl `expire_quiescent_template` is set), and some schedulers
+/// ([`lvs_core::sched::AtZero`]) refuse a client whose server it is. There the server must go.
 fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
     if config.extras.on_server_down != OnServerDown::Kernel
         || refuses_at_weight_0(config)

@@ -1,5 +1,5 @@
-//! What each part of the file allows, and all of it together does not mean: a server that is another
-//! service, weights that do nothing, a mark that no packet gets.
+//! What each part of the file allows, and all of it together does not mean: a server that is
+//! another service, weights that do nothing, a mark that no packet gets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

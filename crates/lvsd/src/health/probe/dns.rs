@@ -149,8 +149,8 @@ impl Dns {
     }
 }
 
-/// An identification. Only who sees the question can answer it anyway: the socket takes the server's datagrams only, and
-/// its port is the kernel's choice.
+/// An identification. Only who sees the question can answer it anyway: the socket takes the
+/// server's datagrams only, and its port is the kernel's choice.
 fn fresh_id() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let step = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -64,7 +64,8 @@ impl Kind for File {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
-        // Well before the check's own time is up: a disk that does not answer says nothing about the server.
+        // Well before the check's own time is up: a disk that does not answer says nothing about
+        // the server.
         let limit = asked.timeout.mul_f32(0.9);
         let read = READS.read(Path::new(&self.path), limit, first_line).await;
         let wrong = |why: String| ProbeError::Server(format!("{}: {why}", self.path));
@@ -139,7 +140,8 @@ impl Reads {
         }
     }
 
-    /// The right to read a file, if nobody reads it, and neither too many of its directory nor too many at all are read.
+    /// The right to read a file, if nobody reads it, and neither too many of its directory nor too
+    /// many at all are read.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());
@@ -211,7 +213,8 @@ mod tests {
             Err(ProbeError::Local(_))
         ));
     }
-    /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere nothing.
+    /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere
+    /// nothing.
     #[tokio::test]
     async fn a_disk_that_hangs_keeps_a_few_threads() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::line::Lines;
 use super::{dns, http, ping, smtp, tls, words};
 
-/// Lets a server say `bytes` to the parser that the first of them chooses. Nothing may panic, and all must end.
+/// Lets a server say `bytes` to the parser that the first of them chooses. Nothing may panic, and
+/// all must end.
 pub fn reply(bytes: &[u8]) {
     let Some((which, bytes)) = bytes.split_first() else {
         return;

@@ -127,8 +127,8 @@ impl Asked<'_> {
         }
     }
 
-    /// A connection to `target`, or by way of the service. It ends with a reset instead of a farewell: neither end keeps
-    /// anything of a probe.
+    /// A connection to `target`, or by way of the service. It ends with a reset instead of a
+    /// farewell: neither end keeps anything of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let stream = match self.via {
             None => TcpStream::connect(target).await,

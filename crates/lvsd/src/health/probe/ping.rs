@@ -60,7 +60,8 @@ fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
     };
-    // The kernel gives each of these its own answers only, and needs no right for it but its group's.
+    // The kernel gives each of these its own answers only, and needs no right for it but its
+    // group's.
     if let Ok(socket) = Socket::new(domain, Type::DGRAM, Some(protocol)) {
         return Ok((socket, false));
     }
@@ -92,8 +93,8 @@ pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// Whether that is the answer to `request`. A raw socket of IPv4 shows the IP header; one that is not raw has put its own
-/// number into the request.
+/// Whether that is the answer to `request`. A raw socket of IPv4 shows the IP header; one that is
+/// not raw has put its own number into the request.
 pub(super) fn answers(bytes: &[u8], request: &[u8], header: bool, own_id: bool) -> bool {
     let message = match (header, bytes.first()) {
         (true, Some(first)) => bytes.get(usize::from(first & 15) * 4..),

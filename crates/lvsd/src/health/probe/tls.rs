@@ -1,4 +1,5 @@
-//! TLS for checks: rustls with graviola, which needs no C compiler and some features of the processor; or with ring.
+//! TLS for checks: rustls with graviola, which needs no C compiler and some features of the
+//! processor; or with ring.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -115,7 +116,8 @@ fn missing() -> Vec<&'static str> {
 }
 
 impl Tls {
-    /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the name that the server has by HTTP.
+    /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the name that the server has by
+    /// HTTP.
     pub(super) fn parse(keys: &mut Keys<'_>, host: Option<&str>) -> Option<Self> {
         let ca = keys.file("ca")?;
         let cert = keys.file("cert")?;
@@ -254,7 +256,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Takes any certificate: who asks without an authority wants to know whether the server serves, not who it is.
+/// Takes any certificate: who asks without an authority wants to know whether the server serves,
+/// not who it is.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
