@@ -1,0 +1,400 @@
+//! How packets reach servers: ranges of ports, full NAT, tunnels, the proxy.
+
+use super::*;
+
+#[test]
+fn services_of_many_ports() {
+    let config = load(
+        r#"[[service]]
+address = "192.0.2.10:8000-8999"
+vip = "own"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.11"
+[[service]]
+address = "192.0.2.10:8443"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.12:443"
+[[service]]
+name = "all"
+address = "[2001:db8::1]:*"
+protocol = "udp"
+forward = "dr"
+[[service.server]]
+address = "2001:db8::11"
+"#,
+    );
+    let many = &config.services[0];
+    assert_eq!(many.name, "tcp 192.0.2.10:8000-8999");
+    assert_eq!(many.servers[0].address, "10.0.0.11:0".parse().unwrap());
+    let ServiceId::Fwmark { mark, .. } = many.id else {
+        panic!("{:?}", many.id)
+    };
+    let all = &config.services[2];
+    let ServiceId::Fwmark { mark: of_all, .. } = all.id else {
+        panic!("{:?}", all.id)
+    };
+    assert_eq!(
+        config.port_marks,
+        [
+            format!(
+                "--destination 192.0.2.10 --protocol tcp --ports 8000-8442,8444-8999 --mark {mark}"
+            ),
+            format!("--destination 2001:db8::1 --protocol udp --mark {of_all}"),
+        ]
+    );
+    let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    assert_eq!(config.own_vips(|_| false), owned);
+}
+
+#[test]
+fn what_many_ports_and_full_nat_cannot_have() {
+    let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
+    let service =
+        |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
+    for (text, complaint) in [
+        (
+            service("forward = \"dr\""),
+            "only NAT can send the packets of many ports to one port",
+        ),
+        (
+            format!(
+                "{}{}",
+                service("forward = \"nat\""),
+                service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
+            ),
+            "two services take the same ports",
+        ),
+        (
+            service("forward = \"nat\"").replace("80-90", "90-80"),
+            "the range ends before it begins",
+        ),
+        (
+            "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
+            "this mark is reserved for services of many ports",
+        ),
+        (
+            "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
+            "this mark is reserved for services of many ports",
+        ),
+        (
+            service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 local address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"fd00::2\"]\n".to_owned()
+                + &service("forward = \"fullnat\""),
+            "full NAT needs an IPv4 local address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
+                + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
+            "full NAT keeps connections",
+        ),
+        (
+            "[dataplane]\nhairpin = true\n".to_owned(),
+            "`hairpin` needs a local address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"x\"]\n".to_owned(),
+            "`x` is not an address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"10.0.0.2\", \"10.0.0.2\"]\n".to_owned(),
+            "named twice",
+        ),
+    ] {
+        let found = errors(&text);
+        assert!(found.contains(complaint), "{text}\n{found}");
+    }
+    let good = load(
+        &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
+            + &service("forward = \"fullnat\"")),
+    );
+    assert_eq!(
+        good.dataplane.arguments(),
+        ["--local-address", "10.0.0.2", "--hairpin"]
+    );
+}
+
+#[test]
+fn tunnels_of_every_type() {
+    use lvs_core::{Forwarding, Tunnel, TunnelChecksum as Sum};
+    let gre = |checksum| Tunnel::Gre { checksum };
+    let gue = |checksum| Tunnel::Gue {
+        port: 6080,
+        checksum,
+    };
+    for (words, tunnel) in [
+        ("\"ipip\"", Tunnel::Ipip),
+        ("{ type = \"ipip\" }", Tunnel::Ipip),
+        ("\"gre\"", gre(Sum::None)),
+        ("{ type = \"gre\", checksum = \"none\" }", gre(Sum::None)),
+        ("{ type = \"gre\", checksum = \"full\" }", gre(Sum::Full)),
+        ("{ type = \"gue\", port = 6080 }", gue(Sum::None)),
+        (
+            "{ type = \"gue\", port = 6080, checksum = \"full\" }",
+            gue(Sum::Full),
+        ),
+        (
+            "{ type = \"gue\", port = 6080, checksum = \"remote\" }",
+            gue(Sum::Remote),
+        ),
+    ] {
+        let line = format!("tunnel = {words}");
+        for (service, server) in [(line.as_str(), ""), ("tunnel = \"gre\"", line.as_str())] {
+            let text = tunnelled(&format!("forward = \"tun\"\n{service}"), server);
+            let config = load(&text).services[0].servers[0].config;
+            assert_eq!(
+                (config.forwarding, config.tunnel),
+                (Forwarding::Tunnel, tunnel),
+                "{text}"
+            );
+        }
+    }
+    // A server that is reached in another way does not have the service's.
+    let nat = tunnelled(
+        "forward = \"tun\"\ntunnel = \"gre\"",
+        "forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.12\"",
+    );
+    let servers = &load(&nat).services[0].servers;
+    assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
+    assert_eq!(servers[1].config.tunnel, gre(Sum::None));
+    // One tunnelled server is reason enough to say it for all.
+    load(&tunnelled(
+        "forward = \"nat\"\ntunnel = \"gre\"",
+        "forward = \"tun\"",
+    ));
+}
+
+#[test]
+fn a_tunnel_that_does_not_fit_is_refused_with_its_place() {
+    for (words, place, title, help) in [
+        (
+            "\"vxlan\"",
+            "4:10",
+            "unknown word `vxlan`",
+            "one of: ipip, gre, gue",
+        ),
+        (
+            "\"GUE\"",
+            "4:10",
+            "unknown word `GUE`",
+            "did you mean \"gue\"?",
+        ),
+        (
+            "\"gue\"",
+            "4:10",
+            "`port` of the GUE tunnel is missing",
+            "{ type = \"gue\", port = 6080 }",
+        ),
+        (
+            "{ type = \"gue\" }",
+            "4:10",
+            "`port` of the GUE tunnel is missing",
+            "ip fou add port 6080 gue",
+        ),
+        (
+            "{ port = 6080 }",
+            "4:10",
+            "`type` of the tunnel is missing",
+            "add type =",
+        ),
+        (
+            "{ type = \"gue\", port = 0 }",
+            "4:33",
+            "port 0 is out of range",
+            "from 1 to 65535",
+        ),
+        (
+            "{ type = \"gre\", port = 6080 }",
+            "4:33",
+            "only a GUE tunnel has a port",
+            "set type = \"gue\"",
+        ),
+        (
+            "{ type = \"ipip\", checksum = \"full\" }",
+            "4:38",
+            "an IPIP tunnel has no checksum of its own",
+            "remove `checksum`",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"remote\" }",
+            "4:37",
+            "only a GUE tunnel has remote checksum offload",
+            "write checksum = \"full\"",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"csum\" }",
+            "4:37",
+            "unknown checksum of a tunnel `csum`",
+            "here it is called \"full\"",
+        ),
+        (
+            "{ type = \"gre\", checksum = \"ful\" }",
+            "4:37",
+            "unknown word `ful`",
+            "did you mean \"full\"?",
+        ),
+        (
+            "{ type = \"gre\", key = 5 }",
+            "4:26",
+            "unknown key `key`",
+            "type, port, checksum",
+        ),
+        ("5", "4:10", "value of a wrong type", ""),
+    ] {
+        let said = errors(&tunnelled(
+            &format!("forward = \"tun\"\ntunnel = {words}"),
+            "",
+        ));
+        for part in [title, help, &format!("test.toml:{place}\n")] {
+            assert!(said.contains(part), "{words}: no {part:?} in\n{said}");
+        }
+        assert_eq!(said.matches("error: ").count(), 1, "{words}: {said}");
+    }
+    for (service, server, place) in [
+        ("forward = \"nat\"\ntunnel = \"gre\"", "", "4:10"),
+        ("forward = \"dr\"", "tunnel = \"gre\"", "6:10"),
+        (
+            "forward = \"tun\"",
+            "forward = \"nat\"\ntunnel = \"gre\"",
+            "7:10",
+        ),
+    ] {
+        let said = errors(&tunnelled(service, server));
+        for part in [
+            "error: `tunnel` is for servers with forward = \"tun\"",
+            "the forwarding method",
+            "help: set forward = \"tun\", or remove `tunnel`",
+            &format!("test.toml:{place}\n"),
+        ] {
+            assert!(said.contains(part), "{service}: no {part:?} in\n{said}");
+        }
+    }
+}
+
+#[test]
+fn a_proxied_service_is_of_this_host() {
+    let proxied = |keys: &str, server: &str| {
+        format!(
+            "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"
+        )
+    };
+    for address in [
+        "127.0.0.1:8080",
+        "0.0.0.0:8080",
+        "[::]:8080",
+        "192.0.2.1:80",
+    ] {
+        let server = match address.starts_with('[') {
+            true => "[::1]:8081",
+            false => "127.0.0.1:8081",
+        };
+        let text =
+            proxied(&format!("address = \"{address}\""), "").replace("127.0.0.1:8081", server);
+        let (config, _) = Config::from_toml("x", &text).unwrap_or_else(|report| panic!("{report}"));
+        let service = &config.services[0];
+        assert_eq!(service.proxy, Some(proxy::Options::default()));
+        assert!(config.own_vips(|_| false).is_empty() && !config.needs_engine());
+    }
+    let tcp = "address = \"127.0.0.1:8080\"";
+    let udp = |rest: &str| format!("address = \"127.0.0.1:53\"\nprotocol = \"udp\"\n{rest}");
+    for (text, words) in [
+        (
+            proxied(&format!("{tcp}\nvip = \"own\""), ""),
+            "this host's own",
+        ),
+        (proxied("fwmark = 7", ""), "knows nothing of marks"),
+        (
+            proxied(&format!("{tcp}\nprotocol = \"sctp\""), ""),
+            "not SCTP",
+        ),
+        (
+            proxied("address = \"224.0.0.1:80\"", ""),
+            "nobody can listen",
+        ),
+        (proxied(&udp("one_packet = true"), ""), "one-packet"),
+        (
+            proxied("address = \"0.0.0.0:53\"\nprotocol = \"udp\"", ""),
+            "address that was asked",
+        ),
+        (
+            proxied(&udp("proxy = { send = \"v1\" }"), ""),
+            "for TCP only",
+        ),
+        (
+            proxied(&format!("{tcp}\nproxy = {{ send = \"v3\" }}"), ""),
+            "unknown word",
+        ),
+        (
+            proxied(&format!("{tcp}\nproxy = {{ idle_timeout = \"1ms\" }}"), ""),
+            "out of range",
+        ),
+        (
+            proxied(tcp, "forward = \"nat\""),
+            "as a whole or not at all",
+        ),
+        (
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n".to_owned(),
+            "is for services with forward",
+        ),
+    ] {
+        let Err(report) = Config::from_toml("x", &text) else {
+            panic!("taken: {text}");
+        };
+        assert!(report.to_string().contains(words), "{words}:\n{report}");
+    }
+}
+
+/// A proxy that listens everywhere and connects to itself would do so until it has no descriptor
+/// left.
+#[test]
+fn a_proxied_service_is_not_its_own_server() {
+    let text = |listen: &str, server: &str, more: &str| {
+        format!(
+            "[[service]]\naddress = \"{listen}\"\nforward = \"proxy\"\n{more}\
+             [[service.server]]\naddress = \"{server}\"\n"
+        )
+    };
+    for (listen, server, words) in [
+        ("0.0.0.0:8080", "127.0.0.1:8080", "which listens there"),
+        ("0.0.0.0:8080", "127.9.9.9:8080", "which listens there"),
+        ("[::]:8080", "[::1]:8080", "which listens there"),
+        ("127.0.0.1:8080", "127.0.0.1:8080", "a loop"),
+        ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
+        (
+            "[::]:8080",
+            "[::ffff:127.0.0.1]:8080",
+            "cannot be the address",
+        ),
+        ("0.0.0.0:8080", "localhost:8080", "names are not resolved"),
+    ] {
+        let said = errors(&text(listen, server, ""));
+        assert!(said.contains(words), "{listen} {server}: {said}");
+    }
+    for (listen, server) in [
+        ("0.0.0.0:8080", "127.0.0.1:8081"),
+        ("127.0.0.1:8080", "127.0.0.1:8081"),
+        ("0.0.0.0:8080", "10.0.0.1:8080"),
+    ] {
+        let read = Config::from_toml("test.toml", &text(listen, server, ""));
+        assert!(read.is_ok(), "{listen} {server}");
+    }
+    // By way of another service, too.
+    let two = format!(
+        "{}{}",
+        text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
+        text("0.0.0.0:8081", "127.0.0.1:8080", "name = \"b\"\n")
+    );
+    let said = errors(&two);
+    assert!(said.contains("127.0.0.1:8081 is the service"), "{said}");
+    // The host's other addresses are known where it is asked.
+    let own = "192.0.2.77".parse().unwrap();
+    let facts = Facts::with_address(own);
+    let files = Files::from("test.toml");
+    let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
+    let read = Config::read("test.toml", &text, files, Some(&facts));
+    assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
+}

@@ -1,0 +1,268 @@
+//! Every example loads; a key that does not belong is refused in every table; errors look as they
+//! should.
+
+use super::*;
+
+mod engine;
+mod forwarding;
+mod refused;
+mod reports;
+mod services;
+
+const EXAMPLES: [(&str, &str); 7] = [
+    ("nat.toml", include_str!("../../../../../examples/nat.toml")),
+    ("dr.toml", include_str!("../../../../../examples/dr.toml")),
+    ("tun.toml", include_str!("../../../../../examples/tun.toml")),
+    ("gue.toml", include_str!("../../../../../examples/gue.toml")),
+    (
+        "web-modern.toml",
+        include_str!("../../../../../examples/web-modern.toml"),
+    ),
+    ("full.toml", FULL),
+    (
+        "checks.toml",
+        include_str!("../../../../../examples/checks.toml"),
+    ),
+];
+
+/// Every table and every key.
+const FULL: &str = r#"
+[lvsd]
+adopt = true
+log = "debug"
+max_remove = 20
+
+[dataplane]
+interface = ["eth0", "eth1"]
+backend = "af_packet"
+workers = 1
+socket = "/run/lvs/engine.sock"
+group = "adm"
+readers = "4"
+hang_limit = "5s"
+profile = "kernel"
+own_vips = false
+helper = "ftp"
+echo = "drop"
+reverse_path = "strict"
+in_kernel = "auto"
+real_time = "off"
+echo_limit = 10
+clamp_mss = "auto"
+icmp_ratelimit = "500ms"
+icmp_msgs_per_sec = 0
+icmp_msgs_burst = 1
+max_connections = 1000000
+when_full = "drop"
+program = "/usr/sbin/lvs-dataplane"
+
+[sync]
+role = "both"
+interface = "eth2"
+syncid = 5
+group = "224.0.0.81"
+port = 8848
+ttl = 1
+maxlen = 1400
+
+[sysctl]
+conn_reuse_mode = 1
+sync_threshold = "3 50"
+
+[[service]]
+name = "one"
+address = "[2001:db8::1]:443"
+protocol = "tcp"
+scheduler = "sh"
+scheduler_flags = ["sh-port", "sh-fallback"]
+forward = "tun"
+tunnel = { type = "gue", port = 6080, checksum = "remote" }
+vip = "own"
+on_check_failure = "quiesce"
+check = "none"
+
+[service.persistence]
+timeout = "10m"
+netmask = 64
+
+[[service.server]]
+address = "10.0.0.1:443"
+weight = 2
+forward = "tun"
+tunnel = { type = "gre", checksum = "full" }
+upper = 10
+lower = 5
+
+[service.server.check]
+type = "tcp"
+interval = "500ms"
+timeout = "500ms"
+rise = 1
+fall = 1
+port = 8443
+
+[[mark]]
+interface = "eth0"
+source = "2001:db8:1::/64"
+destination = "2001:db8::7"
+protocol = "udp"
+ports = "53,5000-5010"
+mark = 7
+
+[[service]]
+fwmark = 7
+family = "ipv6"
+one_packet = true
+forward = "nat"
+on_check_failure = "remove"
+on_server_down = "drop"
+slow_start = "1m"
+drain = "5m"
+
+[[service.server]]
+address = "2001:db8::2"
+
+[[service]]
+address = "192.0.2.1:5060"
+protocol = "udp"
+one_packet = true
+forward = "nat"
+vip = "host"
+persistence = { timeout = "1h", engine = "sip" }
+
+[[service.server]]
+address = "10.0.0.1:5060"
+"#;
+
+fn load(text: &str) -> Config {
+    Config::from_toml("test.toml", text)
+        .unwrap_or_else(|report| panic!("{report}"))
+        .0
+}
+
+fn errors(text: &str) -> String {
+    Config::from_toml("test.toml", text)
+        .expect_err("the text is wrong")
+        .to_string()
+}
+
+fn report(text: &str) -> Report {
+    match Config::from_toml("test.toml", text) {
+        Ok((_, warnings)) => warnings,
+        Err(report) => report,
+    }
+}
+
+/// What is said about `text`: place and title of each finding.
+fn told(text: &str) -> Vec<String> {
+    let report = report(text);
+    let place = |finding: &Diagnostic| {
+        let before = &text[..finding.primary.0.start];
+        let line = 1 + before.matches('\n').count();
+        let column = 1 + before
+            .rsplit('\n')
+            .next()
+            .map_or(0, |line| line.chars().count());
+        format!("{line}:{column} {}", finding.title)
+    };
+    report.findings.iter().map(place).collect()
+}
+
+/// There is an example of each type of check.
+#[test]
+fn every_type_of_check_has_an_example() {
+    let text = include_str!("../../../../../examples/checks.toml");
+    for kind in Probe::KINDS {
+        let word = format!("type = \"{}\"", kind.name);
+        assert!(text.contains(&word) || kind.name == "banner", "{word}");
+    }
+}
+
+#[test]
+fn every_example_loads_without_a_warning() {
+    for (name, text) in EXAMPLES {
+        let (config, warnings) =
+            Config::from_toml(name, text).unwrap_or_else(|report| panic!("{report}"));
+        assert!(!config.services.is_empty(), "{name}");
+        assert!(warnings.findings.is_empty(), "{warnings}");
+    }
+}
+
+/// Puts a line after the header of every table and a key into every inline table of every example.
+#[test]
+fn an_unknown_key_is_refused_everywhere() {
+    let mut tried = 0;
+    for (name, text) in EXAMPLES {
+        let lines: Vec<&str> = text.lines().collect();
+        for (n, line) in lines.iter().enumerate() {
+            let mut mutated: Vec<String> = lines.iter().map(|l| (*l).to_owned()).collect();
+            if line.starts_with('[') {
+                mutated.insert(n + 1, "zzz_unknown = 1".to_owned());
+            } else if !line.starts_with('#')
+                && let Some(at) = line.find("= { ")
+            {
+                mutated[n].insert_str(at + 4, "zzz_unknown = 1, ");
+            } else {
+                continue;
+            }
+            tried += 1;
+            let found = errors(&mutated.join("\n"));
+            let sysctl = *line == "[sysctl]";
+            let wanted = if sysctl {
+                "unknown sysctl `zzz_unknown`"
+            } else {
+                "unknown key `zzz_unknown`"
+            };
+            assert!(found.contains(wanted), "{name}, line {}: {found}", n + 1);
+        }
+        let top = format!("zzz_unknown = 1\n{text}");
+        assert!(errors(&top).contains("unknown key `zzz_unknown`"));
+    }
+    assert!(tried > 25, "only {tried} places found");
+}
+
+#[test]
+fn defaults_and_the_full_file() {
+    let config = load(EXAMPLES[0].1);
+    let web = &config.services[0];
+    assert_eq!(web.config.scheduler, "wlc");
+    assert_eq!(web.vip, VipMode::Auto);
+    assert_eq!(web.on_check_failure, OnCheckFailure::Quiesce);
+    assert_eq!(web.servers[0].config.weight, 1);
+    let check = web.servers[2].check.as_ref();
+    let check = check.expect("the service's check");
+    assert_eq!(check.server, "10.0.0.13:8080".parse().unwrap());
+    assert_eq!(check.probe.target(check.server), "10.0.0.13:8080");
+    assert_eq!((check.rise, check.fall), (2, 3));
+
+    let dr = load(EXAMPLES[1].1);
+    assert_eq!(
+        dr.services[0].servers[0].address,
+        "192.0.2.11:80".parse().unwrap()
+    );
+    // A template would keep leading clients to a server of weight 0.
+    assert_eq!(dr.services[1].on_check_failure, OnCheckFailure::Remove);
+    assert_eq!(dr.services[1].config.netmask, 0xffff_ff00);
+    assert_eq!(dr.services[1].config.timeout, 600);
+
+    let full = load(FULL);
+    assert_eq!(
+        full.dataplane.arguments().join(" "),
+        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
+         --reverse-path strict --in-kernel auto --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
+    );
+    assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
+    assert_eq!(full.services[1].name, "mark 7 ipv6");
+    assert_eq!(full.services[1].servers[0].address.port(), 0);
+    assert_eq!(
+        full.own_vips(|_| false),
+        ["2001:db8::1".parse::<IpAddr>().unwrap()]
+    );
+}
+
+/// A service with one server, each with lines of its own.
+fn tunnelled(service: &str, server: &str) -> String {
+    format!(
+        "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"
+    )
+}

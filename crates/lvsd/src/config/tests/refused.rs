@@ -1,0 +1,373 @@
+//! What is refused, and what is warned about.
+
+use super::*;
+
+/// What is wrong with a service or a server, and the title of the finding.
+#[test]
+fn what_does_not_fit_is_refused() {
+    let cases = [
+        ("", "address = \"192.0.2.10:80\"", "a loop"),
+        (
+            "forward = \"dr\"",
+            "address = \"10.0.0.1:8080\"",
+            "direct routing cannot change the port",
+        ),
+        (
+            "forward = \"tun\"",
+            "address = \"10.0.0.1:8080\"",
+            "tunnelling cannot change the port",
+        ),
+        ("forward = \"dr\"", "address = \"192.0.2.10\"", "a loop"),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nweight = 2147483648",
+            "weight 2147483648 is out of range",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nweight = -1",
+            "weight -1 is out of range",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nupper = 5\nlower = 6",
+            "`lower` (6) is above `upper` (5)",
+        ),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\nlower = 6",
+            "`lower` (6) is above `upper` (0)",
+        ),
+        ("", "address = \"[2001:db8::1]:80\"", "different families"),
+        (
+            "",
+            "address = \"224.0.0.1:80\"",
+            "cannot be the address of a server",
+        ),
+        ("", "address = \"web1:80\"", "not an address and a port"),
+        ("", "weight = 1", "`address` of the server is missing"),
+        (
+            "",
+            "address = \"10.0.0.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"",
+            "exists twice",
+        ),
+        (
+            "one_packet = true",
+            "address = \"10.0.0.1:80\"",
+            "one-packet scheduling is for UDP",
+        ),
+        (
+            "scheduler_flags = [\"sh-port\"]",
+            "address = \"10.0.0.1:80\"",
+            "does not know this flag",
+        ),
+        (
+            "check = { type = \"tcp\", timeout = \"0s\" }",
+            "address = \"10.0.0.1:80\"",
+            "`timeout` of a check cannot be 0",
+        ),
+        (
+            "check = { type = \"tcp\", fall = 0 }",
+            "address = \"10.0.0.1:80\"",
+            "`fall` is out of range",
+        ),
+        (
+            "check = { type = \"icmp\" }",
+            "address = \"10.0.0.1:80\"",
+            "unknown type of check `icmp`",
+        ),
+        (
+            "check = { }",
+            "address = \"10.0.0.1:80\"",
+            "`type` of the check is missing",
+        ),
+        (
+            "check = 5",
+            "address = \"10.0.0.1:80\"",
+            "value of a wrong type",
+        ),
+        (
+            "check = \"tcp\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown check `tcp`",
+        ),
+        (
+            "persistence = { timeout = \"0s\" }",
+            "address = \"10.0.0.1:80\"",
+            "not a timeout for persistence",
+        ),
+        (
+            "persistence = { netmask = 33 }",
+            "address = \"10.0.0.1:80\"",
+            "not a mask",
+        ),
+        (
+            "fwmark = 3",
+            "address = \"10.0.0.1:80\"",
+            "an address or a mark, not both",
+        ),
+        (
+            "protocol = \"TCP\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown word `TCP`",
+        ),
+        ("[mark]", "", "value of a wrong type"),
+        (
+            "[[mark]]\nmark = 3\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "destination is missing",
+        ),
+        (
+            "[dataplane]\nbackend = \"xdp\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown word `xdp`",
+        ),
+        (
+            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"dr\"",
+            "address = \"10.0.0.1:80\"",
+            "direct routing needs frames",
+        ),
+        (
+            "vip = \"host\"\n[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "not routed to an engine with the backend `tun`",
+        ),
+        (
+            "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown sysctl `conn_reuse`",
+        ),
+        (
+            "[dataplane]\nwrokers = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
+            "address = \"10.0.0.1:80\"",
+            "unknown key `wrokers`",
+        ),
+        ("x = ", "address = \"10.0.0.1:80\"", "not valid TOML"),
+    ];
+    for (service, server, wanted) in cases {
+        let forward = if service.contains("forward") {
+            ""
+        } else {
+            "forward = \"nat\"\n"
+        };
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\n{forward}{service}\n[[service.server]]\n{server}\n"
+        );
+        let found = errors(&text);
+        assert!(found.contains(wanted), "wanted `{wanted}` in:\n{found}");
+        assert!(found.contains("test.toml:"), "no place in:\n{found}");
+    }
+}
+
+#[test]
+fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
+    for number in [
+        "3000000000",
+        "9999999999999999999",
+        "99999999999999999999999",
+        "-99999999999999999999999",
+    ] {
+        let said = errors(&format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\nweight = {number}\n"
+        ));
+        for part in [
+            format!("weight {number} is out of range"),
+            "test.toml:6:10".to_owned(),
+            "give a number from 0 to 2147483647".to_owned(),
+        ] {
+            assert!(said.contains(&part), "{part}: {said}");
+        }
+    }
+    for (text, place, help) in [
+        (
+            "[sysctl]\nconn_reuse_mode = 99999999999999999999999",
+            "test.toml:2:19",
+            "whole number",
+        ),
+        (
+            "[dataplane]\necho_limit = 99999999999999999999999",
+            "test.toml:2:14",
+            "from 0 to 4294967295",
+        ),
+        (
+            "[[mark]]\nmark = 0x1_0000_0000",
+            "test.toml:2:8",
+            "from 1 to 4294967295",
+        ),
+        (
+            "[dataplane]\nworkers = -99999999999999999999999",
+            "test.toml:2:11",
+            "write workers = 1",
+        ),
+        // 2^130 and more: not even the TOML reader has a type for it.
+        (
+            "[dataplane]\necho_limit = 9999999999999999999999999999999999999999",
+            "test.toml:2:14",
+            "above 4294967295",
+        ),
+    ] {
+        let said = errors(text);
+        assert!(
+            said.contains(place) && said.contains(help),
+            "{text}: {said}"
+        );
+        assert!(!said.contains("i128"), "{said}");
+    }
+}
+
+#[test]
+fn what_the_start_or_the_engine_would_refuse_is_refused() {
+    let service = |keys: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        )
+    };
+    let server = |address: &str, more: &str| {
+        service("").replace("10.0.0.1:80", address)
+            + &format!(
+                "[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"\n{more}[[service.server]]\naddress = \"10.0.0.2\"\n"
+            )
+    };
+    for (text, wanted) in [
+        (
+            "[lvsd]\nlog = \"inof\"\n".to_owned(),
+            "2:7 `inof` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"lvsd=deb\"\n".into(),
+            "2:7 `deb` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"\"\n".into(),
+            "2:7 `` is not a level of the log",
+        ),
+        (
+            "[lvsd]\nlog = \"l[d=debug\"\n".into(),
+            "2:7 `l[d` is not a part of the program",
+        ),
+        (
+            "[dataplane]\nmax_connections = 268435457\n".into(),
+            "2:19 number of connections 268435457 is out of range",
+        ),
+        (
+            "[dataplane]\nicmp_ratelimit = \"2d\"\n".into(),
+            "2:18 `icmp_ratelimit` is out of range",
+        ),
+        (
+            "[dataplane]\ngroup = \"a\\nb\"\n".into(),
+            "2:9 the value contains the character U+000A",
+        ),
+        (
+            "[sysctl]\nsync_version = 2\n".into(),
+            "2:16 `2` is not a value of sync_version",
+        ),
+        (service("name = \"\""), "4:8 the name is empty"),
+        (
+            service("name = \"a\\nb\""),
+            "4:8 the name contains the character U+000A",
+        ),
+        (
+            service("name = \"a\\u001b[1m\""),
+            "4:8 the name contains the character U+001B",
+        ),
+        (
+            service("check = { type = \"tcp\", interval = \"1ms\" }"),
+            "4:36 `interval` of a check is out of range",
+        ),
+        (
+            service("check = { type = \"tcp\", interval = \"2h\", timeout = \"1h\" }"),
+            "4:52 `timeout` of a check is out of range",
+        ),
+        (
+            service("persistence = { netmask = \"255.0.255.0\" }"),
+            "4:27 not a mask for this family of addresses",
+        ),
+        (
+            server("192.0.2.9:80", ""),
+            "6:11 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+        ),
+        (
+            server("192.0.2.9:8080", "vip = \"own\"\n"),
+            "6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
+        ),
+        (
+            server("0.0.0.7:80", ""),
+            "6:11 0.0.0.7 cannot be the address of a server",
+        ),
+        (
+            server("240.0.0.1:80", ""),
+            "6:11 240.0.0.1 cannot be the address of a server",
+        ),
+        (
+            service("").replace("192.0.2.1", "127.0.0.1"),
+            "2:11 no client can reach the VIP 127.0.0.1",
+        ),
+    ] {
+        let told = told(&text);
+        assert!(told.iter().any(|t| t == wanted), "{text}: {told:#?}");
+        errors(&text);
+    }
+    // A server on the director itself may listen on the VIP's other ports.
+    load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
+    load("[lvsd]\nlog = \"INFO,lvsd::health=debug, lvs_dataplane=off\"\n");
+}
+
+#[test]
+fn what_cannot_be_meant_is_warned_about() {
+    let service = |keys: &str, weights: [&str; 2]| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
+            weights[0], weights[1]
+        )
+    };
+    for (text, wanted) in [
+        (
+            service("scheduler = \"rr\"", ["", "weight = 2"]),
+            "10:10 the scheduler rr does not go by weights",
+        ),
+        (
+            service("", ["weight = 0", "weight = 0"]),
+            "7:10 all servers of the service have the weight 0",
+        ),
+        (
+            service("", ["", ""]).replace("address = \"192.0.2.1:80\"", "fwmark = 7"),
+            "2:10 no [[mark]] sets the mark 7",
+        ),
+    ] {
+        assert_eq!(told(&text), [wanted]);
+        load(&text);
+    }
+    for (keys, weights) in [
+        ("scheduler = \"rr\"", ["weight = 0", "weight = 1"]),
+        ("scheduler = \"wrr\"", ["weight = 2", "weight = 0"]),
+    ] {
+        assert!(told(&service(keys, weights)).is_empty());
+    }
+}
+
+#[test]
+fn what_only_the_host_can_have_is_looked_for() {
+    let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0"]);
+    let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
+    for good in [
+        "[dataplane]\ninterface = [\"eth0\", \"eth0.100\"]\ngroup = \"lvs\"\n",
+        "[dataplane]\nreaders = \"12345\"\n",
+    ] {
+        read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
+    }
+    for (bad, words) in [
+        ("interface = \"eth1\"", "there is no interface `eth1` here"),
+        (
+            "interface = \"eth1.7\"",
+            "there is no interface `eth1.7` here",
+        ),
+        ("group = \"lvz\"", "did you mean \"lvs\"?"),
+        ("readers = \"operators\"", "`groupadd --system operators`"),
+    ] {
+        let text = format!("[dataplane]\n{bad}\n");
+        let report = read(&text).expect_err(bad).to_string();
+        assert!(report.contains(words), "{bad}: {report}");
+        // Another host may have it.
+        Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    }
+}

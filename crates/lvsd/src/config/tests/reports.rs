@@ -1,0 +1,220 @@
+//! How findings are said: their places, their order, their number.
+
+use super::*;
+
+#[test]
+fn several_errors_at_once() {
+    let found = errors(
+        r#"[[service]]
+name = "web"
+adress = "192.0.2.10:80"
+scheduler = "wcl"
+forward = "masq"
+check = { type = "tcp", intervall = "5s", timeout = 2 }
+[[service.server]]
+address = "10.0.0.11:80"
+weight = "5"
+"#,
+    );
+    assert_eq!(
+        found,
+        r#"error: unknown key `adress`
+ --> test.toml:3:1
+  |
+3 | adress = "192.0.2.10:80"
+  | ^^^^^^ not a key of this table
+  |
+  = help: did you mean `address`?
+
+error: unknown scheduler `wcl`
+ --> test.toml:4:13
+  |
+4 | scheduler = "wcl"
+  |             ^^^^^
+  |
+  = help: did you mean "wlc"? the schedulers are: dh, ewma, fo, lblc, lblcr, lc, mh, none, nq, ovf, rr, sed, sh, twos, wlc, wrr
+
+error: unknown forwarding method `masq`
+ --> test.toml:5:11
+  |
+5 | forward = "masq"
+  |           ^^^^^^
+  |
+  = help: here it is called "nat"
+
+error: unknown key `intervall`
+ --> test.toml:6:25
+  |
+6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
+  |                         ^^^^^^^^^ not a key of this table
+  |
+  = help: did you mean `interval`?
+
+error: a duration needs its unit; write "2s" for 2 seconds or "2ms" for milliseconds
+ --> test.toml:6:53
+  |
+6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
+  |                                                     ^
+
+error: value of a wrong type
+ --> test.toml:9:10
+  |
+9 | weight = "5"
+  |          ^^^ expected a whole number, found the string "5"
+  |
+  = help: write it without quotes: 5"#
+    );
+}
+
+#[test]
+fn warnings_do_not_refuse() {
+    let text = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ncheck = { type = \"tcp\", interval = \"1s\", timeout = \"3s\" }\n[[service.server]]\naddress = \"10.0.0.1\"\n";
+    let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
+    assert!(
+        warnings.to_string().contains("longer than the interval"),
+        "{warnings}"
+    );
+}
+
+#[test]
+fn a_missing_file_is_an_error() {
+    let error = Config::load(Path::new("/nonexistent/lvsd.toml")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("cannot read /nonexistent/lvsd.toml"),
+        "{error}"
+    );
+}
+
+proptest::proptest! {
+    /// Whatever the text is, the answer is a configuration or a report that can be shown.
+    #[test]
+    fn never_panics(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
+        let mut text = FULL.to_owned();
+        let end = (at + length).min(text.len());
+        text.replace_range(at..end, &new);
+        if let Err(report) = Config::from_toml("test.toml", &text) {
+            proptest::prop_assert!(!report.to_string().is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
+    let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let here = said(directory.path());
+    assert!(here.contains("name a file in this directory"), "{here}");
+    let file = directory.path().join("lvsd.toml");
+    assert!(said(&file).contains("put the configuration there"));
+    std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
+    let latin = said(&file);
+    assert!(
+        latin.contains("lvsd.toml, line 2: byte 14 of the file (0xe4) is not UTF-8"),
+        "{latin}"
+    );
+
+    // Root may read everything, so this one is made up.
+    let denied = LoadError::Read {
+        path: "lvsd.toml".to_owned(),
+        source: ErrorKind::PermissionDenied.into(),
+    };
+    assert!(
+        denied
+            .to_string()
+            .contains("let the user that lvsd runs as read it"),
+        "{denied}"
+    );
+}
+
+/// A typo in each of 37,205 servers, and one in each of as many keys of one table: time and words
+/// stay in proportion.
+#[test]
+fn any_number_of_typos_is_told_at_once() {
+    const N: usize = 37_205;
+    let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
+    let mut keys = String::from("[lvsd]\n");
+    let mut sysctls = String::from("[sysctl]\n");
+    let mut values = String::from("[dataplane]\ninterface = [");
+    let mut methods = String::from(
+        "[[service]]\naddress = \"192.0.2.1:80\"\nscheduler = \"ewma\"\nforward = \"dr\"\n",
+    );
+    for n in 0..N {
+        let host = format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+        servers.push_str(&format!("[[service.server]]\nadress = \"{host}:80\"\n"));
+        methods.push_str(&format!("[[service.server]]\naddress = \"{host}:80\"\n"));
+        keys.push_str(&format!("key{n} = 1\n"));
+        sysctls.push_str(&format!("key{n} = []\n"));
+        values.push_str("1, true, ");
+    }
+    values.push_str("]\n");
+    for (text, findings) in [
+        (&servers, N),
+        (&keys, N),
+        (&sysctls, N),
+        (&values, 2 * N),
+        (&methods, 1),
+    ] {
+        let report = report(text);
+        let errors = report.errors();
+        assert_eq!(errors, findings, "{report}");
+        let said = report.to_string();
+        assert_eq!(said.matches("error: ").count(), findings.min(20));
+        if findings > 20 {
+            let rest = format!("and {} more: {findings} errors", findings - 20);
+            assert!(said.contains(&rest), "{said}");
+        }
+    }
+}
+
+#[test]
+fn errors_are_shown_before_warnings() {
+    let mut text = String::new();
+    for n in 1..30 {
+        text.push_str(&format!(
+            "[[service]]\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\n"
+        ));
+    }
+    text.push_str("check = { type = \"tcp\", rise = 0 }\n");
+    let said = errors(&text);
+    assert!(said.contains("`rise` is out of range"), "{said}");
+    assert_eq!(said.matches("warning: ").count(), 19);
+    assert!(
+        said.contains("and 10 more: 1 error, 29 warnings in all"),
+        "{said}"
+    );
+}
+
+#[test]
+fn messages_lead_to_the_cause() {
+    let service = |address: &str| {
+        format!(
+            "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        )
+    };
+    for (text, place, help) in [
+        ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "put it behind the [[service]]"),
+        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
+        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` may mean two things", "\"[2001:db8::1]:443\" for the port 443"),
+        (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
+        (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
+        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a zero in front", "octal"),
+        (service("web.example.org:80"), "2:11 `web.example.org:80` is not an address and a port", "names are not resolved"),
+        ("[[service]]\nname = \u{201c}web\u{201d}\n".into(), "2:8 a typographic quotation mark (U+201C) is not TOML", "an ASCII one"),
+        ("[[service]]\nname\u{a0}= \"web\"\n".into(), "2:5 a non-breaking space (U+00A0) is not TOML", "an ordinary space"),
+        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "half written"),
+        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "half written"),
+        ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
+        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
+        ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
+    ] {
+        let told = told(&text);
+        let errors: Vec<_> = told.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
+        assert_eq!(errors, [place], "{text}");
+        let said = self::errors(&text);
+        assert!(said.contains(help), "{text}: {said}");
+    }
+}

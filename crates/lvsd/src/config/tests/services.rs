@@ -1,0 +1,277 @@
+//! Services, and what becomes of their servers and VIPs.
+
+use super::*;
+
+#[test]
+fn on_check_failure_by_default() {
+    let with = |keys: &str, top: &str| {
+        let text = format!(
+            "{top}\n[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        );
+        load(&text).services[0].on_check_failure
+    };
+    let persistence = "persistence = { timeout = \"6m\" }";
+    assert_eq!(with("", ""), OnCheckFailure::Quiesce);
+    assert_eq!(with("scheduler = \"dh\"", ""), OnCheckFailure::Remove);
+    assert_eq!(with("scheduler = \"mh\"", ""), OnCheckFailure::Remove);
+    assert_eq!(
+        with(
+            "scheduler = \"mh\"\nscheduler_flags = [\"mh-fallback\"]",
+            ""
+        ),
+        OnCheckFailure::Quiesce
+    );
+    assert_eq!(with(persistence, ""), OnCheckFailure::Remove);
+    assert_eq!(
+        with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
+        OnCheckFailure::Quiesce
+    );
+}
+
+#[test]
+fn drain_by_default() {
+    let with = |keys: &str| {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+        );
+        load(&text).services[0].drain.as_secs()
+    };
+    assert_eq!(with(""), 30);
+    assert_eq!(with("drain = \"0s\""), 0);
+    assert_eq!(with("scheduler = \"sh\""), 0);
+    assert_eq!(
+        with("scheduler = \"sh\"\nscheduler_flags = [\"sh-fallback\"]"),
+        30
+    );
+    assert_eq!(with("on_server_down = \"reset\""), 0);
+    assert_eq!(with("on_server_down = \"reset\"\ndrain = \"10s\""), 10);
+    let said =
+        errors("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ndrain = \"2d\"\n");
+    assert!(said.contains("`drain` is out of range"), "{said}");
+}
+
+#[test]
+fn a_vip_that_exists_twice_shows_both_places() {
+    let found = errors(
+        r#"[[service]]
+address = "192.0.2.10:80"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.11:80"
+[[service]]
+address = "192.0.2.10:80"
+forward = "nat"
+[[service.server]]
+address = "10.0.0.12:80"
+"#,
+    );
+    assert_eq!(
+        found,
+        r#"error: service tcp 192.0.2.10:80 exists twice
+ --> test.toml:7:11
+  |
+2 | address = "192.0.2.10:80"
+  |           --------------- the first one
+...
+7 | address = "192.0.2.10:80"
+  |           ^^^^^^^^^^^^^^^
+  |
+  = help: put all its servers into one [[service]], or change address, port or protocol"#
+    );
+}
+
+#[test]
+fn a_vip_has_one_owner() {
+    let service = |port: u16, vip: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:{port}\"\nforward = \"nat\"\nvip = \"{vip}\"\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        )
+    };
+    let both = service(80, "own") + &service(443, "host");
+    assert!(errors(&both).contains("the engine's own for one service"));
+    load(&(service(80, "own") + &service(443, "auto")));
+}
+
+#[test]
+fn port_zero_needs_persistence() {
+    let text = "[[service]]\naddress = \"192.0.2.10:0\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
+    assert!(errors(text).contains("needs persistence"));
+    load(&text.replace("forward", "persistence = { timeout = \"6m\" }\nforward"));
+}
+
+#[test]
+fn what_goes_beyond_the_kernel() {
+    let file = |service: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
+        )
+    };
+    let config = load(&file(
+        "forward = \"nat\"\nscheduler = \"ewma\"\non_server_down = \"reset\"\nslow_start = \"1m30s\"",
+    ));
+    let service = &config.services[0];
+    assert_eq!(service.config.extras.slow_start, 90);
+    assert_eq!(
+        service.config.extras.on_server_down,
+        lvs_core::OnServerDown::Reset
+    );
+    assert_eq!(
+        service.on_check_failure,
+        OnCheckFailure::Remove,
+        "a failed check means down"
+    );
+    let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
+    let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
+    assert_eq!(
+        limited.services[0].config.extras.limits,
+        lvs_core::Limits {
+            connections: 1000,
+            source_rate: 20,
+            source_bits_v6: 56,
+            ..lvs_core::Limits::default()
+        }
+    );
+    let plain = load(&file("forward = \"nat\""));
+    assert!(plain.services[0].config.extras.is_off());
+
+    let text = file("forward = \"nat\"\non_down = \"quiesce\"\non_server_down = \"reschedule\"");
+    let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
+    let said = warnings.to_string();
+    assert!(
+        said.contains("`on_server_down` does nothing then"),
+        "{said}"
+    );
+
+    for (service, expected) in [
+        (
+            "forward = \"nat\"\non_server_down = \"rset\"",
+            "error: unknown word `rset`\n --> test.toml:4:18\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"500ms\"",
+            "error: not a time for a slow start\n --> test.toml:4:14\n",
+        ),
+        (
+            "forward = \"nat\"\nlimits = { source_bits_v4 = 33 }",
+            "error: source_bits_v4 33 is out of range\n --> test.toml:4:29\n",
+        ),
+        (
+            "forward = \"nat\"\nslow_start = \"2d\"",
+            "give whole seconds, up to \"1d\"",
+        ),
+        (
+            "forward = \"dr\"\nscheduler = \"ewma\"",
+            "error: the scheduler ewma needs servers that are reached by NAT\n --> test.toml:3:11\n",
+        ),
+    ] {
+        let said = errors(&file(service));
+        assert!(said.contains(expected), "{said}");
+    }
+    let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
+    assert!(said.contains("did you mean \"reset\"?"), "{said}");
+}
+
+#[test]
+fn a_file_without_a_service_is_warned_about() {
+    for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+        let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+        assert!(config.services.is_empty());
+        let said = warnings.to_string();
+        assert!(said.contains("warning: there is no [[service]]"), "{said}");
+        assert!(said.contains("test.toml:1:1"), "{said}");
+    }
+}
+
+#[test]
+fn the_old_name_of_on_check_failure_is_reported() {
+    let file = |keys: &str| tunnelled(&format!("forward = \"nat\"\n{keys}"), "");
+    let (config, warnings) =
+        Config::from_toml("test.toml", &file("on_down = \"remove\"")).expect("it still works");
+    assert_eq!(config.services[0].on_check_failure, OnCheckFailure::Remove);
+    let said = warnings.to_string();
+    assert!(
+        said.contains("warning: `on_down` is now called `on_check_failure`\n --> test.toml:4:11"),
+        "{said}"
+    );
+    let said = errors(&file("on_down = \"remove\"\non_check_failure = \"remove\""));
+    assert!(said.contains("and both are given"), "{said}");
+    assert!(said.contains("help: remove `on_down`"), "{said}");
+}
+
+#[test]
+fn defaults_are_for_services_that_do_not_say_otherwise() {
+    let text = r#"
+        [defaults]
+        forward = "nat"
+        scheduler = "rr"
+        check = { type = "tcp", interval = "1s", timeout = "1s" }
+        quorum = 2
+        [[service]]
+        name = "web"
+        address = ["192.0.2.10:80", "192.0.2.10:443"]
+        [[service.server]]
+        address = "10.0.0.11"
+        [[service.server]]
+        address = "10.0.0.12"
+        [[service]]
+        address = "192.0.2.20:25"
+        scheduler = "wlc"
+        check = "none"
+        quorum = { up = 1 }
+        [[service.server]]
+        address = "10.0.0.13"
+    "#;
+    let (config, report) = Config::from_toml("test.toml", text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.findings.len(), 0, "{report}");
+    let [http, https, mail] = config.services.as_slice() else {
+        panic!("{:?}", config.services);
+    };
+    assert_eq!((http.name.as_str(), https.name.as_str()), ("web", "web"));
+    assert_eq!(https.servers[0].address.port(), 443);
+    assert_eq!(http.config.scheduler, "rr");
+    assert!(http.servers[0].check.is_some() && mail.servers[0].check.is_none());
+    assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
+    assert_eq!(mail.config.scheduler, "wlc");
+
+    // A mistake is told once, however many services have it.
+    let wrong = text
+        .replace("\"tcp\"", "\"tpc\"")
+        .replace("10.0.0.12", "10.0.0.912");
+    let report = Config::from_toml("test.toml", &wrong).expect_err("wrong");
+    assert_eq!(report.errors(), 2, "{report}");
+}
+
+#[test]
+fn decisions_are_checked() {
+    for (line, words) in [
+        ("quorum = 0", "quorum 0 is out of range"),
+        (
+            "quorum = { up = 1, down = 2 }",
+            "`down` (2) is above `up` (1)",
+        ),
+        ("quorum = { down = 2 }", "`up` of the quorum is missing"),
+        (
+            "quorum = 5",
+            "the quorum is 5, and the service has 1 servers",
+        ),
+        (
+            "sorry = \"10.0.0.1\"",
+            "the sorry server is a server of the service",
+        ),
+        ("sorry = \"x\"", "is not an address and a port"),
+        ("min_share = 101", "`min_share` 101 is out of range"),
+        ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
+        (
+            "vip = \"host\"\nbelow_quorum = \"give-up\"",
+            "cannot give up an address",
+        ),
+    ] {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{line}\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        );
+        let report = match Config::from_toml("test.toml", &text) {
+            Ok((_, report)) | Err(report) => report.to_string(),
+        };
+        assert!(report.contains(words), "{line}: {report}");
+    }
+}

@@ -1,0 +1,307 @@
+//! What people change beside the file: drains, maintenance, and changes of the engine.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_changes_is_set_right() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut control = daemon.world.control();
+    let delete = Call::ServiceDelete { service: web() };
+    control.apply(&[delete]).unwrap();
+    daemon.weights(&both).await;
+    daemon.stop().await;
+}
+
+/// What `lvsadm drain` does is not undone: not by the next look, a reload, or a restart.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_drained_by_hand_stays_so() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    let weights = |weight| [("10.0.0.1:80", 1), ("10.0.0.2:80", weight)];
+    daemon.weights(&weights(3)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let by_hand = |world: &World, weight| {
+        let config = lvs_core::ServerConfig::new(weight, lvs_core::Forwarding::Nat);
+        let server = lvs_core::api::ServerSpec {
+            service: web(),
+            server: "10.0.0.2:80".parse().unwrap(),
+            config,
+        };
+        world.control().apply(&[Call::ServerEdit(server)]).unwrap();
+    };
+    by_hand(&daemon.world, 0);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 7"))
+        .await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    // Its health comes and goes.
+    daemon.dead.set("10.0.0.2:80", true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.dead.set("10.0.0.2:80", false);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    let world = daemon.end(Signal::Stop).await;
+    let daemon = Running::start(world, Dead::default(), FILE);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&weights(0)).await;
+    // Another engine starts with it.
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    daemon.weights(&weights(0)).await;
+    assert_eq!(daemon.world.starts(), 2);
+    // Whoever gives it a weight has ended the drain; which weight is the file's business.
+    by_hand(&daemon.world, 1);
+    daemon.weights(&weights(3)).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_people_want_outlives_reload_restart_and_engine() {
+    let mut daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let done = daemon.admin(AdminState::Drain).await;
+    assert_eq!(done.servers.len(), 1);
+    assert_eq!(done.warnings, [""; 0]);
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    let server = daemon.first_server().await;
+    assert_eq!(
+        (server.admin, server.configured, server.weight),
+        (AdminState::Drain, Some(1), Some(0))
+    );
+    assert_eq!(server.health, "up");
+
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 4"))
+        .await;
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 4)];
+    daemon.weights(&drained).await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&drained).await;
+    // A reload that is asked for says what came of it.
+    let path = daemon.file.path().to_owned();
+    std::fs::write(&path, "[[service]]\nnane = 1\n").unwrap();
+    let refused = daemon
+        .ask::<Reloaded>(Ask::Reload { force: false })
+        .await
+        .unwrap_err();
+    assert!(refused.contains("unknown key `nane`"), "{refused}");
+    std::fs::write(&path, FILE).unwrap();
+    let done: Reloaded = daemon.ask(Ask::Reload { force: false }).await.unwrap();
+    assert!(done.message.contains("reloaded"), "{}", done.message);
+    assert_eq!(daemon.world.weights(web())[1].1, 3, "it is done by then");
+    let events = daemon.events();
+    for event in [
+        "server_up",
+        "admin",
+        "engine_lost",
+        "engine_found",
+        "reload_refused",
+        "reloaded",
+    ] {
+        assert!(
+            events.iter().any(|told| told == event),
+            "{event}: {events:?}"
+        );
+    }
+
+    let world = daemon.end(Signal::Stop).await;
+    // Of a file, by its place: the next daemon has the same one here.
+    let again = Running::start(world, Dead::default(), FILE);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    again
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    again.admin(AdminState::Ready).await;
+    again
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+
+    again.admin(AdminState::Maintenance).await;
+    again.weights(&[("10.0.0.2:80", 3)]).await;
+    again.admin(AdminState::Ready).await;
+    again
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let unknown = AdminSpec {
+        target: Target {
+            service: None,
+            host: [10, 9, 9, 9].into(),
+            port: None,
+        },
+        state: AdminState::Drain,
+        who: None,
+        why: None,
+        until: None,
+    };
+    let why = again
+        .ask::<AdminDone>(Ask::Admin(unknown))
+        .await
+        .unwrap_err();
+    assert!(why.contains("has no server 10.9.9.9"), "{why}");
+    again.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_by_hand_is_shown_and_ended() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    by_hand(&daemon.world, 0);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    assert_eq!(daemon.first_server().await.admin, AdminState::Drain);
+    daemon.admin(AdminState::Ready).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// Gives 10.0.0.1 a weight as ipvsadm does.
+fn by_hand(world: &World, weight: i32) {
+    let held = world.engine();
+    let servers = &held.service(web()).unwrap().servers;
+    let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
+    let now = servers.iter().find(|s| s.server == server).unwrap().config;
+    let spec = lvs_core::api::ServerSpec {
+        service: web(),
+        server,
+        config: lvs_core::ServerConfig { weight, ..now },
+    };
+    world.control().apply(&[Call::ServerEdit(spec)]).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_by_hand_beside_services_are_told_too() {
+    for report in [false, true] {
+        let line = if report {
+            "[lvsd]\ndrift = \"report\"\n"
+        } else {
+            ""
+        };
+        let rule = "[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n";
+        let text = format!("{line}{FILE}{rule}");
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let vip: IpAddr = "192.0.2.10".parse().unwrap();
+        assert!(daemon.world.engine().vips().contains(&vip));
+        let by_hand = [
+            Call::VipsOwn { addresses: vec![] },
+            Call::MarkSet { rules: vec![] },
+            Call::SysctlSet(lvs_core::api::Sysctl {
+                name: "conn_reuse_mode".to_owned(),
+                value: "1".to_owned(),
+            }),
+        ];
+        daemon.world.control().apply(&by_hand).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let events = daemon.events();
+        let told = events.iter().filter(|event| *event == "drift").count();
+        assert_eq!(told, 3, "each once: {events:?}");
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let engine = daemon.world.engine();
+        let left = (
+            engine.vips().is_empty(),
+            engine.0.marks.is_empty(),
+            engine.sysctl("conn_reuse_mode"),
+            status.drift.len(),
+        );
+        if report {
+            assert_eq!(left, (true, true, Some("1"), 3), "{:?}", status.drift);
+            daemon.reload(&text).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        } else {
+            assert_eq!(left, (false, false, Some("0"), 0), "{:?}", status.drift);
+        }
+        let engine = daemon.world.engine();
+        assert!(engine.vips().contains(&vip) && engine.0.marks.len() == 1);
+        assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_by_hand_are_put_right_or_left() {
+    for report in [false, true] {
+        let line = if report {
+            "[lvsd]\ndrift = \"report\"\n"
+        } else {
+            ""
+        };
+        let text = format!("{line}{FILE}");
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        by_hand(&daemon.world, 9);
+        let delete = Call::ServerDelete {
+            service: web(),
+            server: "10.0.0.2:80".parse().unwrap(),
+        };
+        daemon.world.control().apply(&[delete]).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let told = daemon
+            .events()
+            .iter()
+            .filter(|event| *event == "drift")
+            .count();
+        assert_eq!(told, 2, "each once");
+        if report {
+            daemon.weights(&[("10.0.0.1:80", 9)]).await;
+            assert_eq!(status.drift.len(), 2, "{:?}", status.drift);
+            // Health counts all the same.
+            daemon.dead.set("10.0.0.1:80", true);
+            daemon.weights(&[("10.0.0.1:80", 0)]).await;
+            daemon.dead.set("10.0.0.1:80", false);
+            daemon.weights(&[("10.0.0.1:80", 9)]).await;
+            daemon.reload(&text).await;
+        } else {
+            assert_eq!(status.drift, [""; 0]);
+        }
+        daemon
+            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+            .await;
+        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        assert_eq!(status.drift, [""; 0]);
+        daemon.stop().await;
+    }
+}
+
+/// A server in maintenance keeps its connections for as long as `drain` says, and no longer.
+#[tokio::test(start_paused = true)]
+async fn a_drain_has_a_deadline() {
+    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.world.connect(web(), "10.0.0.1:80".parse().unwrap());
+    daemon.admin(AdminState::Maintenance).await;
+    let since = Instant::now();
+    let drained = [("10.0.0.1:80", 0), ("10.0.0.2:80", 3)];
+    daemon.weights(&drained).await;
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    daemon.weights(&drained).await;
+    daemon.weights(&[("10.0.0.2:80", 3)]).await;
+    let took = since.elapsed().as_secs();
+    assert!((60..65).contains(&took), "{took}");
+    daemon.stop().await;
+}

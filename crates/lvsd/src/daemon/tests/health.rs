@@ -1,0 +1,255 @@
+//! What checks do to servers, services and VIPs.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_server_gets_nothing_from_the_start() {
+    let dead = Dead::default();
+    dead.set("10.0.0.2:80", true);
+    let daemon = Running::start(World::default(), dead, FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
+        .await;
+    let bad = daemon.world.changes().iter().any(|op| {
+        matches!(op, Call::ServerAdd(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
+    });
+    assert!(!bad);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_quiesces_and_brings_back() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let deleted = daemon
+        .world
+        .changes()
+        .iter()
+        .any(|op| matches!(op, Call::ServerDelete { .. }));
+    assert!(!deleted);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_check_failure_remove_takes_the_server_out() {
+    let text = FILE.replace(
+        "forward = \"nat\"",
+        "forward = \"nat\"\non_down = \"remove\"",
+    );
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon.weights(&[("10.0.0.2:80", 3)]).await;
+    daemon.stop().await;
+}
+
+/// One check without an answer holds back its own service, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_slow_first_check_holds_back_its_own_address_only() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let slow = Slow::default();
+    slow.hold("10.0.0.2:80");
+    let daemon = slow.start(TWO);
+    daemon.weights(&[("10.0.0.1:80", 1)]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let vips = |daemon: &Running| -> Vec<String> {
+        let engine = daemon.world.engine();
+        engine.vips().iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(vips(&daemon), ["192.0.2.10"]);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    log.says("ready: 2 services, 1 of 2 servers up").await;
+    assert_eq!(vips(&daemon), ["192.0.2.10"]);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(vips(&daemon), ["192.0.2.10", "192.0.2.11"]);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
+    let text = FILE.replace(
+        "forward = \"nat\"",
+        "forward = \"nat\"\nquorum = { up = 2, down = 1 }\nsorry = \"10.0.0.99:80\"\nbelow_quorum = \"give-up\"\ndrain = \"0s\"",
+    );
+    let mut daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let vip = "192.0.2.10".parse().unwrap();
+    assert!(daemon.world.engine().vips().contains(&vip));
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.dead.set("10.0.0.2:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
+        .await;
+    assert!(!daemon.world.engine().vips().contains(&vip));
+    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    assert!(!status.services[0].quorum && status.services[0].withdrawn);
+    assert_eq!(
+        status.services[0].sorry,
+        Some("10.0.0.99:80".parse().unwrap())
+    );
+    // One is enough to keep the quorum, and not to gain it.
+    daemon.dead.set("10.0.0.1:80", false);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
+        .await;
+    daemon.dead.set("10.0.0.2:80", false);
+    daemon.weights(&both).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(daemon.world.engine().vips().contains(&vip));
+    let events = daemon.events();
+    for event in [
+        "quorum_lost",
+        "sorry_on",
+        "vip_withdrawn",
+        "quorum_gained",
+        "sorry_off",
+        "vip_owned",
+    ] {
+        assert_eq!(
+            events.iter().filter(|told| *told == event).count(),
+            1,
+            "{event}: {events:?}"
+        );
+    }
+    daemon.stop().await;
+}
+
+/// With `alpha` nobody is trusted who was there before: what serves has to pass a check first.
+#[tokio::test(start_paused = true)]
+async fn alpha_takes_over_nothing_that_was_not_checked() {
+    for alpha in [false, true] {
+        let line = if alpha { "alpha = true\n" } else { "" };
+        let text = FILE.replace(
+            "forward = \"nat\"",
+            &format!(
+                "forward = \"nat\"\n{line}below_quorum = \"give-up\"\nsorry = \"10.0.0.99:80\"\ndrain = \"0s\""
+            ),
+        );
+        let first = Running::start(World::default(), Dead::default(), &text);
+        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+        first.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let world = first.end(Signal::Stop).await;
+        let slow = Slow::default();
+        slow.hold("10.0.0.1:80");
+        slow.hold("10.0.0.2:80");
+        let again = Running::start_with(world, Dead::default(), slow.clone(), &text);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let vip = "192.0.2.10".parse().unwrap();
+        let owned = again.world.engine().vips().contains(&vip);
+        assert_eq!(owned, !alpha);
+        if alpha {
+            let sorry = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)];
+            again.weights(&sorry).await;
+        } else {
+            again.weights(&both).await;
+        }
+        slow.release("10.0.0.1:80");
+        slow.release("10.0.0.2:80");
+        again.weights(&both).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(again.world.engine().vips().contains(&vip));
+        // A reload with new servers waits for them as without it.
+        slow.hold("10.0.0.3:80");
+        again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        again.weights(&both).await;
+        slow.release("10.0.0.3:80");
+        again
+            .weights(&[("10.0.0.2:80", 3), ("10.0.0.3:80", 1)])
+            .await;
+        again.stop().await;
+    }
+}
+
+/// With `omega` a service goes with the daemon, and others stay.
+#[tokio::test]
+async fn omega_ends_a_service_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = directory.path().join("told");
+    for signal in [Signal::Stop, Signal::StopAll] {
+        let _ = std::fs::remove_file(&told);
+        let log = Log::default();
+        let _listening = log.listen();
+        let user = rustix::process::getuid().as_raw();
+        let text = format!(
+            "[lvsd]\nnotify = [\"/bin/sh\", \"-c\", \"cat >> {}\"]\nnotify_user = \"{user}\"\n{}",
+            told.display(),
+            TWO.replace(
+                "name = \"slow\"",
+                "name = \"slow\"\nomega = true\nbelow_quorum = \"give-up\""
+            )
+        );
+        let mut daemon = Running::start(World::default(), Dead::default(), &text);
+        log.says("ready: 2 services, 2 of 2 servers up").await;
+        let vips = |world: &World| -> Vec<String> {
+            let engine = world.engine();
+            engine.vips().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
+        daemon.events();
+        // Also where the signal comes in the middle of a request.
+        daemon.world.hang(true);
+        while !daemon.world.hung() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        daemon.signals.send(signal).await.unwrap();
+        log.says("waiting up to 10s for the engine (pid 1), which is at a request")
+            .await;
+        daemon.world.hang(false);
+        daemon.task.await.unwrap().unwrap();
+        let world = daemon.world;
+        let events = std::fs::read_to_string(&told).unwrap();
+        for event in ["quorum_lost", "vip_withdrawn"] {
+            let line = events.lines().find(|line| line.contains(event));
+            let line = line.unwrap_or_else(|| panic!("{event}: {events}"));
+            assert!(
+                line.contains("\"slow\"") && line.contains("omega"),
+                "{line}"
+            );
+        }
+        assert!(
+            !events.contains("quorum_lost\",\"service\":\"web"),
+            "{events}"
+        );
+        if signal == Signal::Stop {
+            assert!(world.running());
+            assert_eq!(vips(&world), ["192.0.2.10"]);
+            assert_eq!(world.weights(web()).len(), 1);
+            assert_eq!(world.engine().0.services.len(), 1);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_few_servers_are_all_used() {
+    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\nmin_share = 60");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set("10.0.0.1:80", true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&both).await;
+    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    assert!(status.services[0].panic);
+    assert_eq!(status.services[0].servers[0].health, "down");
+    daemon.stop().await;
+}

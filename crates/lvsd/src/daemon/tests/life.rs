@@ -1,0 +1,246 @@
+//! Engines that are started, found, lost, hung and left behind.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn starts_an_engine_fills_it_and_stops_it() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let engine = daemon.world.engine();
+    assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+    assert!(engine.vips().contains(&"192.0.2.10".parse().unwrap()));
+    let ops = daemon.world.changes();
+    assert!(
+        matches!(ops.last(), Some(Call::VipsOwn { .. })),
+        "the VIP comes last: {ops:#?}"
+    );
+    let world = daemon.stop().await;
+    assert!(!world.running());
+    assert_eq!(world.starts(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_has_just_died_had_ended_already() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.crash();
+    daemon.stop().await;
+    log.says("the engine had ended already: it ended with exit status: 1")
+        .await;
+}
+
+#[tokio::test]
+async fn what_a_stop_waits_for_is_said_at_once() {
+    for at_a_request in [false, true] {
+        let log = Log::default();
+        let _listening = log.listen();
+        let daemon = Running::start(World::default(), Dead::default(), FILE);
+        log.says("ready: 1 service, 2 of 2 servers up").await;
+        daemon.world.hang(true);
+        if at_a_request {
+            daemon
+                .reload(&FILE.replace("weight = 3", "weight = 7"))
+                .await;
+            log.says("reloaded").await;
+            while !daemon.world.hung() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        daemon.signals.send(Signal::StopAll).await.unwrap();
+        log.says(if at_a_request {
+            "waiting up to 10s for the engine (pid 1), which is at a request"
+        } else {
+            "waiting up to 10s for the engine (pid 1)"
+        })
+        .await;
+        daemon.world.hang(false);
+        daemon.task.await.unwrap().unwrap();
+        assert!(!daemon.world.running());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_and_restarted_it_disturbs_nothing() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon.dead.set("10.0.0.1:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.task.abort();
+    let before = daemon.world.changes().len();
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(again.world.changes().len(), before, "nothing to change");
+    assert_eq!(again.world.starts(), 1);
+    let world = again.end(Signal::Stop).await;
+    assert!(world.running(), "the engine is left alone");
+    assert_eq!(world.changes().len(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_dies_is_replaced() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    assert_eq!(daemon.world.starts(), 2);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.fall_silent();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.ended(), [1]);
+    assert_eq!(daemon.world.starts(), 2);
+
+    // The daemon that started it has crashed; the next one meets an engine that never greets.
+    daemon.task.abort();
+    daemon.world.fall_silent();
+    let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    again.weights(&both).await;
+    assert_eq!(again.world.ended(), [1, 2]);
+
+    // Nor does a hang keep the daemon from ending.
+    again.world.fall_silent();
+    let world = again.stop().await;
+    assert!(!world.running());
+    assert_eq!(world.ended(), [1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_that_hangs_is_left_to_him() {
+    let world = World::default();
+    world.start_foreign();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.fall_silent();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(daemon.world.running());
+    assert_eq!(daemon.world.ended(), [0_u32; 0]);
+    daemon.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_stays_without_our_services() {
+    let world = World::default();
+    world.start_foreign();
+    let spec = lvs_core::api::ServiceSpec {
+        service: ServiceId::Udp {
+            address: "192.0.2.11:53".parse().unwrap(),
+        },
+        config: lvs_core::ServiceConfig::new(lvs_core::Family::V4, "rr"),
+        owner: None,
+    };
+    world
+        .control()
+        .apply(&[Call::ServiceAdd(spec.clone())])
+        .unwrap();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let world = daemon.stop().await;
+    assert!(world.running());
+    assert_eq!(world.starts(), 0);
+    let left: Vec<ServiceId> = world
+        .engine()
+        .0
+        .services
+        .iter()
+        .map(|s| s.service)
+        .collect();
+    assert_eq!(left, [spec.service]);
+    assert!(world.engine().vips().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_engine_may_come_back() {
+    let world = World::default();
+    world.start_foreign();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    daemon.world.start_foreign();
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.starts(), 0);
+
+    daemon.world.crash();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.starts(), 1, "it did not come back");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_never_starts_is_fatal() {
+    let world = World::default();
+    world.refuse_to_start();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    let error = daemon.task.await.unwrap().unwrap_err();
+    assert!(error.contains("did not start"), "{error}");
+}
+
+/// The engine has dropped the connection, and is there: it is asked.
+#[tokio::test(start_paused = true)]
+async fn an_engine_without_contact_is_asked_to_stop() {
+    let world = World::default();
+    let daemon = Running::start(world, Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    let world = daemon.end(Signal::Stop).await;
+    assert!(world.running());
+    stop_engine(world.host()).await.unwrap();
+    assert!(!world.running());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_is_waited_for_and_not_started() {
+    let world = World::default();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), FILE).unwrap();
+    let (config, _) = Config::load(file.path()).unwrap();
+    let (signals, receiver) = mpsc::channel(4);
+    let options = Options {
+        attach: true,
+        ..Options::new(file.path().to_owned())
+    };
+    let task = tokio::spawn(run(
+        options,
+        config,
+        world.host(),
+        Dead::default(),
+        receiver,
+    ));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.starts(), 0);
+    assert!(!task.is_finished());
+    world.start_foreign();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.weights(web()).len(), 2);
+    signals.send(Signal::Stop).await.unwrap();
+    task.await.unwrap().unwrap();
+    assert_eq!(world.weights(web()).len(), 2, "it is left as it is");
+}

@@ -1,0 +1,236 @@
+//! What a reload changes, and what it leaves.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn reload_changes_only_what_changed() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = daemon.world.changes().len();
+    let requests = daemon.world.requests();
+    daemon
+        .reload(&FILE.replace("weight = 3", "weight = 7"))
+        .await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
+        .await;
+    let ops = daemon.world.changes();
+    assert!(
+        matches!(&ops[before..], [Call::ServerEdit(_)]),
+        "{:#?}",
+        &ops[before..]
+    );
+
+    assert_eq!(daemon.world.requests(), requests + 1);
+
+    // A file that is not valid changes nothing.
+    daemon.reload("[[service]]\nadress = 1\n").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.changes().len(), before + 1);
+
+    // Nor does one without a service, such as one that is just being written.
+    for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
+        daemon.reload(text).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(daemon.world.changes().len(), before + 1);
+    }
+
+    // Nor does one that cannot be read.
+    std::fs::remove_file(daemon.file.path()).unwrap();
+    daemon.signals.send(Signal::Reload).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.changes().len(), before + 1);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_without_services_takes_them_later() {
+    let daemon = Running::start(World::default(), Dead::default(), "");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(daemon.world.running());
+    daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let sysctls = daemon.world.engine();
+    assert_eq!(sysctls.sysctl("conn_reuse_mode"), Some("0"));
+    daemon.reload(FILE).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// All that a reload changes goes to the engine in one request.
+#[tokio::test]
+async fn a_reload_is_one_request() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let file = || {
+        let mut text = "[sysctl]\nconn_reuse_mode = 1\n".to_owned();
+        for n in 1..50 {
+            text.push_str(&format!(
+                "[[service]]\nname = \"s{n}\"\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\nscheduler = \"rr\"\n"
+            ));
+            for server in 1..4 {
+                text.push_str(&format!(
+                    "[[service.server]]\naddress = \"10.0.{n}.{server}\"\n"
+                ));
+            }
+        }
+        text
+    };
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    log.says("ready: 1 service, 2 of 2 servers up").await;
+    let before = daemon.world.requests();
+    daemon.reload(&file()).await;
+    let all = |daemon: &Running| daemon.world.engine().0.services.len();
+    for _ in 0..10_000 {
+        if all(&daemon) == 49 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(all(&daemon), 49);
+    assert_eq!(daemon.world.requests(), before + 1);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_replaces_servers_waits_for_the_new_ones() {
+    let slow = Slow::default();
+    let daemon = slow.start(FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    let others = FILE
+        .replace("10.0.0.1", "10.0.0.3")
+        .replace("10.0.0.2", "10.0.0.4");
+    slow.hold("10.0.0.3:80");
+    slow.hold("10.0.0.4:80");
+    daemon.reload(&others).await;
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    slow.release("10.0.0.4:80");
+    daemon.weights(&[("10.0.0.4:80", 3)]).await;
+    slow.release("10.0.0.3:80");
+    daemon
+        .weights(&[("10.0.0.3:80", 1), ("10.0.0.4:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+/// Rules and sysctls that have left the file go, whether lvsd was told by a reload or finds it at
+/// its start.
+#[tokio::test(start_paused = true)]
+async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
+    let more = format!(
+        "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n[filter]\ndeny = \"198.51.100.0/24\"\n",
+        FILE.replace(
+            "conn_reuse_mode = 0",
+            "conn_reuse_mode = 0\nsync_version = 0"
+        )
+    );
+    let set = |world: &World| {
+        let engine = world.engine();
+        let sysctl = engine.sysctl("sync_version").map(ToOwned::to_owned);
+        let rules = engine.0.marks.len() + engine.0.filters.len();
+        (sysctl.unwrap(), rules)
+    };
+    for restart in [false, true] {
+        let daemon = Running::start(World::default(), Dead::default(), &more);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("0".into(), 2));
+        let daemon = if restart {
+            let world = daemon.end(Signal::Stop).await;
+            Running::start(world, Dead::default(), FILE)
+        } else {
+            daemon.reload(FILE).await;
+            daemon
+        };
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("1".into(), 0), "restart: {restart}");
+        assert_eq!(daemon.world.engine().sysctl("conn_reuse_mode"), Some("0"));
+        // What others set afterwards is theirs.
+        let mut control = daemon.world.control();
+        let theirs = Call::SysctlSet(lvs_core::api::Sysctl {
+            name: "sync_version".into(),
+            value: "0".into(),
+        });
+        control.apply(&[theirs]).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(set(&daemon.world), ("0".into(), 0));
+        daemon.stop().await;
+    }
+}
+
+/// A plan says what a reload then does, and does nothing.
+#[tokio::test(start_paused = true)]
+async fn a_plan_says_what_a_reload_would_do() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = daemon.world.changes().len();
+    let planned = |text: &str| {
+        let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
+        plan(daemon.world.host(), &config, &Admin::default()).unwrap()
+    };
+    assert_eq!(planned(FILE), "nothing to change\n");
+    let other = FILE
+        .replace("10.0.0.1", "10.0.0.3")
+        .replace("weight = 3", "weight = 7");
+    assert_eq!(
+        planned(&other),
+        "change server 10.0.0.2:80 (weight 7) of service web (tcp 192.0.2.10:80) at lvsd.toml:11\n\
+         add server 10.0.0.3:80 (weight 1) to service web (tcp 192.0.2.10:80) at lvsd.toml:9\n\
+         delete server 10.0.0.1:80 from service web (tcp 192.0.2.10:80)\n\
+         1 server added, 1 changed, 0 drained (0 connections), 1 deleted (0 connections)\n"
+    );
+    assert_eq!(daemon.world.changes().len(), before);
+    daemon.stop().await;
+}
+
+/// Half a file is not taken for a wish, and a wish can be told from it.
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_takes_most_servers_away_needs_force() {
+    let file = |servers: u8, more: &str| {
+        let mut text = format!(
+            "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"
+        );
+        for n in 1..=servers {
+            text.push_str(&format!(
+                "[[service.server]]\naddress = \"10.0.0.{n}:80\"\n"
+            ));
+        }
+        text
+    };
+    let daemon = Running::start(World::default(), Dead::default(), &file(30, ""));
+    let count = |daemon: &Running| daemon.world.weights(web()).len();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    for (text, left) in [
+        (file(14, ""), 30),
+        (file(15, ""), 15),
+        // Of few servers all may go.
+        (file(5, ""), 5),
+        (file(30, ""), 30),
+        (file(14, "[lvsd]\nmax_remove = 60\n"), 14),
+        (file(30, ""), 30),
+    ] {
+        daemon.reload(&text).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(count(&daemon), left, "{text}");
+    }
+    daemon.reload(&file(1, "")).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 30);
+    daemon.signals.send(Signal::ForcedReload).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(count(&daemon), 1);
+    daemon.stop().await;
+}

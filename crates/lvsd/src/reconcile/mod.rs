@@ -1,0 +1,301 @@
+//! From what the engine holds to what it should hold: [`diff`], a pure function, gives the changes
+//! in the order in which no connection suffers. Start-up, reload and health changes all end here.
+//!
+//! * A server that stays is edited, never deleted and added again: its connections, counters and
+//!   place in the scheduler's list remain.
+//! * In a service, servers come before others go, so that it is never without one because of a
+//!   change. Where the new ones have still to be checked, the old ones stay until one of them
+//!   serves, or all have failed.
+//! * A server that goes gets no new connections first, and goes when its last one has ended, or its
+//!   time is up.
+//! * What concerns health comes before all other changes.
+//! * A VIP is owned only after its services are there, and given up before they go: clients in
+//!   between would be refused instead of being sent to another director.
+//! * A service that is not ours is never touched.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use lvs_core::api::{Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, Sysctl};
+use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
+
+use crate::config::{Files, Line, OnCheckFailure, OnDrift, is_generated};
+use crate::engine::control::OWNER;
+use service::OneService;
+pub(crate) use service::{same_server, same_service};
+
+mod service;
+
+/// What is known about a server's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves, or nobody checks it.
+    Up,
+    /// It is to get no new connections.
+    Down,
+    /// Not checked yet: what the engine does with it now goes on.
+    Unknown,
+}
+
+/// What an engine should hold for us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// The files, for messages.
+    pub file: Files,
+    /// The services, each with its servers.
+    pub services: Vec<DesiredService>,
+    /// VIPs that the engine owns.
+    pub vips: BTreeSet<IpAddr>,
+    /// Sysctls.
+    pub sysctls: Vec<(String, String)>,
+    /// Synchronisation daemons; `None` leaves those that are there.
+    pub sync: Option<Vec<SyncDaemon>>,
+    /// Rules for marks; `None` leaves those that are there.
+    pub marks: Option<Vec<String>>,
+    /// Rules that give services of many ports their marks. They come behind the others.
+    pub port_marks: Vec<String>,
+    /// Whose new connections all services take; `None` leaves what is there.
+    pub filter: Option<SourceFilter>,
+    /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
+    pub local: Option<LocalPool>,
+    /// Services of nobody are ours as well.
+    pub adopt: bool,
+    /// What is done about changes by hand.
+    pub on_drift: OnDrift,
+    /// Tells one file that was loaded from the next.
+    pub generation: u64,
+}
+
+/// A service as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredService {
+    /// Which one.
+    pub id: ServiceId,
+    /// What the log calls it.
+    pub name: String,
+    /// Where it stands in the file.
+    pub line: Line,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Whose new connections it takes.
+    pub filter: SourceFilter,
+    /// What becomes of a server that is down.
+    pub on_check_failure: OnCheckFailure,
+    /// How long a server that is no longer wanted may keep its connections.
+    pub drain: Duration,
+    /// Its servers.
+    pub servers: Vec<DesiredServer>,
+}
+
+/// A server as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DesiredServer {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Where it stands in the file.
+    pub line: Line,
+    /// Settings while it is up.
+    pub config: ServerConfig,
+    /// Whether it is.
+    pub health: Health,
+    /// Its checks go by way of the service: while it gets no connections it is there all the same,
+    /// with weight 0.
+    pub stays: bool,
+    /// It is in maintenance: it goes as one that is no longer in the file does.
+    pub leaves: bool,
+}
+
+/// What an engine holds.
+#[derive(Clone, Debug, Default)]
+pub struct Actual {
+    /// All services, whoever owns them.
+    pub services: Vec<ServiceInfo>,
+    /// VIPs that it owns for us.
+    pub vips: BTreeSet<IpAddr>,
+    /// The values of the desired sysctls, where it has them.
+    pub sysctls: Vec<(String, String)>,
+    /// Its synchronisation daemons.
+    pub daemons: Vec<SyncDaemon>,
+    /// Its rules for marks.
+    pub marks: Vec<String>,
+    /// Its filters that are not off, by service; without one, that of all.
+    pub filters: HashMap<Option<ServiceId>, FilterLists>,
+    /// Its addresses that stand for clients, where some are desired.
+    pub local: LocalPool,
+    /// Servers that are no longer wanted and have had their time.
+    pub overdue: HashSet<(ServiceId, SocketAddr)>,
+}
+
+/// The changes, and the services that could not be made ours because somebody else's stand there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What to do, in this order.
+    pub changes: Vec<Call>,
+    /// Wanted services that exist and belong to somebody else; they are left as they are.
+    pub conflicts: Vec<ServiceId>,
+    /// Servers that are no longer wanted and keep the connections that they have, for a while.
+    pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
+    /// Servers that are no longer wanted and stay until those in their place have been checked.
+    pub held: Vec<(ServiceId, SocketAddr)>,
+    /// The first so many changes are about servers whose health has changed.
+    pub urgent: usize,
+}
+
+/// What has to be done so that `actual` becomes `desired`.
+pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
+    let mut plan = Plan::default();
+    let mut urgent = Vec::new();
+    for (name, value) in &desired.sysctls {
+        if !actual.sysctls.iter().any(|(n, v)| n == name && v == value) {
+            plan.changes.push(Call::SysctlSet(Sysctl {
+                name: name.clone(),
+                value: value.clone(),
+            }));
+        }
+    }
+    // After the sysctls, some of which count when a daemon starts.
+    follow_daemons(desired, actual, &mut plan.changes);
+    let marks = marks(desired, actual);
+    if marks != actual.marks {
+        plan.changes.push(Call::MarkSet { rules: marks });
+    }
+    if let Some(filter) = &desired.filter {
+        follow_filter(None, filter, actual, &mut plan.changes);
+    }
+    // Servers with full NAT need an address before they come, and until they have gone.
+    let mut local = actual.local.clone();
+    if let Some(wanted) = &desired.local {
+        let more = wanted.addresses.iter();
+        let more: Vec<IpAddr> = more
+            .filter(|addr| !local.addresses.contains(addr))
+            .copied()
+            .collect();
+        if !more.is_empty() || (wanted.hairpin && !local.hairpin) {
+            local.addresses.extend(more);
+            local.hairpin |= wanted.hairpin;
+            plan.changes.push(Call::LocalSet(local.clone()));
+        }
+    }
+    let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
+    if kept != actual.vips {
+        plan.changes.push(own(&kept));
+    }
+    let there: HashMap<ServiceId, &ServiceInfo> =
+        actual.services.iter().map(|s| (s.service, s)).collect();
+    for service in &desired.services {
+        match there.get(&service.id).copied() {
+            Some(there) if !ours(desired, there) => plan.conflicts.push(service.id),
+            there => {
+                let overdue = &actual.overdue;
+                OneService::new(service, overdue, &mut plan, &mut urgent).run(there);
+                let id = Some(service.id);
+                follow_filter(id, &service.filter, actual, &mut plan.changes);
+            }
+        }
+    }
+    let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
+    for there in &actual.services {
+        if !wanted.contains(&there.service) && ours(desired, there) {
+            plan.changes.push(Call::ServiceDelete {
+                service: there.service,
+            });
+        }
+    }
+    if kept != desired.vips {
+        plan.changes.push(own(&desired.vips));
+    }
+    if let Some(wanted) = &desired.local
+        && *wanted != local
+        // Servers that are about to go may still need them.
+        && plan.draining.is_empty()
+        && plan.held.is_empty()
+    {
+        plan.changes.push(Call::LocalSet(wanted.clone()));
+    }
+    plan.urgent = urgent.len();
+    urgent.append(&mut plan.changes);
+    plan.changes = urgent;
+    plan
+}
+
+/// Stops synchronisation daemons that are not wanted, or not as they are, and starts those that
+/// are.
+fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
+    let Some(wanted) = &desired.sync else {
+        return;
+    };
+    for there in &actual.daemons {
+        if !wanted.iter().any(|wanted| is_as_wanted(wanted, there)) {
+            changes.push(Call::DaemonStop {
+                role: there.role,
+                syncid: there.syncid,
+            });
+        }
+    }
+    for wanted in wanted {
+        let mut there = actual.daemons.iter();
+        if !there.any(|there| is_as_wanted(wanted, there)) {
+            changes.push(Call::DaemonStart(wanted.clone()));
+        }
+    }
+}
+
+/// Whether a daemon that runs is the one that is wanted. How long messages are that nobody has
+/// chosen a length for depends on the interface.
+fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
+    let mut complete = wanted.completed(1500);
+    if wanted.maxlen.is_none() {
+        complete.maxlen = there.maxlen;
+    }
+    complete == *there
+}
+
+/// Makes the filter of a service, or of all, what it should be.
+fn follow_filter(
+    service: Option<ServiceId>,
+    wanted: &SourceFilter,
+    actual: &Actual,
+    changes: &mut Vec<Call>,
+) {
+    let there = actual.filters.get(&service);
+    let same = match there {
+        Some(there) => *there == wanted.lists(),
+        None => wanted.is_off(),
+    };
+    if !same {
+        changes.push(Call::FilterSet(FilterSpec {
+            service,
+            filter: wanted.clone(),
+        }));
+    }
+}
+
+fn own(vips: &BTreeSet<IpAddr>) -> Call {
+    Call::VipsOwn {
+        addresses: vips.iter().copied().collect(),
+    }
+}
+
+/// The rules for marks that the engine should have: those of the file, or those that others have
+/// set, and behind them those for services of many ports.
+fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
+    let others = || {
+        let rules = actual.marks.iter();
+        rules.filter(|rule| !is_generated(rule)).cloned().collect()
+    };
+    let mut marks = desired.marks.clone().unwrap_or_else(others);
+    marks.extend(desired.port_marks.iter().cloned());
+    marks
+}
+
+/// Whether we may change a service of the engine.
+fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
+    match &service.owner {
+        Some(owner) => owner == OWNER,
+        None => desired.adopt,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! The changes of one service and its servers.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+
+use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec};
+use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
+
+use super::{DesiredServer, DesiredService, Health, Plan};
+use crate::config::OnCheckFailure;
+use crate::engine::control::OWNER;
+
+/// The changes of one service.
+pub(super) struct OneService<'a> {
+    desired: &'a DesiredService,
+    overdue: &'a HashSet<(ServiceId, SocketAddr)>,
+    plan: &'a mut Plan,
+    /// Changes of health, which go first.
+    urgent: &'a mut Vec<Call>,
+    /// Those that take a server away, behind the others of its service.
+    failed: Vec<Call>,
+    /// Good servers that are to have no new connections, behind those that come.
+    emptied: Vec<Call>,
+}
+
+impl<'a> OneService<'a> {
+    pub(super) fn new(
+        desired: &'a DesiredService,
+        overdue: &'a HashSet<(ServiceId, SocketAddr)>,
+        plan: &'a mut Plan,
+        urgent: &'a mut Vec<Call>,
+    ) -> Self {
+        Self {
+            desired,
+            overdue,
+            plan,
+            urgent,
+            failed: Vec::new(),
+            emptied: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(&mut self, there: Option<&ServiceInfo>) {
+        let service = self.desired;
+        let spec = || ServiceSpec {
+            service: service.id,
+            config: service.config.clone(),
+            owner: Some(OWNER.to_owned()),
+        };
+        match there {
+            None => self.plan.changes.push(Call::ServiceAdd(spec())),
+            Some(there) => {
+                let adopted = there.owner.as_deref() != Some(OWNER);
+                if adopted || !same_service(&there.config, &service.config) {
+                    self.plan.changes.push(Call::ServiceEdit(spec()));
+                }
+            }
+        }
+        let servers = there.map_or(&[][..], |there| &there.servers);
+        let now: HashMap<SocketAddr, &ServerInfo> = servers.iter().map(|s| (s.server, s)).collect();
+        let (mut expected, mut arrived) = (false, false);
+        for server in service.servers.iter().filter(|server| !server.leaves) {
+            let now = now.get(&server.address).map(|server| server.config);
+            let absent = now.is_none_or(|now| server.stays && now.weight == 0);
+            expected |= absent && server.health == Health::Unknown;
+            arrived |= absent && server.health == Health::Up;
+            self.wanted(server, now);
+        }
+        self.urgent.append(&mut self.failed);
+        self.plan.changes.append(&mut self.emptied);
+        let stays = service.servers.iter().filter(|server| !server.leaves);
+        let wanted: HashSet<SocketAddr> = stays.map(|server| server.address).collect();
+        let told = service.servers.iter().filter(|server| server.leaves);
+        let told: HashSet<SocketAddr> = told.map(|server| server.address).collect();
+        for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
+            if expected && !arrived && !told.contains(&server.server) {
+                self.plan.held.push((service.id, server.server));
+            } else {
+                self.unwanted(server);
+            }
+        }
+    }
+
+    /// A server that the service should have. What brings a server comes before what takes one
+    /// away, so that the service is never without one that is good before and after.
+    fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
+        let spec = |config| ServerSpec {
+            service: self.desired.id,
+            server: server.address,
+            config,
+        };
+        let target = target_config(server, self.desired.on_check_failure, now);
+        match (now, target) {
+            (None, None) => {}
+            (None, Some(config)) => self.plan.changes.push(Call::ServerAdd(spec(config))),
+            // Its check has failed.
+            (Some(_), None) => self.failed.push(Call::ServerDelete {
+                service: self.desired.id,
+                server: server.address,
+            }),
+            (Some(now), Some(config)) if !same_server(&now, &config) => {
+                let weight_only = ServerConfig {
+                    weight: config.weight,
+                    ..now
+                };
+                let changes = match same_server(&weight_only, &config) {
+                    _ if config.weight == 0 && server.health == Health::Down => &mut self.failed,
+                    _ if config.weight == 0 && now.weight != 0 => &mut self.emptied,
+                    true => &mut *self.urgent,
+                    false => &mut self.plan.changes,
+                };
+                changes.push(Call::ServerEdit(spec(config)));
+            }
+            (Some(_), Some(_)) => {}
+        }
+    }
+
+    /// A server that the service should not have any more: its connections may end first.
+    fn unwanted(&mut self, server: &ServerInfo) {
+        let key = (self.desired.id, server.server);
+        let limit = self.desired.drain;
+        let connections = u64::from(server.active) + u64::from(server.inactive);
+        let late = limit.is_zero() || self.overdue.contains(&key);
+        if late || connections == 0 || (server.config.weight == 0 && server.active == 0) {
+            self.plan.changes.push(Call::ServerDelete {
+                service: key.0,
+                server: key.1,
+            });
+            return;
+        }
+        self.plan.draining.push((key.0, key.1, limit));
+        if server.config.weight != 0 {
+            self.plan.changes.push(Call::ServerEdit(ServerSpec {
+                service: key.0,
+                server: key.1,
+                config: ServerConfig {
+                    weight: 0,
+                    ..server.config
+                },
+            }));
+        }
+    }
+}
+
+/// Settings that a server should have; `None` if it should not be there.
+fn target_config(
+    server: &DesiredServer,
+    on_check_failure: OnCheckFailure,
+    now: Option<ServerConfig>,
+) -> Option<ServerConfig> {
+    let quiesced = ServerConfig {
+        weight: 0,
+        ..server.config
+    };
+    match (server.health, on_check_failure) {
+        (Health::Up, _) => Some(server.config),
+        (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
+        // It goes, and its connections with it; then it comes back to be checked.
+        (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
+            Some(ServerConfig { weight: 1.., .. }) => None,
+            _ => Some(quiesced),
+        },
+        (Health::Down, OnCheckFailure::Remove) => None,
+        // A daemon that was restarted must neither drop a server that serves nor bring back one
+        // that is down.
+        (Health::Unknown, _) => match now {
+            None if server.stays => Some(quiesced),
+            None => None,
+            Some(ServerConfig { weight: 0, .. }) => Some(quiesced),
+            Some(_) => Some(server.config),
+        },
+    }
+}
+
+pub(crate) fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool {
+    let flags = |c: &ServiceConfig| c.flags.0 & ServiceFlags::ALL;
+    now.scheduler == wanted.scheduler
+        && flags(now) == flags(wanted)
+        && now.timeout == wanted.timeout
+        && now.netmask == wanted.netmask
+        && now.engine == wanted.engine
+        && now.extras == wanted.extras
+}
+
+pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
+    // The engine turns the method of a server with one of its own addresses into `Local`, as the
+    // kernel does.
+    let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
+    let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;
+    forwarding
+        && tunnel
+        && now.weight == wanted.weight
+        && now.upper == wanted.upper
+        && now.lower == wanted.lower
+}

@@ -1,0 +1,555 @@
+//! Random engines and wishes, and what no list of changes may do; then case by case.
+
+use lvs_core::Forwarding;
+use lvs_core::api::{ServerSpec, ServiceSpec, SyncRole};
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::fake::Engine;
+
+fn id(n: u8) -> ServiceId {
+    ServiceId::Tcp {
+        address: SocketAddr::from(([192, 0, 2, n], 80)),
+    }
+}
+
+fn address(n: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n], 80))
+}
+
+prop_compose! {
+    fn server_config()(weight in 0..4, upper in 0..3u32, dr in any::<bool>()) -> ServerConfig {
+        let mut config = ServerConfig::new(weight, if dr { Forwarding::Route } else { Forwarding::Nat });
+        config.upper = upper;
+        config
+    }
+}
+
+prop_compose! {
+    fn service_config()(rr in any::<bool>(), timeout in 0..2u32, slow_start in 0..2u32) -> ServiceConfig {
+        let mut config = ServiceConfig::new(lvs_core::Family::V4, if rr { "rr" } else { "wlc" });
+        config.timeout = timeout;
+        config.extras.slow_start = slow_start;
+        config
+    }
+}
+
+fn health() -> impl Strategy<Value = Health> {
+    prop_oneof![Just(Health::Up), Just(Health::Down), Just(Health::Unknown)]
+}
+
+prop_compose! {
+    fn desired()(
+        services in proptest::collection::btree_map(
+            0..5u8,
+            (service_config(), any::<bool>(), proptest::collection::btree_map(0..5u8, (server_config(), health()), 0..5)),
+            0..5,
+        ),
+        vips in proptest::collection::btree_set(0..4u8, 0..4),
+        adopt in any::<bool>(),
+    ) -> Desired {
+        Desired {
+            sync: None,
+            filter: None,
+            file: Files::default(),
+            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
+                filter: SourceFilter::default(),
+                id: id(n),
+                name: String::new(),
+                line: Line(0),
+                config,
+                drain: Duration::ZERO,
+                on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
+                servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health, stays: false, leaves: false }).collect(),
+            }).collect(),
+            vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
+            sysctls: vec![("conn_reuse_mode".into(), "0".into())],
+            marks: Some(vec!["--destination 192.0.2.1 --mark 1".into()]),
+            port_marks: vec!["--destination 192.0.2.1 --mark 1275068417".into()],
+            local: Some(LocalPool { addresses: vec![[10, 0, 0, 2].into()], hairpin: adopt }),
+            adopt,
+            on_drift: OnDrift::Repair,
+            generation: 0,
+        }
+    }
+}
+
+prop_compose! {
+    /// Changes that make an engine what others and an earlier daemon have left.
+    fn history()(
+        services in proptest::collection::btree_map(
+            0..5u8,
+            (service_config(), 0..3u8, proptest::collection::btree_map(0..5u8, server_config(), 0..5)),
+            0..5,
+        ),
+        vips in proptest::collection::btree_set(0..4u8, 0..4),
+    ) -> Vec<Call> {
+        let vips: BTreeSet<IpAddr> = vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect();
+        let mut changes = vec![own(&vips)];
+        for (n, (config, owner, servers)) in services {
+            let owner = [None, Some(OWNER.to_owned()), Some("other".to_owned())][usize::from(owner)].clone();
+            changes.push(Call::ServiceAdd(ServiceSpec { service: id(n), config, owner }));
+            for (s, config) in servers {
+                changes.push(Call::ServerAdd(ServerSpec { service: id(n), server: address(s), config }));
+            }
+        }
+        changes
+    }
+}
+
+fn engine(history: &[Call]) -> Engine {
+    let mut engine = Engine::default();
+    engine.apply(history).expect("a history that can be");
+    engine
+}
+
+fn actual(engine: &Engine) -> Actual {
+    engine.held().0
+}
+
+#[test]
+fn rules_of_others_stay_and_those_for_ports_come_and_go() {
+    let (theirs, ours) = (
+        "--destination 192.0.2.1 --mark 1",
+        "--destination 192.0.2.1 --mark 1275068417",
+    );
+    let marks = |set: &[&str], port_marks: &[&str], there: &[&str]| {
+        let owned =
+            |rules: &[&str]| -> Vec<String> { rules.iter().map(ToString::to_string).collect() };
+        let desired = Desired {
+            marks: (!set.is_empty()).then(|| owned(set)),
+            port_marks: owned(port_marks),
+            ..Desired::default()
+        };
+        let actual = Actual {
+            marks: owned(there),
+            ..Actual::default()
+        };
+        match diff(&desired, &actual).changes.pop() {
+            Some(Call::MarkSet { rules }) => Some(rules.join("; ")),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let both = format!("{theirs}; {ours}");
+    assert_eq!(marks(&[], &[ours], &[theirs]), Some(both.clone()));
+    assert_eq!(marks(&[], &[ours], &[theirs, ours]), None);
+    assert_eq!(marks(&[], &[], &[theirs, ours]), Some(theirs.to_owned()));
+    assert_eq!(marks(&[theirs], &[ours], &[]), Some(both));
+    assert_eq!(marks(&[], &[], &[theirs]), None);
+}
+
+#[test]
+fn local_addresses_come_before_servers_and_go_after_them() {
+    let pool = |hosts: &[u8], hairpin| LocalPool {
+        addresses: hosts.iter().map(|&n| IpAddr::from([10, 0, 0, n])).collect(),
+        hairpin,
+    };
+    let desired = Desired {
+        local: Some(pool(&[2, 3], false)),
+        services: vec![DesiredService {
+            filter: SourceFilter::default(),
+            id: id(1),
+            name: String::new(),
+            line: Line(0),
+            config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
+            on_check_failure: OnCheckFailure::Remove,
+            drain: Duration::ZERO,
+            servers: vec![],
+        }],
+        ..Desired::default()
+    };
+    let actual = Actual {
+        local: pool(&[1, 2], true),
+        ..Actual::default()
+    };
+    let changes = diff(&desired, &actual).changes;
+    assert_eq!(
+        changes.first(),
+        Some(&Call::LocalSet(pool(&[1, 2, 3], true)))
+    );
+    assert_eq!(changes.last(), Some(&Call::LocalSet(pool(&[2, 3], false))));
+}
+
+proptest! {
+    /// Any engine takes the plan as one list; it gives what was wanted, leaves the rest alone,
+    /// and nothing is left to do afterwards.
+    #[test]
+    fn reaches_the_goal(desired in desired(), history in history()) {
+        let mut engine = engine(&history);
+        let before = actual(&engine);
+        let plan = diff(&desired, &before);
+        let applied = engine.apply(&plan.changes);
+        prop_assert!(applied.is_ok(), "{:?}: {:?}", applied, plan.changes);
+        let after = actual(&engine);
+        let again = diff(&desired, &after);
+        prop_assert_eq!(again.changes, vec![]);
+        prop_assert_eq!(&again.conflicts, &plan.conflicts);
+        prop_assert_eq!(&after.vips, &desired.vips);
+        for service in &before.services {
+            if !ours(&desired, service) {
+                prop_assert!(after.services.contains(service), "foreign {:?} touched", service.service);
+            }
+        }
+        for service in &desired.services {
+            if plan.conflicts.contains(&service.id) {
+                continue;
+            }
+            let there = after.services.iter().find(|s| s.service == service.id).unwrap();
+            prop_assert_eq!(&there.config, &service.config);
+            prop_assert_eq!(there.owner.as_deref(), Some(OWNER));
+            for server in &service.servers {
+                let now = there.servers.iter().find(|s| s.server == server.address).map(|s| s.config);
+                match (server.health, service.on_check_failure) {
+                    (Health::Up, _) => prop_assert_eq!(now, Some(server.config)),
+                    (Health::Down, OnCheckFailure::Remove) => prop_assert_eq!(now, None),
+                    (Health::Down, OnCheckFailure::Quiesce) => prop_assert_eq!(now.map(|c| c.weight), Some(0)),
+                    (Health::Unknown, _) => {
+                        let was = before.services.iter().find(|s| s.service == service.id)
+                            .and_then(|s| s.servers.iter().find(|s| s.server == server.address));
+                        prop_assert_eq!(now.is_some(), was.is_some());
+                    }
+                }
+            }
+            for there in &there.servers {
+                let held = plan.held.contains(&(service.id, there.server));
+                prop_assert!(held || service.servers.iter().any(|s| s.address == there.server));
+            }
+        }
+    }
+
+    /// Between two changes a service never has fewer good servers than both before and after.
+    #[test]
+    fn no_service_is_without_servers_on_the_way(desired in desired(), history in history()) {
+        let mut engine = engine(&history);
+        let before = actual(&engine);
+        let plan = diff(&desired, &before);
+        let good = |actual: &Actual, service: &DesiredService| {
+            let down: HashSet<SocketAddr> = service.servers.iter()
+                .filter(|s| s.health == Health::Down).map(|s| s.address).collect();
+            let there = actual.services.iter().find(|s| s.service == service.id);
+            there.map_or(0, |there| there.servers.iter()
+                .filter(|s| s.config.weight > 0 && !down.contains(&s.server)).count())
+        };
+        let count = |actual: &Actual| -> Vec<usize> {
+            desired.services.iter().map(|service| good(actual, service)).collect()
+        };
+        let first = count(&before);
+        let mut on_the_way = Vec::new();
+        for change in &plan.changes {
+            engine.apply(std::slice::from_ref(change)).expect("the list is one that can be");
+            on_the_way.push(count(&actual(&engine)));
+        }
+        let last = count(&actual(&engine));
+        for (n, counts) in on_the_way.iter().enumerate() {
+            for (service, now) in counts.iter().enumerate() {
+                if plan.conflicts.contains(&desired.services[service].id) {
+                    continue;
+                }
+                let least = first[service].min(last[service]);
+                prop_assert!(*now >= least, "{now} of {least} after {:?} in {:#?}", plan.changes[n], plan.changes);
+            }
+        }
+    }
+
+    /// A server that is there before and after is never deleted, and no service is deleted and
+    /// added again.
+    #[test]
+    fn never_disturbs_what_stays(desired in desired(), history in history()) {
+        let plan = diff(&desired, &actual(&engine(&history)));
+        for change in &plan.changes {
+            match change {
+                Call::ServiceDelete { service } => prop_assert!(!desired.services.iter().any(|s| s.id == *service)),
+                Call::ServerDelete { service, server } => {
+                    let service = desired.services.iter().find(|s| s.id == *service).unwrap();
+                    let stays = service.servers.iter().any(|s| s.address == *server
+                        && !(s.health == Health::Down && service.on_check_failure == OnCheckFailure::Remove));
+                    prop_assert!(!stays);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn order_is_kind_to_connections() {
+    let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+    let old = ServerConfig::new(1, Forwarding::Nat);
+    let service = |n| {
+        Call::ServiceAdd(ServiceSpec {
+            service: id(n),
+            config: config.clone(),
+            owner: Some(OWNER.into()),
+        })
+    };
+    let server = |n| {
+        Call::ServerAdd(ServerSpec {
+            service: id(1),
+            server: address(n),
+            config: old,
+        })
+    };
+    let vips = |n: u8| own(&BTreeSet::from([IpAddr::from([192, 0, 2, n])]));
+    let engine = engine(&[vips(9), service(1), service(9), server(1)]);
+    let desired = Desired {
+        services: vec![DesiredService {
+            filter: SourceFilter::default(),
+            id: id(1),
+            name: String::new(),
+            line: Line(0),
+            config,
+            on_check_failure: OnCheckFailure::Quiesce,
+            drain: Duration::ZERO,
+            servers: vec![DesiredServer {
+                address: address(2),
+                line: Line(0),
+                config: old,
+                health: Health::Up,
+                stays: false,
+                leaves: false,
+            }],
+        }],
+        vips: BTreeSet::from([IpAddr::from([192, 0, 2, 1])]),
+        ..Desired::default()
+    };
+    assert_eq!(
+        diff(&desired, &actual(&engine)).changes,
+        vec![
+            own(&BTreeSet::new()),
+            server(2),
+            Call::ServerDelete {
+                service: id(1),
+                server: address(1)
+            },
+            Call::ServiceDelete { service: id(9) },
+            vips(1),
+        ]
+    );
+}
+
+#[test]
+fn another_tunnel_is_an_edit() {
+    let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+    let tunnelled = |tunnel| ServerConfig {
+        tunnel,
+        ..ServerConfig::new(1, Forwarding::Tunnel)
+    };
+    let gue = |port, checksum| lvs_core::Tunnel::Gue { port, checksum };
+    let tunnels = [
+        lvs_core::Tunnel::Ipip,
+        lvs_core::Tunnel::Gre {
+            checksum: lvs_core::TunnelChecksum::None,
+        },
+        gue(6080, lvs_core::TunnelChecksum::None),
+        gue(6080, lvs_core::TunnelChecksum::Full),
+        gue(6081, lvs_core::TunnelChecksum::Full),
+    ];
+    for now in tunnels {
+        let engine = engine(&[
+            Call::ServiceAdd(ServiceSpec {
+                service: id(1),
+                config: config.clone(),
+                owner: Some(OWNER.into()),
+            }),
+            Call::ServerAdd(ServerSpec {
+                service: id(1),
+                server: address(1),
+                config: tunnelled(now),
+            }),
+        ]);
+        for wanted in tunnels {
+            let desired = Desired {
+                services: vec![DesiredService {
+                    filter: SourceFilter::default(),
+                    id: id(1),
+                    name: String::new(),
+                    line: Line(0),
+                    config: config.clone(),
+                    on_check_failure: OnCheckFailure::Quiesce,
+                    drain: Duration::ZERO,
+                    servers: vec![DesiredServer {
+                        address: address(1),
+                        line: Line(0),
+                        config: tunnelled(wanted),
+                        health: Health::Up,
+                        stays: false,
+                        leaves: false,
+                    }],
+                }],
+                ..Desired::default()
+            };
+            let edit = Call::ServerEdit(ServerSpec {
+                service: id(1),
+                server: address(1),
+                config: tunnelled(wanted),
+            });
+            let expected = if now == wanted { vec![] } else { vec![edit] };
+            assert_eq!(diff(&desired, &actual(&engine)).changes, expected);
+        }
+    }
+}
+
+/// A service with the servers `there`, each with its weight and active connections, as it
+/// should be.
+fn replaced(
+    there: &[(u8, i32, u32)],
+    wanted: &[(u8, Health)],
+    drain: Duration,
+    overdue: &[u8],
+) -> Plan {
+    let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+    let desired = Desired {
+        services: vec![DesiredService {
+            id: id(1),
+            name: String::new(),
+            filter: SourceFilter::default(),
+            line: Line(0),
+            config: config.clone(),
+            on_check_failure: OnCheckFailure::Quiesce,
+            drain,
+            servers: wanted
+                .iter()
+                .map(|&(n, health)| DesiredServer {
+                    address: address(n),
+                    line: Line(0),
+                    config: ServerConfig::new(1, Forwarding::Nat),
+                    health,
+                    stays: false,
+                    leaves: false,
+                })
+                .collect(),
+        }],
+        ..Desired::default()
+    };
+    let mut history = vec![Call::ServiceAdd(ServiceSpec {
+        service: id(1),
+        config,
+        owner: Some(OWNER.into()),
+    })];
+    for &(n, weight, _) in there {
+        history.push(Call::ServerAdd(ServerSpec {
+            service: id(1),
+            server: address(n),
+            config: ServerConfig::new(weight, Forwarding::Nat),
+        }));
+    }
+    let mut actual = actual(&engine(&history));
+    for server in &mut actual.services[0].servers {
+        let (_, _, active) = there
+            .iter()
+            .find(|(n, ..)| address(*n) == server.server)
+            .expect("it was added");
+        server.active = *active;
+    }
+    actual.overdue = overdue.iter().map(|&n| (id(1), address(n))).collect();
+    diff(&desired, &actual)
+}
+
+/// Changes as letters: server 2 is added, gets weight 0, is deleted.
+fn told(plan: &Plan) -> String {
+    let mut told = String::new();
+    for change in &plan.changes {
+        let (verb, server) = match change {
+            Call::ServerAdd(spec) => ('+', spec.server),
+            Call::ServerEdit(spec) if spec.config.weight == 0 => ('0', spec.server),
+            Call::ServerEdit(spec) => ('e', spec.server),
+            Call::ServerDelete { server, .. } => ('-', *server),
+            other => panic!("{other:?}"),
+        };
+        let host = (1..9).find(|&n| address(n) == server).expect("one of them");
+        told.push_str(&format!("{verb}{host} "));
+    }
+    told.trim_end().to_owned()
+}
+
+#[test]
+fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
+    use Health::{Down, Unknown, Up};
+    let both = [(1, 1, 0), (2, 1, 0)];
+    let plan = |wanted: &[(u8, Health)]| replaced(&both, wanted, Duration::ZERO, &[]);
+    let waiting = plan(&[(3, Unknown), (4, Unknown)]);
+    assert_eq!(told(&waiting), "");
+    assert_eq!(waiting.held.len(), 2);
+    assert_eq!(told(&plan(&[(3, Unknown), (4, Down)])), "+4");
+    assert_eq!(told(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
+    assert_eq!(told(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
+    // One of them stays; the other waits for what comes in its place.
+    assert_eq!(told(&plan(&[(1, Up), (3, Unknown)])), "");
+    assert_eq!(told(&plan(&[(1, Up)])), "-2");
+    assert_eq!(told(&plan(&[])), "-2 -1");
+}
+
+#[test]
+fn a_server_that_goes_is_drained() {
+    let minute = Duration::from_secs(60);
+    let plan = |weight, active, drain, overdue: &[u8]| {
+        replaced(
+            &[(1, 1, 0), (2, weight, active)],
+            &[(1, Health::Up)],
+            drain,
+            overdue,
+        )
+    };
+    let first = plan(1, 7, minute, &[]);
+    assert_eq!((told(&first), first.draining.len()), ("02".into(), 1));
+    let second = plan(0, 7, minute, &[]);
+    assert_eq!((told(&second), second.draining.len()), (String::new(), 1));
+    assert_eq!(told(&plan(0, 0, minute, &[])), "-2");
+    assert_eq!(told(&plan(1, 0, minute, &[])), "-2");
+    assert_eq!(told(&plan(0, 7, minute, &[2])), "-2");
+    assert_eq!(told(&plan(1, 7, Duration::ZERO, &[])), "-2");
+}
+
+#[test]
+fn daemons_are_those_of_the_file() {
+    let daemon = |role, syncid| SyncDaemon {
+        role,
+        interface: "eth0".to_owned(),
+        syncid,
+        maxlen: None,
+        group: None,
+        port: None,
+        ttl: None,
+    };
+    let (master, backup) = (daemon(SyncRole::Master, 5), daemon(SyncRole::Backup, 5));
+    let changes = |sync: Option<Vec<SyncDaemon>>, daemons: &[SyncDaemon]| {
+        let desired = Desired {
+            sync,
+            ..Desired::default()
+        };
+        let actual = Actual {
+            daemons: daemons.iter().map(|there| there.completed(9000)).collect(),
+            ..Actual::default()
+        };
+        diff(&desired, &actual).changes
+    };
+    let both = [master.clone(), backup.clone()];
+    let stop = |role, syncid| Call::DaemonStop { role, syncid };
+    let start = Call::DaemonStart(master.clone());
+    assert_eq!(changes(None, &both), []);
+    assert_eq!(changes(Some(both.to_vec()), &both), []);
+    let other = daemon(SyncRole::Master, 6);
+    assert_eq!(
+        changes(Some(both.to_vec()), &[other, backup.clone()]),
+        [stop(SyncRole::Master, 6), start.clone()]
+    );
+    assert_eq!(
+        changes(Some(vec![master]), &[backup]),
+        [stop(SyncRole::Backup, 5), start]
+    );
+    let none = [stop(SyncRole::Master, 5), stop(SyncRole::Backup, 5)];
+    assert_eq!(changes(Some(Vec::new()), &both), none);
+}
+
+#[test]
+fn health_comes_first() {
+    let plan = replaced(
+        &[(1, 1, 0), (2, 1, 0), (3, 0, 0)],
+        &[(4, Health::Up), (2, Health::Down), (3, Health::Up)],
+        Duration::ZERO,
+        &[],
+    );
+    assert_eq!(told(&plan), "e3 02 +4 -1");
+    assert_eq!(plan.urgent, 2);
+}
