@@ -201,7 +201,11 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
         ("connect_from_port_20", "YES".to_owned()),
         ("pasv_min_port", "30000".to_owned()),
         ("pasv_max_port", "30099".to_owned()),
-        ("xferlog_enable", "NO".to_owned()),
+        // Every command, so that a test can tell which ports clients have named.
+        ("xferlog_enable", "YES".to_owned()),
+        ("dual_log_enable", "NO".to_owned()),
+        ("log_ftp_protocol", "YES".to_owned()),
+        ("vsftpd_log_file", home.join("log").display().to_string()),
         ("ftpd_banner", host.name().to_owned()),
     ];
     let mut text: String = options

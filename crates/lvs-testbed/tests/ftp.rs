@@ -150,6 +150,27 @@ impl Ftp {
         })
     }
 
+    /// The ports that clients have named for data connections, by the servers' logs.
+    fn ports_named(&self) -> Result<Vec<u16>> {
+        let mut ports = Vec::new();
+        for server in &self.site.servers {
+            let log = server.dir().join(format!("{}-ftp/log", server.name()));
+            let log = fs::read_to_string(&log).with_context(|| format!("{}", log.display()))?;
+            for line in log.lines() {
+                let (_, command) = line.split_once("FTP command: ").unwrap_or_default();
+                if let Some((_, list)) = command.split_once("\"PORT ") {
+                    let bytes = list.trim_end_matches('"').split(',').skip(4);
+                    let bytes = bytes.map(str::parse).collect::<Result<Vec<u8>, _>>()?;
+                    let port = bytes.try_into().ok().context("no port")?;
+                    ports.push(u16::from_be_bytes(port));
+                } else if let Some((_, list)) = command.split_once("\"EPRT ") {
+                    ports.push(list.split('|').nth(3).context("no port")?.parse()?);
+                }
+            }
+        }
+        Ok(ports)
+    }
+
     /// Each client by each way of making data connections that it knows.
     fn all_clients(&self) -> Result<()> {
         let vip = IpAddr::V4(self.site.vip);
@@ -184,20 +205,22 @@ fn nat_with_the_helper() -> Result<()> {
     ftp.all_clients()?;
 
     // The address that clients are told has one digit more than the servers', so the numbers of
-    // every stream above have been shifted; and data connections were all to the virtual
-    // address.
+    // every stream above have been shifted; and data connections were all to the virtual address.
     let listing = ftp.site.lvsadm("-L -n -c")?;
-    let virt = format!("{}:", ftp.site.vip);
-    let data = |port: &str| {
-        let service = format!("{virt}{port}");
-        listing
-            .lines()
-            .filter(|line| line.contains(&service))
-            .count()
-    };
+    let virt = ftp.site.vip;
     // Four transfers and no listing of a directory: three passive and two active clients of four
     // and five commands each.
-    ensure!(data("300") >= 24 && data("20 ") >= 16, "{listing}");
+    let to_server = |line: &&str| line.contains(&format!("{virt}:300"));
+    ensure!(listing.lines().filter(to_server).count() >= 24, "{listing}");
+    let named = ftp.ports_named()?;
+    ensure!(named.len() == 16, "clients named the ports {named:?}");
+    // One that was named twice has one entry.
+    for port in named {
+        let data = |line: &str| {
+            line.contains(&format!(":{port} ")) && line.contains(&format!("{virt}:20 "))
+        };
+        ensure!(listing.lines().any(data), "no port {port} in\n{listing}");
+    }
 
     // Many at once, over both servers.
     let (vip, dir) = (ftp.site.vip, ftp.site.testbed.dir().join("many"));
