@@ -2,12 +2,12 @@
 //! the same hosts.
 //!
 //! ```text
-//! cargo run --release -p lvs-bench --bin forwarding [-- ROUNDS]
+//! cargo run --release -p lvs-bench --bin forwarding [-- ROUNDS [PAIR...]]
 //! ```
 //!
 //! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. Each
 //! figure is the median of the rounds (5 if nothing is said) with the least and the greatest; the
-//! baseline of each is measured in the same round.
+//! baseline of each is measured in the same round. A pair is a method and a backend, as `nat-tun`.
 
 use std::env;
 use std::io::{Read, Write};
@@ -41,13 +41,13 @@ fn main() -> Result<()> {
             println!("{} {} {}", measured.p50, measured.p99, measured.gbit);
             Ok(())
         }
-        [] => compare(5),
-        [rounds] => compare(
+        [] => compare(5, &[]),
+        [rounds, wanted @ ..] => compare(
             rounds
                 .parse()
                 .with_context(|| format!("{rounds}: not a number"))?,
+            wanted,
         ),
-        _ => bail!("usage: forwarding [ROUNDS]"),
     }
 }
 
@@ -117,7 +117,8 @@ fn measure(target: SocketAddr) -> Result<Measured> {
     })
 }
 
-fn compare(rounds: usize) -> Result<()> {
+/// All pairs of a method and a backend, or those that are named.
+fn compare(rounds: usize, wanted: &[&str]) -> Result<()> {
     println!(
         "{rounds} rounds; a round trip is one byte each way over TCP, bulk a download of {} MiB;\n\
          kernel: the same hosts, the director's kernel forwarding the packets to the same server\n",
@@ -133,6 +134,10 @@ fn compare(rounds: usize) -> Result<()> {
         (Forward::Nat, "tun"),
         (Forward::Tun, "tun"),
     ] {
+        let name = format!("{} {backend}", method.word());
+        if !wanted.is_empty() && !wanted.contains(&name.replace(' ', "-").as_str()) {
+            continue;
+        }
         let (mut kernel, mut director) = (Vec::new(), Vec::new());
         let mut options = SiteOptions::new("bench", method);
         options.servers = 1;
@@ -168,7 +173,6 @@ fn compare(rounds: usize) -> Result<()> {
             director.push(run(&site.client, service)?);
         }
         line(&format!("{} kernel", method.word()), &kernel, None);
-        let name = format!("{} {backend}", method.word());
         line(&name, &director, Some(&kernel));
     }
     Ok(())

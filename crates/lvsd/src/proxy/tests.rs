@@ -1,6 +1,7 @@
 //! The proxy between real sockets of this host.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
@@ -13,10 +14,12 @@ use super::header::Version;
 use super::{Options, Proxy};
 use crate::engine::control::EngineControl;
 
-/// A free port of the loopback address.
+/// A port of a loopback address that no other test has.
 fn free() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    static TAKEN: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = TAKEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let process = u8::try_from(std::process::id() % 250 + 1).unwrap();
+    SocketAddr::from(([127, process, high, low], 7_000))
 }
 
 struct Bench {
