@@ -687,7 +687,8 @@ fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
             writeln!(
                 text,
                 "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
-                // Not of a network of the site, whose first address is nobody's.
+                // Not of a network of the site: 10.0.0.255 is its broadcast address, which an engine
+                // refuses as the kernel does.
                 64 + (server >> 16),
                 server >> 8 & 255,
                 server & 255

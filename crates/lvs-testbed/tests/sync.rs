@@ -127,6 +127,90 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
+/// The same with `lvsd` on both directors and one file for both: each has the daemons of both roles,
+/// and tells what they have counted.
+#[test]
+fn downloads_go_on_between_two_lvsd() -> Result<()> {
+    const DOWNLOADS: u64 = 100;
+    let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
+    options.standby = true;
+    options.nginx = NginxOptions {
+        rate: 200_000,
+        ..NginxOptions::default()
+    };
+    let site = Site::new(options)?;
+    let standby = site.standby()?.clone();
+    let path = site.testbed.dir().join("lvsd.toml");
+    let mut text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
+         [sync]\ninterface = \"eth0\"\nsyncid = 5\n\n\
+         [[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nvip = \"host\"\n",
+        site.service(80)
+    );
+    for index in 0..site.servers.len() {
+        let address = site.real_address(index);
+        text.push_str(&format!(
+            "\n[[service.server]]\naddress = \"{address}:80\"\n"
+        ));
+    }
+    std::fs::write(&path, text)?;
+    let program = programs::find("lvsd")?;
+    let file = path.display().to_string();
+    let lvsd = |director: &Host, words: &str| {
+        director.sh(&format!("{} --config {file} {words}", program.display()))
+    };
+    let mut daemons = Vec::new();
+    for (name, director) in [("one", &site.director), ("two", &standby)] {
+        let state = site.testbed.dir().join(name).display().to_string();
+        let words = ["--config", &file, "--state", &state];
+        let daemon = director.spawn(&program, &words)?;
+        wait_until("both daemons to run", Duration::from_secs(10), || {
+            let running = site.lvsadm_on(director, "-L --daemon");
+            running.is_ok_and(|said| said.contains("master") && said.contains("backup"))
+        })
+        .with_context(|| daemon.log())?;
+        daemons.push(daemon);
+    }
+
+    let mut load = site.load();
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 30_000;
+    load.first_port = 20_000;
+    let client = site.client.clone();
+    let report: Result<LoadReport> = std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| client.load(&load));
+        wait_until(
+            "the backup to know all connections",
+            Duration::from_secs(4),
+            || established(&site, &standby).is_ok_and(|known| known as u64 == DOWNLOADS),
+        )?;
+        site.unplug()?;
+        daemons[0].kill();
+        site.fail_over()?;
+        downloads
+            .join()
+            .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+    });
+    let report = report.with_context(|| daemons[1].log())?;
+    report.all_ok(DOWNLOADS)?;
+    ensure!(
+        report.seconds > 4.0,
+        "they were over before the director died: {report:?}"
+    );
+    wait_until("lvsd to tell of it", Duration::from_secs(10), || {
+        let status = lvsd(&standby, "status --json").unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
+        let taken = status["engine"]["sync"]["taken"].as_u64();
+        taken.is_some_and(|taken| taken >= DOWNLOADS)
+    })?;
+    let told = lvsd(&standby, "status")?;
+    ensure!(told.contains("synchronisation: "), "{told}");
+    lvsd(&site.director, "stop --all")?;
+    lvsd(&standby, "stop --all").map(drop)
+}
+
 /// What a program of ipvsadm's prints on a director, and its exit status.
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;

@@ -157,6 +157,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
     match arguments.command {
         Some(Command::Stop { all }) => return stop(&arguments, all),
+        Some(Command::Reload { force }) => return reload(&arguments, force),
         Some(Command::Status { json }) => return told(ask::status(&steered(&arguments), json)),
         Some(Command::Events { json }) => return told(ask::events(&steered(&arguments), json)),
         Some(Command::Convert {
@@ -179,10 +180,6 @@ pub fn main(arguments: Arguments) -> ExitCode {
             let why = become_engine(&address(&arguments, &config), &config.dataplane);
             return fail(&why);
         }
-        Some(Command::Reload { force }) => {
-            warnings.print();
-            return reload(&address(&arguments, &config), force);
-        }
         Some(Command::Plan) => return plan(&arguments, &config),
         Some(_) | None => warnings.print(),
     }
@@ -202,9 +199,17 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// The engine's address where a broken file must not keep anybody from asking.
+/// The engine's address where a broken file must not keep anybody from asking, nor a long one have
+/// him wait.
 fn steered(arguments: &Arguments) -> Address {
-    let config = Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c);
+    let named = arguments
+        .socket
+        .as_ref()
+        .is_some_and(|name| !name.is_empty());
+    let config = match named || !Config::may_name_socket(&arguments.config) {
+        true => Config::default(),
+        false => Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c),
+    };
     address(arguments, &config)
 }
 
@@ -278,14 +283,29 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     }
 }
 
-/// Has the daemon that runs read its file again.
-fn reload(address: &Address, force: bool) -> ExitCode {
+/// Has the daemon that runs read its file again, and shows what is wrong with it.
+fn reload(arguments: &Arguments, force: bool) -> ExitCode {
+    let address = &steered(arguments);
     match ask::reload(address, force) {
-        Ok(Some(message)) => return print(format!("{message}\n").as_bytes()),
-        Ok(None) => {}
-        Err(why) => return fail(&why),
+        Ok(Some(done)) => {
+            for warning in done.warnings {
+                log::say(Level::WARN, format_args!("{warning}\n"));
+            }
+            return print(format!("{}\n", done.message).as_bytes());
+        }
+        // One without a socket, or none.
+        Ok(None) => match Config::load(&arguments.config) {
+            Ok((_, warnings)) => warnings.print(),
+            Err(error) => return refuse(&error),
+        },
+        // It has told its log what is wrong with its file.
+        Err(why) => {
+            return match Config::load(&arguments.config) {
+                Err(error) => refuse(&error),
+                Ok(_) => fail(&why),
+            };
+        }
     }
-    // One without a socket.
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
         Err(LockError::Held(Some(pid))) => send(pid, signal),

@@ -27,6 +27,13 @@ pub struct About<'a> {
     pub server: Option<SocketAddr>,
 }
 
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let time = since.map_or(0, |since| since.as_millis());
+    u64::try_from(time).unwrap_or(u64::MAX)
+}
+
 impl Default for Events {
     fn default() -> Self {
         Self {
@@ -50,11 +57,9 @@ impl Events {
     /// Tells an event. Nobody has to listen.
     pub fn tell(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let time_ms = since.map_or(0, |since| since.as_millis());
         let _ = self.sender.send(Arc::new(Event {
             seq: self.seq,
-            time_ms: u64::try_from(time_ms).unwrap_or(u64::MAX),
+            time_ms: unix_ms(),
             event: event.to_owned(),
             service: about.service.map(|(name, _)| name.to_owned()),
             id: about.service.map(|(_, id)| id),

@@ -7,7 +7,11 @@ use lvs_core::mark::Prefix;
 
 /// The host's addresses and the IPv4 networks that it takes as its own (`ip route add local`).
 #[derive(Clone, Debug, Default)]
-pub struct Addresses(HashSet<Prefix>);
+pub struct Addresses {
+    own: HashSet<Prefix>,
+    /// What reaches everybody in one of its networks.
+    broadcast: HashSet<IpAddr>,
+}
 
 impl Addresses {
     /// As they are now in this network namespace.
@@ -20,41 +24,60 @@ impl Addresses {
     #[cfg(test)]
     pub(crate) fn with(ip: IpAddr) -> Self {
         let len = if ip.is_ipv4() { 32 } else { 128 };
-        Self(Prefix::new(ip, len).into_iter().collect())
+        Self {
+            own: Prefix::new(ip, len).into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Only this broadcast address.
+    #[cfg(test)]
+    pub(crate) fn with_broadcast(ip: IpAddr) -> Self {
+        Self {
+            broadcast: HashSet::from([ip]),
+            ..Self::default()
+        }
     }
 
     fn parse(fib_trie: &str, if_inet6: &str) -> Self {
         let mut all = parse_fib_trie(fib_trie);
-        all.extend(parse_if_inet6(if_inet6));
-        Self(all)
+        all.own.extend(parse_if_inet6(if_inet6));
+        all
     }
 
     /// Whether the host has `ip`.
     pub fn has(&self, ip: IpAddr) -> bool {
-        self.0.iter().any(|prefix| prefix.contains(ip))
+        self.own.iter().any(|prefix| prefix.contains(ip))
+    }
+
+    /// Whether `ip` is the broadcast address of a network that the host is in.
+    pub fn is_broadcast(&self, ip: IpAddr) -> bool {
+        self.broadcast.contains(&ip)
     }
 }
 
-/// Every `LOCAL` route:
+/// Every `LOCAL` route, and every `BROADCAST`:
 ///
 /// ```text
 ///        |-- 192.0.2.10
 ///           /32 host LOCAL
 /// ```
-fn parse_fib_trie(text: &str) -> HashSet<Prefix> {
-    let mut all = HashSet::new();
+fn parse_fib_trie(text: &str) -> Addresses {
+    let mut all = Addresses::default();
     let mut last = None;
     for line in text.lines() {
         let line = line.trim_start();
         if let Some(address) = line.strip_prefix("|-- ") {
             last = address.trim().parse::<Ipv4Addr>().ok();
+        } else if line.starts_with("/32 ") && line.ends_with(" BROADCAST") {
+            all.broadcast.extend(last.map(IpAddr::from));
         } else if line.ends_with(" LOCAL")
             && let Some(len) = line
                 .strip_prefix('/')
                 .and_then(|line| line.split(' ').next()?.parse().ok())
             && let Some(prefix) = last.and_then(|address| Prefix::new(address.into(), len))
         {
-            all.insert(prefix);
+            all.own.insert(prefix);
         }
     }
     all
@@ -87,6 +110,13 @@ mod tests {
             ("2001:db8::2", false),
         ] {
             assert_eq!(addresses.has(ip.parse().unwrap()), has, "{ip}");
+        }
+        for (ip, is) in [
+            ("192.0.2.255", true),
+            ("192.0.2.0", false),
+            ("192.0.2.10", false),
+        ] {
+            assert_eq!(addresses.is_broadcast(ip.parse().unwrap()), is, "{ip}");
         }
     }
 

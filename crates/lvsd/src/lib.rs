@@ -19,6 +19,7 @@
 //! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
 //! proxy           services that the daemon serves itself
+//! source          whom an address counts as, where places are shared out
 //! schema          the keys of the file, for editors and for reading
 //! ```
 //!
@@ -45,6 +46,7 @@ pub mod notify_command;
 pub mod proxy;
 pub mod reconcile;
 pub mod schema;
+mod source;
 pub mod tally;
 pub mod watchdog;
 mod words;

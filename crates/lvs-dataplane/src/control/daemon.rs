@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{ServiceId, SyncCounts};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -240,6 +240,9 @@ pub struct AdminDone {
 pub struct Reloaded {
     /// In words.
     pub message: String,
+    /// What is questionable about the file, as `lvsd --check-config` shows it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// How the daemon, and what it looks after, is.
@@ -312,6 +315,9 @@ pub struct EngineStatus {
     pub seen_ms: Option<u64>,
     /// VIPs that it owns, or is to own.
     pub vips: Vec<IpAddr>,
+    /// What its synchronisation daemons have counted; `None` if it has had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncCounts>,
 }
 
 /// A service.

@@ -11,11 +11,15 @@ use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::journal::Fields;
+
 /// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
     /// Standard error is the journal: priorities in front, and no time, because it has its own.
     pub(super) journal: bool,
+    /// The journal gets fields of events beside the text.
+    pub(super) fields: bool,
     /// Colours.
     pub(super) ansi: bool,
     /// Whose lines these are, among others'.
@@ -82,6 +86,11 @@ where
         mut writer: format::Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
+        if self.fields {
+            let mut fields = Fields::default();
+            event.record(&mut fields);
+            writer.write_str(&fields.front())?;
+        }
         let ansi = writer.has_ansi_escapes();
         self.head(*event.metadata().level(), ansi, &mut writer)?;
         context.format_fields(writer.by_ref(), event)?;
@@ -90,7 +99,7 @@ where
 }
 
 /// The priority of syslog(3), as sd-daemon(3) wants it in front.
-const fn priority(level: Level) -> u8 {
+pub(super) const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
         Level::WARN => 4,
@@ -134,6 +143,7 @@ mod tests {
     fn the_journal_gets_a_priority_a_line_and_others_do_not() {
         let mut form = Form {
             journal: true,
+            fields: false,
             ansi: false,
             mark: Some("engine"),
         };

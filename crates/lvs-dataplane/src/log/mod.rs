@@ -7,12 +7,14 @@
 //! standard error, and a program that is to die of a panic must not hang in it.
 
 mod form;
+mod journal;
 mod queue;
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,6 +23,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use self::form::Form;
+use self::journal::Journal;
 use self::queue::Queue;
 
 /// How long the end of a program waits for its last lines.
@@ -56,14 +59,19 @@ impl Drop for Guard {
 pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard> {
     let stderr = io::stderr();
     let variable = std::env::var("JOURNAL_STREAM").ok();
+    let journal = form::is_journal(&stderr, variable.as_deref());
+    // Without it the journal gets the same lines by standard error.
+    let native = journal.then(|| Journal::at(Path::new(journal::SOCKET), identifier()));
+    let native = native.and_then(Result::ok);
     let form = Form {
-        journal: form::is_journal(&stderr, variable.as_deref()),
+        journal,
+        fields: native.is_some(),
         ansi: stderr.is_terminal(),
         mark,
     };
     // A descriptor of its own: the lock of `io::stderr` would be held while a write hangs.
     let out = File::from(stderr.as_fd().try_clone_to_owned()?);
-    let queue = Arc::new(Queue::start(out, form)?);
+    let queue = Arc::new(Queue::start(out, form, native)?);
     let log = Log {
         queue: Arc::clone(&queue),
         form,
@@ -91,6 +99,13 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
             let _ = writeln!(io::stderr(), "{text}");
         }
     }
+}
+
+/// What the journal calls this program: as it was called.
+fn identifier() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&name).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }
 
 fn panicked(info: &std::panic::PanicHookInfo<'_>) {
@@ -162,7 +177,7 @@ mod tests {
     #[test]
     fn lines_arrive_in_order_and_whole() {
         let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(to, Form::default()).expect("a thread");
+        let queue = Queue::start(to, Form::default(), None).expect("a thread");
         for n in 0..100 {
             queue.push(Level::INFO, &format!("line {n}\n"));
         }
@@ -183,7 +198,7 @@ mod tests {
     #[test]
     fn a_reader_that_stops_costs_lines_and_nothing_else() {
         let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(to, Form::default()).expect("a thread");
+        let queue = Queue::start(to, Form::default(), None).expect("a thread");
         let line = "x".repeat(1000);
         for _ in 0..100_000 {
             queue.push(Level::INFO, &line);
@@ -239,7 +254,7 @@ mod tests {
     #[test]
     fn what_a_full_disk_refused_is_counted_and_told_when_there_is_room() {
         let (from, to) = io::pipe().expect("a pipe");
-        let queue = Queue::start(Full(5, to), Form::default()).expect("a thread");
+        let queue = Queue::start(Full(5, to), Form::default(), None).expect("a thread");
         for n in 0..4 {
             queue.push(Level::INFO, &format!("line {n}"));
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::Level;
 
 use super::form::Form;
+use super::journal::{Journal, parts};
 
 /// Lines that may wait.
 const LINES_MAX: usize = 4096;
@@ -50,13 +51,18 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread that writes to `out`.
-    pub(super) fn start(out: impl Write + Send + 'static, form: Form) -> io::Result<Self> {
+    /// Starts the thread that sends to the journal, and writes to `out` what that does not take.
+    pub(super) fn start(
+        out: impl Write + Send + 'static,
+        form: Form,
+        journal: Option<Journal>,
+    ) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(LINES_MAX);
         let shared = Arc::<Shared>::default();
         let writer = Writer {
             out,
             form,
+            journal,
             lost: 0,
             torn: false,
             shared: Arc::clone(&shared),
@@ -124,6 +130,7 @@ impl Queue {
 struct Writer<W> {
     out: W,
     form: Form,
+    journal: Option<Journal>,
     /// Lines that could not be written and were not told yet.
     lost: u64,
     /// The last write ended within a line.
@@ -184,6 +191,11 @@ impl<W: Write> Writer<W> {
 
     /// Whether all of it was taken.
     fn write(&mut self, level: Level, text: &str) -> bool {
+        let sent = self.journal.as_ref();
+        if sent.is_some_and(|journal| journal.send(level, text)) {
+            return true;
+        }
+        let (_, text) = parts(text);
         let mut bytes = Vec::with_capacity(text.len() + 8);
         if self.torn {
             bytes.push(b'\n');

@@ -18,10 +18,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Api, routes};
+use crate::source::source;
 
 /// Connections over TCP at a time.
 const CONNECTIONS_MAX: usize = 128;
-/// Connections at a time from one address.
+/// Connections at a time from one source: an IPv4 address, or an IPv6 /64.
 const SOURCE_MAX: usize = 32;
 /// Bytes of a request's line and headers.
 const HEAD_MAX: usize = 16 << 10;
@@ -55,9 +56,9 @@ pub struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
 struct Place(Places, IpAddr);
 
 impl Places {
-    /// Nothing if all are taken, or those of this address.
-    fn take(&self, source: IpAddr) -> Option<Place> {
-        let source = source.to_canonical();
+    /// Nothing if all are taken, or those of this address's source.
+    fn take(&self, address: IpAddr) -> Option<Place> {
+        let source = source(address);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&source).copied().unwrap_or(0);
         if own >= SOURCE_MAX || all.values().sum::<usize>() >= CONNECTIONS_MAX {
@@ -173,7 +174,19 @@ mod tests {
                 .take("::ffff:192.0.2.1".parse().expect("an address"))
                 .is_none()
         );
-        for n in 0..CONNECTIONS_MAX - SOURCE_MAX {
+        // Of IPv6 a host has as many addresses as it likes.
+        let own = |n: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]);
+        for n in 0..SOURCE_MAX {
+            let n = u16::try_from(n).expect("a few");
+            held.push(places.take(own(n)).expect("a place"));
+        }
+        assert!(places.take(own(999)).is_none());
+        assert!(
+            places
+                .take([0x2001, 0xdb8, 0, 2, 0, 0, 0, 1].into())
+                .is_some()
+        );
+        for n in 0..CONNECTIONS_MAX - 2 * SOURCE_MAX {
             let n = u8::try_from(2 + n / 8).expect("a few");
             held.push(places.take(source(n)).expect("a place"));
         }

@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo};
+use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts};
 use lvs_core::{Counts, Family};
 use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
 use prometheus_client::collector::Collector;
@@ -240,6 +240,55 @@ fn place(id: &ServiceId) -> (&'static str, String) {
     }
 }
 
+/// What synchronisation daemons have counted.
+fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
+    out.counters(
+        "lvs_sync_messages",
+        "Synchronisation messages that were sent and received",
+        |out| {
+            out.counter([("direction", "sent")], counts.sent)?;
+            out.counter([("direction", "received")], counts.received)
+        },
+    )?;
+    out.counters(
+        "lvs_sync_bytes",
+        "Bytes of synchronisation messages",
+        |out| {
+            out.counter([("direction", "sent")], counts.sent_bytes)?;
+            out.counter([("direction", "received")], counts.received_bytes)
+        },
+    )?;
+    out.counter(
+        "lvs_sync_taken",
+        "Connections of other directors that were taken over or brought up to date",
+        counts.taken,
+    )?;
+    out.counters(
+        "lvs_sync_lost",
+        "Synchronisation messages and connections that were lost or refused, by the reason",
+        |out| {
+            for (reason, count) in lost(counts) {
+                out.counter([("reason", reason)], count)?;
+            }
+            Ok(())
+        },
+    )
+}
+
+/// What was lost or refused, as `lvsadm drops` calls it.
+const fn lost(counts: &SyncCounts) -> [(&'static str, u64); 8] {
+    [
+        ("sync_queue_full", counts.queue_full),
+        ("sync_not_sent", counts.not_sent),
+        ("sync_lost", counts.lost),
+        ("sync_too_long", counts.too_long),
+        ("sync_malformed", counts.malformed),
+        ("sync_other_id", counts.other_id),
+        ("sync_nonsense", counts.nonsense),
+        ("sync_no_room", counts.no_room),
+    ]
+}
+
 impl View {
     fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.look.status;
@@ -448,6 +497,9 @@ impl View {
         )?;
         Self::interfaces(out, &info.interfaces)?;
         Self::reasons(out, &seen.reasons)?;
+        if let Some(sync) = &engine.sync {
+            synchronisation(out, sync)?;
+        }
         Self::totals(out, &info.total.live)
     }
 

@@ -38,10 +38,10 @@ use tokio::time::Instant;
 
 use crate::config;
 use crate::door::{Answer, Asked, Look, ask_loop};
-use crate::events::Events;
+use crate::events::{Events, unix_ms};
 use crate::tally::Tally;
 use history::History;
-use pages::Pages;
+use pages::{Own, Pages};
 use token::Token;
 
 /// For how long what was seen is good enough.
@@ -62,6 +62,9 @@ pub struct Api {
     settings: watch::Sender<config::Api>,
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Look>)>>,
     pages: Pages,
+    own: Own,
+    /// When this daemon was started, in milliseconds since 1970: its events count from then on.
+    started_ms: u64,
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
@@ -83,6 +86,8 @@ impl Api {
             settings: watch::Sender::default(),
             seen: tokio::sync::Mutex::default(),
             pages: Pages::default(),
+            own: Own::default(),
+            started_ms: unix_ms(),
             token: Mutex::new(Ok(None)),
             past: Mutex::default(),
             history: Mutex::default(),

@@ -283,7 +283,7 @@ pub fn details(look: &Look, name: &str) -> Vec<Detail> {
 pub(super) mod tests {
     use std::sync::Arc;
 
-    use lvs_core::api::Info;
+    use lvs_core::api::{Info, SyncCounts};
     use lvs_core::{Forwarding, ServerConfig, ServiceConfig, Stats};
     use lvs_dataplane::control::daemon::{ServerStatus, Status};
 
@@ -343,6 +343,11 @@ pub(super) mod tests {
                     pid: Some(8),
                     seen_ms: Some(100),
                     vips: vec![],
+                    sync: Some(SyncCounts {
+                        sent: 7,
+                        lost: 2,
+                        ..SyncCounts::default()
+                    }),
                 },
                 services: vec![ServiceStatus {
                     name: name.to_owned(),

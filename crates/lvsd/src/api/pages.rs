@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
@@ -10,6 +11,50 @@ use crate::door::Look;
 
 /// Versions of one page that slow readers may still hold; whoever asks then gets the last one.
 const HELD_MAX: usize = 3;
+
+/// Bytes of answers of one's own that slow readers may hold, all together.
+const OWN_MAX: usize = 32 << 20;
+
+/// Answers that each reader has of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Own(Arc<AtomicUsize>);
+
+/// One of them, counted until its last byte is sent or its reader is gone.
+struct Held {
+    bytes: Vec<u8>,
+    all: Own,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
+}
+
+impl Own {
+    /// An answer; nothing if slow readers hold too much already. Whoever is alone gets it, whatever
+    /// its length.
+    pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
+        let room = |held: usize| {
+            let all = held.checked_add(bytes.len())?;
+            (held == 0 || all <= OWN_MAX).then_some(all)
+        };
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
+        taken.ok()?;
+        Some(Bytes::from_owner(Held {
+            bytes,
+            all: self.clone(),
+        }))
+    }
+}
 
 /// The pages that are kept.
 #[derive(Debug, Default)]
@@ -83,6 +128,27 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_of_ones_own_are_bounded_together() {
+        let own = Own::default();
+        let part = || vec![0; OWN_MAX / 8];
+        let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();
+        assert!(own.hold(vec![0]).is_none());
+        // A part of it that is still read is all of it.
+        let rest = held[0].slice(7..9);
+        held.remove(0);
+        assert!(own.hold(vec![0]).is_none());
+        drop(rest);
+        held.push(own.hold(part()).expect("room again"));
+        held.clear();
+        let long = own
+            .hold(vec![0; 2 * OWN_MAX])
+            .expect("nobody else is there");
+        assert!(own.hold(vec![0]).is_none());
+        drop(long);
+        assert_eq!(own.0.load(Ordering::Relaxed), 0);
+    }
 
     #[tokio::test]
     async fn slow_readers_hold_a_few_versions_and_no_more() {

@@ -111,6 +111,8 @@ pub(super) struct Whoami {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
+    /// When the daemon was started that has counted them, in milliseconds since 1970.
+    started_ms: u64,
     /// In their order.
     events: Vec<Event>,
 }
@@ -174,6 +176,17 @@ fn json_bytes(value: &impl Serialize) -> Vec<u8> {
 
 fn json(value: &impl Serialize) -> Reply {
     bytes(JSON, json_bytes(value))
+}
+
+/// An answer that no other reader shares.
+fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
+    let content = api.own.hold(content).ok_or_else(|| {
+        Refusal::unavailable(
+            "slow readers hold as many answers as they may: close their connections, or ask again later"
+                .to_owned(),
+        )
+    })?;
+    Ok(bytes(JSON, content))
 }
 
 fn is_change(path: &str) -> bool {
@@ -261,9 +274,12 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let after = number(head, "after")?;
             let past = api.past();
             let events = past.iter().filter(|event| event.seq > after);
-            json(&Past {
+            let told = json_bytes(&Past {
+                started_ms: api.started_ms,
                 events: events.map(|event| (**event).clone()).collect(),
-            })
+            });
+            drop(past);
+            own(api, told)?
         }
         "/v1/history" => {
             let service = parameter(head, "service")?;
@@ -272,7 +288,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
                 Some(name) => no_service(&name),
                 None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),
             })?;
-            json(&told)
+            own(api, json_bytes(&told))?
         }
         "/v1/whoami" => json(&whoami(api, head, peer).await?),
         "/v1/openapi.json" => bytes(JSON, OPENAPI),
@@ -291,7 +307,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             if details.is_empty() {
                 return Err(no_service(&name));
             }
-            json(&details)
+            own(api, json_bytes(&details))?
         }
     })
 }

@@ -21,12 +21,11 @@ fn connect(engine: &Address) -> Result<Client, String> {
 }
 
 /// Has the daemon read its file again; nothing if it cannot be asked.
-pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<String>, String> {
+pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<Reloaded>, String> {
     let Some(mut client) = Client::connect(engine)? else {
         return Ok(None);
     };
-    let done: Reloaded = client.ask(&Ask::Reload { force })?;
-    Ok(Some(done.message))
+    client.ask(&Ask::Reload { force }).map(Some)
 }
 
 pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
@@ -126,6 +125,17 @@ fn tell(status: &Status, now: u64) -> String {
             Some(why) => writeln!(text, ": {why}"),
             None => writeln!(text),
         };
+    }
+    if let Some(sync) = &status.engine.sync {
+        let lost = [sync.queue_full, sync.not_sent, sync.lost, sync.too_long]
+            .iter()
+            .sum::<u64>();
+        let refused = sync.malformed + sync.other_id + sync.nonsense + sync.no_room;
+        let _ = writeln!(
+            text,
+            "synchronisation: {} messages sent, {} received, {} connections taken over; {lost} lost, {refused} refused",
+            sync.sent, sync.received, sync.taken
+        );
     }
     if status.check_lag_ms >= 1000 {
         let lag = Duration::from_millis(status.check_lag_ms);

@@ -181,8 +181,8 @@ impl Report {
         })
     }
 
-    /// As text, with colours where `coloured`.
-    pub fn render(&self, coloured: bool) -> String {
+    /// The findings as texts, with colours where `coloured`.
+    pub fn lines(&self, coloured: bool) -> Vec<String> {
         let renderer = renderer(coloured);
         let mut all: Vec<String> = self
             .shown()
@@ -190,7 +190,12 @@ impl Report {
             .map(|d| d.render(&self.files, &self.text, &renderer))
             .collect();
         all.extend(self.rest());
-        all.join("\n\n")
+        all
+    }
+
+    /// As one text, with colours where `coloured`.
+    pub fn render(&self, coloured: bool) -> String {
+        self.lines(coloured).join("\n\n")
     }
 
     /// Writes it to standard error, coloured where that is a terminal.

@@ -50,6 +50,14 @@ impl Facts {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn with_broadcast(ip: IpAddr) -> Self {
+        Self {
+            addresses: Addresses::with_broadcast(ip),
+            ..Self::default()
+        }
+    }
+
     /// Whether there is a group of this name. A number is one in any case, as for chown(1).
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
@@ -64,6 +72,11 @@ impl Facts {
     /// Whether the host has this address.
     pub(super) fn has_address(&self, ip: IpAddr) -> bool {
         self.addresses.has(ip)
+    }
+
+    /// Whether an address is everybody's in one of the host's networks.
+    pub(super) fn is_broadcast(&self, ip: IpAddr) -> bool {
+        self.addresses.is_broadcast(ip)
     }
 
     /// Names of groups, for a suggestion.

@@ -459,6 +459,14 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
+    /// Whether the files at `path` may name the engine's socket; false is certain, and known
+    /// without reading them as TOML.
+    pub fn may_name_socket(path: &Path) -> bool {
+        // A key can be written with escapes.
+        let names = |text: &str| text.contains("socket") || text.contains('\\');
+        files::read(path).map_or(true, |whole| names(&whole.text))
+    }
+
     /// Checks `text`, which came from the file `path`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{ServiceId, SyncCounts};
 use lvs_dataplane::control::daemon::{
     AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, ProxyStatus, Reloaded,
     ServerStatus, ServiceStatus, Status,
@@ -65,8 +65,9 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn answer_reloads(&mut self) {
         for reply in std::mem::take(&mut self.reloads) {
             let message = self.load_status.message.clone();
+            let warnings = self.load_warnings.clone();
             let _ = reply.send(match self.load_status.ok {
-                true => answer(&Reloaded { message }),
+                true => answer(&Reloaded { message, warnings }),
                 false => Err(message),
             });
         }
@@ -324,6 +325,7 @@ impl<P: Prober> Daemon<P> {
                 pid: self.contact.0,
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
+                sync: self.sync_counts(),
             },
             services: self
                 .config
@@ -343,6 +345,17 @@ impl<P: Prober> Daemon<P> {
                 refused: counts.refused,
             }),
         }
+    }
+
+    /// What synchronisation daemons have counted, where there are some or have been.
+    fn sync_counts(&self) -> Option<SyncCounts> {
+        let counts = self.found.0.seen.info.sync;
+        let wanted = self
+            .config
+            .sync
+            .as_ref()
+            .is_some_and(|sync| !sync.is_empty());
+        (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
     /// A service with its servers, and those of the engine that are not in the file: `seen` are the

@@ -159,6 +159,8 @@ struct Daemon<P> {
     generation: u64,
     /// What came of the last reading of the file.
     load_status: LoadStatus,
+    /// What was questionable about it.
+    load_warnings: Vec<String>,
     /// What was last found in the engine, and when.
     found: (Arc<Found>, Option<Instant>),
     /// The engine's process, and whether it answers.
@@ -264,6 +266,7 @@ impl<P: Prober> Daemon<P> {
             decisions: HashMap::new(),
             generation: 0,
             load_status: LoadStatus::default(),
+            load_warnings: Vec::new(),
             found: (Arc::default(), None),
             contact: (None, false),
             proxy: None,
@@ -332,7 +335,11 @@ impl<P: Prober> Daemon<P> {
         // An engine that does not take it must not keep the daemon from ending.
         let deadline = Instant::now() + OMEGA_LIMIT;
         while !all && self.changed && link.contact().1 {
-            let step = self.step(link, signals);
+            let step = async {
+                // The step before may have asked for a pause.
+                tokio::time::sleep_until(self.next).await;
+                self.step(link, signals).await
+            };
             match tokio::time::timeout_at(deadline, step).await {
                 Ok(Ok(Some(back))) => link = back,
                 Ok(other) => return other,
@@ -625,6 +632,7 @@ impl<P: Prober> Daemon<P> {
             return Err(why);
         }
         warnings.print();
+        self.load_warnings = warnings.lines(false);
         if let Some(kept) = &self.options.last_good {
             last_good::keep(kept, &warnings.text);
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 
 use super::desk::Gate;
+use crate::source::source;
 
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.
@@ -33,6 +34,8 @@ pub(super) struct Clients(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     services: HashMap<ServiceId, Queue>,
+    /// The same by their length and number: the longest is found at once, however many there are.
+    by_length: BTreeMap<(usize, u64), ServiceId>,
     /// Those in the queues.
     present: usize,
     /// Those, and those that give up their places.
@@ -44,6 +47,8 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
+    /// Tells it from all others.
+    number: u64,
     /// As they came.
     new: BTreeMap<u64, Arc<Client>>,
     /// As they began to talk, or were found talking.
@@ -148,7 +153,7 @@ impl Clients {
         (most, crowded): (usize, bool),
         now: u64,
     ) -> Seated {
-        let source = client.ip().to_canonical();
+        let source = source(client.ip());
         let mut table = self.table();
         if table.held >= most + LEAVING_MAX {
             return Seated::Full;
@@ -169,9 +174,10 @@ impl Clients {
             sent: AtomicU64::new(now),
             gate: Gate::default(),
         });
-        let queue = table.services.entry(service).or_default();
-        queue.new.insert(number, Arc::clone(&client));
-        *queue.sources.entry(source).or_default() += 1;
+        table.with_queue(service, |queue| {
+            queue.new.insert(number, Arc::clone(&client));
+            *queue.sources.entry(source).or_default() += 1;
+        });
         drop(table);
         let seat = Seat {
             clients: Arc::clone(self),
@@ -186,29 +192,53 @@ impl Clients {
 }
 
 impl Table {
+    /// Does something with the queue of a service, which is there only while somebody is in it.
+    fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
+        let queue = self.services.entry(service).or_insert_with(|| {
+            self.next += 1;
+            Queue {
+                number: self.next,
+                ..Queue::default()
+            }
+        });
+        let (number, before) = (queue.number, queue.len());
+        let done = work(queue);
+        let after = queue.len();
+        if before != after {
+            self.by_length.remove(&(before, number));
+            self.by_length.insert((after, number), service);
+        }
+        if after == 0 {
+            self.by_length.remove(&(after, number));
+            self.services.remove(&service);
+        }
+        done
+    }
+
     /// Has somebody give up his place; false if nobody does.
     fn make_room(&mut self, service: ServiceId, source: IpAddr, most: usize, now: u64) -> bool {
         let own = self.services.get(&service).map_or(0, Queue::len);
-        let others = self.services.keys().filter(|other| **other != service);
-        let share = most / (others.count() + 1);
+        let share = most / (self.services.len() + usize::from(own == 0));
         let (from, only) = if own > 0 && own >= share {
             let queue = &self.services[&service];
             let large = queue.of(source) > (own / SOURCE_PART).max(1);
             (service, large.then_some(source))
         } else {
-            let largest = self.services.iter().max_by_key(|(_, queue)| queue.len());
-            let Some((largest, _)) = largest else {
+            let Some((_, largest)) = self.by_length.last_key_value() else {
                 return false;
             };
             (*largest, None)
         };
-        let Some(queue) = self.services.get_mut(&from) else {
+        let mut next = self.next;
+        let victim = self.with_queue(from, |queue| {
+            let victim = queue.victim(only, &mut next, now)?;
+            queue.remove(&victim);
+            Some(victim)
+        });
+        self.next = self.next.max(next);
+        let Some(victim) = victim else {
             return false;
         };
-        let Some(victim) = queue.victim(only, &mut self.next, now) else {
-            return false;
-        };
-        queue.remove(&victim);
         self.present -= 1;
         victim.gate.close();
         true
@@ -264,16 +294,8 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut table = self.clients.table();
         table.held -= 1;
-        let Some(queue) = table.services.get_mut(&self.service) else {
-            return;
-        };
-        let was_there = queue.remove(&self.client);
-        let empty = queue.len() == 0;
-        if was_there {
+        if table.with_queue(self.service, |queue| queue.remove(&self.client)) {
             table.present -= 1;
-        }
-        if empty {
-            table.services.remove(&self.service);
         }
     }
 }
@@ -341,6 +363,42 @@ mod tests {
         drop((flood, more, talking));
         let table = clients.table();
         assert_eq!((table.held, table.present, table.services.len()), (0, 0, 0));
+        assert!(table.by_length.is_empty());
+    }
+
+    /// The longest queue is known, whatever comes and goes.
+    #[test]
+    fn queues_are_in_the_order_of_their_length() {
+        let clients = Arc::new(Clients::default());
+        let mut held = std::collections::VecDeque::new();
+        for n in 0..2000_u16 {
+            let of = u8::try_from(n % 7 * (n % 11) % 50).expect("small");
+            held.push_back(seat(&clients, of, client(n, 1), 0));
+            if n % 3 == 0 {
+                held.pop_front();
+            }
+            let table = clients.table();
+            let mut lengths: Vec<_> = table.services.values().map(Queue::len).collect();
+            lengths.sort_unstable();
+            let told: Vec<_> = table.by_length.keys().map(|(length, _)| *length).collect();
+            assert_eq!(told, lengths);
+            assert!(table.by_length.iter().all(|((length, number), service)| {
+                let queue = &table.services[service];
+                (queue.len(), queue.number) == (*length, *number)
+            }));
+        }
+    }
+
+    #[test]
+    fn all_addresses_of_a_host_are_one_source() {
+        let clients = Arc::new(Clients::default());
+        let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
+        let others: Vec<Seat> = (0..90)
+            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+            .collect();
+        let flood: Vec<Seated> = (0..500).map(|n| seat(&clients, 1, own(n), 0)).collect();
+        assert!(others.iter().filter(|one| taken(one)).count() <= 1);
+        drop(flood);
     }
 
     #[test]

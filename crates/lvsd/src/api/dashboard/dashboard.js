@@ -8,6 +8,7 @@
   const open = new Map(); // services that are unfolded: name -> details as last told
   let overview = null;
   let lastEvent = 0;
+  let countedFrom = 0;
   let historyDue = 0;
   const events = [];
   const charts = {};
@@ -329,8 +330,13 @@
   }
 
   async function showEvents() {
-    const told = await call(`v1/events?after=${lastEvent}`);
+    let told = await call(`v1/events?after=${lastEvent}`);
     // After a restart lvsd counts anew.
+    if (told.started_ms !== countedFrom) {
+      if (countedFrom) told = await call("v1/events?after=0");
+      countedFrom = told.started_ms;
+      lastEvent = 0;
+    }
     for (const e of told.events) {
       lastEvent = Math.max(lastEvent, e.seq);
       events.unshift(e);

@@ -72,6 +72,9 @@ pub(in crate::config) fn check(
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
+    if let Some(sync) = &raw.sync {
+        checker.families_beside_sync(sync, &services);
+    }
     checker.sense(raw, &services, &marks);
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);

@@ -43,8 +43,15 @@ impl Checker<'_> {
                 vips.entry(ip).or_default().push(service);
             }
         }
+        // Few or none, beside which the servers may be many.
+        let everywhere = |service: &&Service| {
+            let own = endpoint(&service.id).filter(|_| service.proxy.is_some());
+            own.is_some_and(|(_, own)| own.ip().is_unspecified())
+        };
+        let listeners: Vec<&Service> = services.iter().filter(everywhere).collect();
         for server in std::mem::take(&mut self.servers) {
-            if let Some(listener) = services.iter().find(|other| self.listens(other, &server)) {
+            let listener = listeners.iter().find(|other| self.listens(other, &server));
+            if let Some(listener) = listener {
                 let title = format!(
                     "the server {} is the service {}, which listens there",
                     server.address,
@@ -72,15 +79,14 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether `service` is proxied at all addresses of this host, of which the server's is one.
+    /// Whether `service`, which is proxied at all addresses of this host, listens at the server's.
     fn listens(&self, service: &Service, server: &ServerPlace) -> bool {
-        let Some((protocol, own)) = endpoint(&service.id).filter(|_| service.proxy.is_some())
-        else {
+        let Some((protocol, own)) = endpoint(&service.id) else {
             return false;
         };
         let (ip, port) = (server.address.ip(), server.address.port());
         let same = endpoint(&server.service).is_some_and(|(its, _)| its == protocol);
-        if !same || port != own.port() || !own.ip().is_unspecified() {
+        if !same || port != own.port() {
             return false;
         }
         let here = ip.is_loopback() || self.facts.is_some_and(|facts| facts.has_address(ip));

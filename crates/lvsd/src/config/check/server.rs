@@ -336,6 +336,17 @@ impl Checker<'_> {
             );
             return None;
         }
+        // As the kernel (`ip_vs_new_dest`); a network's first address is anybody's to it.
+        if what != "VIP" && self.facts.is_some_and(|facts| facts.is_broadcast(ip)) {
+            self.report(
+                Diagnostic::error(
+                    span,
+                    format!("{ip} is the broadcast address of a network of this host"),
+                )
+                .help("give the address of one host; the engine refuses this one"),
+            );
+            return None;
+        }
         Some(())
     }
 }
@@ -386,4 +397,32 @@ pub(super) fn no_address(word: &str) -> (String, &'static str) {
 
 fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use crate::config::{Config, Facts, Files};
+
+    #[test]
+    fn a_broadcast_address_of_this_host_is_no_server() {
+        let facts = Facts::with_broadcast(IpAddr::from([10, 0, 0, 255]));
+        let check = |server: &str, facts: Option<&Facts>| {
+            let text = format!(
+                "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
+                 [[service.server]]\naddress = \"{server}:80\"\n"
+            );
+            Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
+        };
+        check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
+        check("10.0.0.255", None).expect("on another host it may be right");
+        let said = check("10.0.0.255", Some(&facts))
+            .expect_err("the engine refuses it")
+            .render(false);
+        assert!(
+            said.contains("10.0.0.255 is the broadcast address of a network of this host"),
+            "{said}"
+        );
+    }
 }

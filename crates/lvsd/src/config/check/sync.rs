@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 
 use lvs_core::api::{SyncDaemon, SyncRole};
+use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 
 use super::Checker;
 use super::engine::is_interface;
+use crate::config::Service;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::RawSync;
 
@@ -66,5 +68,57 @@ impl Checker<'_> {
             ttl: ttl.and_then(|n| u8::try_from(n).ok()),
         };
         roles.iter().map(daemon).collect()
+    }
+
+    /// A message has room for one family only, so that an engine refuses servers of another family
+    /// than their service's while it synchronises, and the other way round.
+    pub(super) fn families_beside_sync(&mut self, sync: &Spanned<RawSync>, services: &[Service]) {
+        let other = self.servers.iter().find(|server| {
+            let proxied = || {
+                let mut all = services.iter();
+                all.any(|one| one.id == server.service && one.proxy.is_some())
+            };
+            let family = ServiceKey::from(server.service).family();
+            family != Family::of(&server.address.ip()) && !proxied()
+        });
+        let Some((address, place)) = other.map(|other| (other.address, other.place.clone())) else {
+            return;
+        };
+        let at = self.first_line(&sync.span());
+        self.report(
+            Diagnostic::error(
+                place,
+                format!("the server {address} is not of its service's family, which synchronisation does not carry"),
+            )
+            .context(at, "the engine takes one of the two")
+            .help("reach the server by an address of the family of the virtual one, or remove [sync]"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn servers_of_another_family_are_refused_beside_synchronisation() {
+        let file = |sync: &str, server: &str| {
+            let text = format!(
+                "{sync}[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"tun\"\n\
+                 [[service.server]]\naddress = \"{server}\"\n"
+            );
+            Config::from_toml("lvsd.toml", &text).map(|_| ())
+        };
+        let sync = "[sync]\ninterface = \"eth1\"\n";
+        file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
+        file(sync, "10.0.0.7:80").expect("of the same family");
+        let report = file(sync, "[2001:db8::7]:80").expect_err("the engine would refuse it");
+        let said = report.render(false);
+        assert_eq!(report.errors(), 1, "{said}");
+        assert!(
+            said.contains("[2001:db8::7]:80 is not of its service's family"),
+            "{said}"
+        );
+        assert!(said.contains("remove [sync]"), "{said}");
     }
 }

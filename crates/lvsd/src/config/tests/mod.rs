@@ -86,7 +86,7 @@ timeout = "10m"
 netmask = 64
 
 [[service.server]]
-address = "10.0.0.1:443"
+address = "[2001:db8::11]:443"
 weight = 2
 forward = "tun"
 tunnel = { type = "gre", checksum = "full" }

@@ -1,0 +1,165 @@
+//! The journal's own protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): a datagram a record,
+//! with fields beside the text, so that `journalctl LVS_SERVER=10.0.0.2:80` finds what concerns a
+//! server.
+
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+use tracing::Level;
+use tracing::field::{Field, Visit};
+
+use super::form::priority;
+
+/// Where the journal listens.
+pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
+
+/// Stands before each field that goes in front of a line, and between these and the line.
+const MARK: char = '\x1e';
+/// The longest value of a field.
+const VALUE_MAX: usize = 1024;
+
+/// The fields of events that become fields of the journal.
+const FIELDS: [(&str, &str); 2] = [("service", "LVS_SERVICE"), ("server", "LVS_SERVER")];
+
+/// The way to the journal.
+#[derive(Debug)]
+pub(super) struct Journal {
+    socket: UnixDatagram,
+    path: PathBuf,
+    identifier: String,
+}
+
+impl Journal {
+    /// One that listens at `path`; `identifier` says whose records these are.
+    pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        // Nobody may listen there, or one who does not let us.
+        socket.connect(path)?;
+        Ok(Self {
+            // Each is sent by path, so that a journal that was started again is found.
+            socket: UnixDatagram::unbound()?,
+            path: path.to_owned(),
+            identifier,
+        })
+    }
+
+    /// Sends a record; false if it was not taken.
+    pub(super) fn send(&self, level: Level, line: &str) -> bool {
+        let (fields, text) = parts(line);
+        let mut record = Vec::with_capacity(line.len() + 128);
+        put(&mut record, "PRIORITY", &priority(level).to_string());
+        put(&mut record, "SYSLOG_IDENTIFIER", &self.identifier);
+        for (name, value) in fields {
+            put(&mut record, name, value);
+        }
+        put(&mut record, "MESSAGE", text);
+        loop {
+            match self.socket.send_to(&record, &self.path) {
+                Ok(sent) => return sent == record.len(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+/// Adds a field; a value of several lines is preceded by its length.
+fn put(record: &mut Vec<u8>, name: &str, value: &str) {
+    record.extend_from_slice(name.as_bytes());
+    if value.contains('\n') {
+        record.push(b'\n');
+        record.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    } else {
+        record.push(b'=');
+    }
+    record.extend_from_slice(value.as_bytes());
+    record.push(b'\n');
+}
+
+/// Collects the fields of an event that go in front of its line.
+#[derive(Debug, Default)]
+pub(super) struct Fields(String);
+
+impl Fields {
+    /// What goes in front; nothing without fields.
+    pub(super) fn front(mut self) -> String {
+        if !self.0.is_empty() {
+            self.0.push(MARK);
+            self.0.push(MARK);
+        }
+        self.0
+    }
+
+    fn add(&mut self, name: &str, value: &str) {
+        let Some((_, journal)) = FIELDS.iter().find(|(field, _)| *field == name) else {
+            return;
+        };
+        let value = value.chars().filter(|c| !c.is_control()).take(VALUE_MAX);
+        self.0.push(MARK);
+        self.0.push_str(journal);
+        self.0.push('=');
+        self.0.extend(value);
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field.name(), value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if FIELDS.iter().any(|(name, _)| *name == field.name()) {
+            self.add(field.name(), &format!("{value:?}"));
+        }
+    }
+}
+
+/// A line without what goes in front of it, and that.
+pub(super) fn parts(line: &str) -> (impl Iterator<Item = (&str, &str)>, &str) {
+    const END: &str = "\x1e\x1e";
+    let (front, text) = match line.starts_with(MARK) {
+        true => line.split_once(END).unwrap_or(("", line)),
+        false => ("", line),
+    };
+    let fields = front.split(MARK).filter_map(|field| field.split_once('='));
+    (fields, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_has_its_fields_and_its_whole_text() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        assert!(Journal::at(&path, String::new()).is_err(), "nobody listens");
+        let journal = UnixDatagram::bind(&path).expect("a socket");
+        let sender = Journal::at(&path, "lvsd".to_owned()).expect("somebody listens");
+        let mut fields = Fields::default();
+        fields.add("service", "web\n\x1eMESSAGE=forged");
+        fields.add("server", "10.0.0.2:80");
+        fields.add("other", "x");
+        let line = format!("{} WARN server is down", fields.front());
+        assert!(sender.send(Level::WARN, &line));
+        let mut buffer = [0; 1024];
+        let length = journal.recv(&mut buffer).expect("a record");
+        assert_eq!(
+            String::from_utf8_lossy(&buffer[..length]),
+            "PRIORITY=4\nSYSLOG_IDENTIFIER=lvsd\nLVS_SERVICE=webMESSAGE=forged\nLVS_SERVER=10.0.0.2:80\n\
+             MESSAGE= WARN server is down\n"
+        );
+        assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
+        let length = journal.recv(&mut buffer).expect("a record");
+        let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";
+        assert!(buffer[..length].ends_with(text), "{:?}", &buffer[..length]);
+        // A journal that was started again is found, and none costs nothing but the record.
+        drop(journal);
+        assert!(!sender.send(Level::INFO, "lost"));
+        std::fs::remove_file(&path).expect("it is there");
+        let journal = UnixDatagram::bind(&path).expect("a socket");
+        assert!(sender.send(Level::INFO, "again"));
+        assert!(journal.recv(&mut buffer).is_ok());
+    }
+}
