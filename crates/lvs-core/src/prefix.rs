@@ -158,6 +158,24 @@ mod tests {
     }
 
     #[test]
+    fn prefixes_of_all_lengths() {
+        for (addr, len, first) in [
+            ("255.255.255.255", 0, "0.0.0.0"),
+            ("255.255.255.255", 1, "128.0.0.0"),
+            ("255.255.255.255", 32, "255.255.255.255"),
+            ("ffff::1", 0, "::"),
+            ("ffff::1", 16, "ffff::"),
+            ("ffff::1", 128, "ffff::1"),
+        ] {
+            let prefix = Prefix::new(addr.parse().unwrap(), len).unwrap();
+            assert_eq!(prefix.addr(), first.parse::<IpAddr>().unwrap());
+            assert_eq!(prefix.bits(), len);
+        }
+        assert_eq!(Prefix::new("192.0.2.1".parse().unwrap(), 33), None);
+        assert_eq!(Prefix::new("::1".parse().unwrap(), 129), None);
+    }
+
+    #[test]
     fn a_prefix_reads_what_it_writes() {
         for text in [
             "192.0.2.0/24",

@@ -305,6 +305,34 @@ fn run(args: Args) -> anyhow::Result<()> {
         "--workers {}: only one worker is supported; leave it out",
         args.workers
     );
+    let config = config(args)?;
+    // Before the engine's threads exist, so that a signal during the start is not lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
+    let engine = Engine::start(config)?;
+    let notify = Notify::from_env();
+    notify.send("READY=1");
+    let _fed = match (watchdog::interval(), engine.address()) {
+        (Some(interval), Some(address)) => {
+            let feeder = Feeder::start(address.clone(), notify, interval);
+            Some(feeder.context("cannot feed the watchdog")?)
+        }
+        _ => None,
+    };
+    let shared = engine.shared();
+    let handle = signals.handle();
+    let waiter = std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            shared.stop();
+        }
+    });
+    engine.join();
+    handle.close();
+    let _ = waiter.join();
+    Ok(())
+}
+
+/// What the engine is to be, by the arguments; reads the files that they name.
+fn config(args: Args) -> anyhow::Result<Config> {
     let rules = match &args.rules {
         Some(path) => {
             let name = path.display().to_string();
@@ -322,9 +350,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         None => Vec::new(),
     };
-    // Before the engine's threads exist, so that a signal during the start is not lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
-    let engine = Engine::start(Config {
+    Ok(Config {
         backend: match args.backend {
             Backend::Auto => engine::Backend::Auto,
             Backend::Tun => engine::Backend::Tun,
@@ -382,25 +408,5 @@ fn run(args: Args) -> anyhow::Result<()> {
             Profile::Modern => lvs_core::Profile::Modern,
         },
         ..Config::default()
-    })?;
-    let notify = Notify::from_env();
-    notify.send("READY=1");
-    let _fed = match (watchdog::interval(), engine.address()) {
-        (Some(interval), Some(address)) => {
-            let feeder = Feeder::start(address.clone(), notify, interval);
-            Some(feeder.context("cannot feed the watchdog")?)
-        }
-        _ => None,
-    };
-    let shared = engine.shared();
-    let handle = signals.handle();
-    let waiter = std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            shared.stop();
-        }
-    });
-    engine.join();
-    handle.close();
-    let _ = waiter.join();
-    Ok(())
+    })
 }

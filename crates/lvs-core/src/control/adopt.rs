@@ -33,7 +33,7 @@ impl Control {
         budget: usize,
     ) -> bool {
         let keep = |entry: Entry<'_>| self.keeps(entry);
-        shard.table.adopt(adoption, now, budget, keep)
+        shard.adopt(adoption, now, budget, keep)
     }
 
     /// Gives a connection that was found its server; `false` if it is not kept.

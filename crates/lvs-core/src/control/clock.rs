@@ -54,7 +54,7 @@ impl Control {
         let (mut connections, mut templates) = (true, true);
         loop {
             let conn_tick = if connections {
-                shard.table.due_tick(limit, &mut budget)
+                shard.due_tick(limit, &mut budget)
             } else {
                 None
             };
@@ -69,32 +69,14 @@ impl Control {
                 (None, Some(template)) => (template, false),
                 (Some(conn), Some(template)) => (conn.min(template), conn <= template),
             };
-            let table = if of_connections {
-                &mut shard.table
+            let (any, more) = if of_connections {
+                (shard.expire_due(limit, &mut budget), &mut connections)
             } else {
-                &mut self.templates.table
+                let any = self.expire_due_templates(shard, limit, &mut budget);
+                (any, &mut templates)
             };
-            let due = table.take_due(limit, &mut budget);
             // In the tick of the limit, what is left is due later.
-            if due.is_empty() && tick == tick_of(limit) {
-                if of_connections {
-                    connections = false;
-                } else {
-                    templates = false;
-                }
-            }
-            for &index in &due {
-                if of_connections {
-                    shard.expire(index);
-                } else {
-                    self.expire_template(index, Some(shard));
-                }
-            }
-            if of_connections {
-                shard.table.recycle(due);
-            } else {
-                self.templates.table.recycle(due);
-            }
+            *more = any || tick != tick_of(limit);
         }
     }
 

@@ -21,16 +21,16 @@ impl Control {
     /// A round of `drop_entry` among connections (`ip_vs_random_dropentry`).
     pub(super) fn drop_entries(&mut self, shard: &mut Shard) {
         let now = self.clock.unwrap_or_default();
-        let len = shard.table.populated_len();
+        let len = shard.places();
         for _ in 0..self.defense.visits(len) {
             let drawn = self.defense.draw(len) as usize;
-            let Some(index) = shard.table.populated_slot(drawn) else {
+            let Some(index) = shard.drawn(drawn) else {
                 continue;
             };
-            if !shard.table.is_used(index) || shard.table.controlled(index) > 0 {
+            if shard.has_controlled(index) {
                 continue;
             }
-            let slot = shard.table.get(index);
+            let slot = shard.conn(index);
             let idle = slot.idle(now);
             let (protocol, state, packets) = (slot.protocol(), slot.state(), slot.in_packets());
             if self

@@ -69,7 +69,7 @@ impl Control {
         }
         shard.take_settings(&self.settings, generation);
         let heeds_servers = self.settings.heeds_servers();
-        shard.links.heed(heeds_servers);
+        shard.links().heed(heeds_servers);
         let number = shard.number();
         let link = |place: usize| {
             let entry = self.records.get(place)?;
@@ -84,19 +84,19 @@ impl Control {
             let protocol = entry.key.protocol().map_or(0, |protocol| protocol.0);
             Some((link, masqueraded.then_some((entry.server.addr(), protocol))))
         };
-        let seen = shard.links.seen();
+        let seen = shard.links().seen();
         match seen.and_then(|seen| self.records.changed_since(seen)) {
             Some(places) => {
                 for &place in places {
                     let link = link(place as usize);
-                    shard.links.set(place, link);
+                    shard.links().set(place, link);
                 }
             }
             None => {
                 let all: Vec<_> = (0..self.records.len()).map(link).collect();
-                shard.links.replace(all);
+                shard.links().replace(all);
             }
         }
-        shard.links.has_seen(self.records.changes());
+        shard.links().has_seen(self.records.changes());
     }
 }

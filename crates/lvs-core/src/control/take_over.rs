@@ -131,9 +131,9 @@ impl Control {
             virt: entry.virt,
         };
         let mut replaced = None;
-        let mut found = shard.table.find_in(&key);
+        let mut found = shard.find_from_client(&key);
         if let Some(index) = found
-            && shard.table.get(index).server_addr() != entry.server
+            && shard.conn(index).server_addr() != entry.server
         {
             if flags & flag::INACTIVE != 0 {
                 // News of the end of a connection that has been replaced.
@@ -143,7 +143,7 @@ impl Control {
         }
         let index = match found {
             Some(index) => {
-                let slot = shard.table.get(index);
+                let slot = shard.conn(index);
                 // Who forwards it in the kernel knows nothing of what changes now.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
@@ -188,12 +188,12 @@ impl Control {
             (0, protocol) => self.settings.timeouts.of(protocol, state),
             (timeout, _) => timeout,
         };
-        let slot = shard.table.get(index);
+        let slot = shard.conn(index);
         slot.set_in_packets(self.settings.sysctls.sync_threshold.0);
         slot.set_state(state);
         slot.set_old_state(state);
         slot.set_timeout(timeout);
-        shard.table.restart(index, now);
+        shard.restart(index, now);
         if let Some(replaced) = replaced {
             shard.end(replaced);
             shard.reap();
@@ -203,7 +203,7 @@ impl Control {
 
     /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
-        let slot = shard.table.get(index);
+        let slot = shard.conn(index);
         let entry = Entry {
             protocol: slot.protocol(),
             client: slot.client(),
@@ -218,11 +218,8 @@ impl Control {
             data: None,
         };
         if let Some(server) = self.find_server(&entry, entry.flags) {
-            shard.table.change(index, |slot| {
-                slot.server = server.id().0;
-                slot.flags = inherit(slot.flags, &server);
-            });
-            server.bind(!shard.table.get(index).has(flag::INACTIVE));
+            shard.bind(index, server.id().0, |flags| inherit(flags, &server));
+            server.bind(!shard.conn(index).has(flag::INACTIVE));
         }
     }
 

@@ -31,6 +31,22 @@ impl Control {
         }
     }
 
+    /// Ends the templates that are due in the first tick up to `limit`; whether there were any.
+    pub(super) fn expire_due_templates(
+        &mut self,
+        shard: &mut Shard,
+        limit: Instant,
+        budget: &mut usize,
+    ) -> bool {
+        let due = self.templates.table.take_due(limit, budget);
+        let any = !due.is_empty();
+        for &index in &due {
+            self.expire_template(index, Some(shard));
+        }
+        self.templates.table.recycle(due);
+        any
+    }
+
     /// The timer of a template has fired (`ip_vs_conn_expire`).
     pub(super) fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
         let template = self.templates.get(index);

@@ -18,17 +18,19 @@ mod tcp;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 
 use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
 pub use crate::conn::Ahead;
-use crate::conn::{ConnTable, Sparse, Template};
+use crate::conn::memory::Adoption;
+use crate::conn::{ConnTable, Entry, Key, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::wire::Sequences;
-use crate::{IcmpError, Instant, PacketMeta, Tuple, Verdict};
+use crate::{IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
 
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
@@ -61,10 +63,10 @@ pub(crate) use self::settings::{Settings, Shared};
 #[derive(Debug)]
 pub struct Shard {
     number: usize,
-    pub(crate) table: ConnTable,
-    pub(crate) links: Links,
+    table: ConnTable,
+    links: Links,
     total: Arc<Counters>,
-    pub(crate) settings: Settings,
+    settings: Settings,
     shared: Arc<Shared>,
     generation: u32,
     /// The templates that connections were made from, by the connections' indices.
@@ -240,6 +242,99 @@ impl Shard {
     /// Connections at most.
     pub fn capacity(&self) -> usize {
         self.table.capacity()
+    }
+
+    /// What is known of connection `index`.
+    #[inline]
+    pub(crate) fn conn(&self, index: u32) -> Entry<'_> {
+        self.table.get(index)
+    }
+
+    /// Whether there is a connection `index`.
+    pub(crate) fn has(&self, index: u32) -> bool {
+        self.table.is_used(index)
+    }
+
+    /// Whether others hang on connection `index`.
+    pub(crate) fn has_controlled(&self, index: u32) -> bool {
+        self.table.controlled(index) > 0
+    }
+
+    /// The connection that packets from a client belong to.
+    pub(crate) fn find_from_client(&self, key: &Key) -> Option<u32> {
+        self.table.find_in(key)
+    }
+
+    /// The connection that packets from a server to a client belong to.
+    pub(crate) fn find_from_server(
+        &self,
+        protocol: Protocol,
+        server: SocketAddr,
+        client: SocketAddr,
+    ) -> Option<u32> {
+        self.table.find_out(protocol, server, client)
+    }
+
+    /// Slots among which [`drawn`](Self::drawn) finds all connections.
+    pub(crate) fn places(&self) -> usize {
+        self.table.populated_len()
+    }
+
+    /// The connection in one of the [`places`](Self::places), if there is one.
+    pub(crate) fn drawn(&self, place: usize) -> Option<u32> {
+        let index = self.table.populated_slot(place)?;
+        self.table.is_used(index).then_some(index)
+    }
+
+    /// The timeout of connection `index` begins anew.
+    pub(crate) fn restart(&mut self, index: u32, now: Instant) {
+        self.table.restart(index, now);
+    }
+
+    /// A connection that came without a server has one.
+    pub(crate) fn bind(&mut self, index: u32, server: u32, flags: impl FnOnce(u32) -> u32) {
+        self.table.change(index, |slot| {
+            slot.server = server;
+            slot.flags = flags(slot.flags);
+        });
+    }
+
+    /// Takes over connections that memory had, as [`ConnTable::adopt`].
+    pub(crate) fn adopt(
+        &mut self,
+        adoption: &mut Adoption,
+        now: Instant,
+        budget: usize,
+        keep: impl FnMut(Entry<'_>) -> bool,
+    ) -> bool {
+        self.table.adopt(adoption, now, budget, keep)
+    }
+
+    /// The first tick up to `limit` in which connections may be due.
+    pub(crate) fn due_tick(&mut self, limit: Instant, budget: &mut usize) -> Option<u64> {
+        self.table.due_tick(limit, budget)
+    }
+
+    /// Ends the connections that are due in the first such tick; whether there were any.
+    pub(crate) fn expire_due(&mut self, limit: Instant, budget: &mut usize) -> bool {
+        let due = self.table.take_due(limit, budget);
+        let any = !due.is_empty();
+        for &index in &due {
+            self.expire(index);
+        }
+        self.table.recycle(due);
+        any
+    }
+
+    /// The links to all servers, to be brought up to date.
+    pub(crate) const fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    /// What it has copied from `Control`.
+    #[cfg(test)]
+    pub(crate) fn copies(&self) -> alloc::string::String {
+        alloc::format!("{:?} {:?}", self.links, self.settings)
     }
 
     /// A server went down: the table is to be walked over.

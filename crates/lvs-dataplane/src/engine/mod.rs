@@ -29,7 +29,7 @@ use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::{Instant as SystemInstant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool};
 use lvs_core::mark::MarkRule;
@@ -371,29 +371,13 @@ impl Engine {
         let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut daemons = Vec::new();
         if let (Some(in_kernel), Some(left), Some(adoption)) = (&in_kernel, left, adoption) {
-            daemons = left.daemons;
             // Packets that come meanwhile wait in the sockets; the host does not see them.
             for warning in keeper.update(Update::All) {
                 warn!("{warning}");
             }
             keeper.publish();
-            let started = SystemInstant::now();
-            let _held = in_kernel.hold();
-            in_kernel.settle();
-            let shard = &mut shards[0];
-            let mut control = shared.control();
-            control.sweep(shard);
-            in_kernel.take_counts(&mut control, &left.records);
-            let now = shared.now();
-            let mut adoption = adoption.of_a_clock_ahead(in_kernel.clock_ahead(now));
-            while control.adopt(shard, &mut adoption, now, usize::MAX) {}
-            in_kernel.set_clock(shared.now());
-            in_kernel.has_taken_over();
-            info!(
-                connections = shard.len(),
-                "took over what another engine has left, in {:?}",
-                started.elapsed()
-            );
+            successor::take_over(&shared, &mut shards[0], in_kernel, adoption, &left.records);
+            daemons = left.daemons;
         }
         let mut workers = Vec::new();
         for (number, (shard, requests)) in shards.into_iter().zip(requests).enumerate() {
@@ -408,14 +392,13 @@ impl Engine {
             if let Some(in_kernel) = &in_kernel {
                 worker.use_in_kernel(in_kernel.clone(), ripe.get());
             }
-            if real_time {
-                worker.run_in_real_time();
-            }
             workers.push(worker);
         }
         let mut engine = Self::new(shared.clone());
         for (number, worker) in workers.into_iter().enumerate() {
-            engine.spawn(format!("lvs-worker-{number}"), move || worker.run())?;
+            engine.spawn(format!("lvs-worker-{number}"), move || {
+                worker.run(real_time);
+            })?;
         }
         engine.spawn("lvs-keeper".to_owned(), move || {
             if let Some(mailbox) = shared.keeper() {

@@ -95,12 +95,12 @@ impl fmt::Debug for Memo {
 
 /// The latest view that a worker has taken.
 #[derive(Debug, Default)]
-pub(super) struct Network {
+pub(super) struct TakenView {
     view: Arc<View>,
     ways: Memo,
 }
 
-impl Network {
+impl TakenView {
     /// Takes another view. What is remembered of the last one is forgotten if it may differ.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
@@ -181,7 +181,7 @@ impl Network {
     }
 }
 
-impl Net for Network {
+impl Net for TakenView {
     fn port(&self, port: PortId) -> Option<PortInfo> {
         Some(self.view.tables.port(port)?.info)
     }
@@ -260,7 +260,7 @@ mod tests {
             tables: Arc::new(tables),
             ..View::default()
         };
-        let mut network = Network::default();
+        let mut network = TakenView::default();
         network.take(Arc::new(view));
         let tables = &network.view().tables;
         let first = ["192.0.2.1", "10.71.0.2", "10.71.0.9", "10.128.0.1"];

@@ -21,7 +21,7 @@ use super::successor;
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
-use crate::host::{EngineSide, Neighbour};
+use crate::host::{EngineSide, NeighbourNews};
 use crate::in_kernel::InKernel;
 use crate::io::port::{Port, Ports};
 use crate::mailbox::{Closing, Mailbox};
@@ -502,8 +502,8 @@ impl EngineSide for Shared {
         }
     }
 
-    fn tell_neighbours(&self, neighbours: Vec<Neighbour>) {
-        let neighbours: Arc<[Neighbour]> = neighbours.into();
+    fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>) {
+        let neighbours: Arc<[NeighbourNews]> = neighbours.into();
         for door in self.host().map_or(&[][..], |host| &host.doors) {
             let neighbours = neighbours.clone();
             door.mailbox

@@ -2,15 +2,19 @@
 //! settings and counters, beside the connection table in the [kernel](crate::in_kernel).
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant as SystemInstant;
 
 use lvs_core::api::{
     Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, Sysctl,
     Timeouts,
 };
-use lvs_core::{Control, Instant, Sysctls};
+use lvs_core::memory::Adoption;
+use lvs_core::{Control, Instant, Shard, Sysctls};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+use super::shared::Shared;
 use crate::in_kernel::{InKernel, Record};
 
 /// Services and servers up to which every change is kept at once; with more it is within a second.
@@ -151,4 +155,31 @@ pub(super) fn restore(
         records: records.collect(),
         daemons: kept.daemons,
     }
+}
+
+/// Takes over the connections that a predecessor has left, and what was counted of `records`, from
+/// the path in the kernel, which holds back meanwhile.
+pub(super) fn take_over(
+    shared: &Shared,
+    shard: &mut Shard,
+    in_kernel: &Arc<InKernel>,
+    adoption: Adoption,
+    records: &[Record],
+) {
+    let started = SystemInstant::now();
+    let _held = in_kernel.hold();
+    in_kernel.settle();
+    let mut control = shared.control();
+    control.sweep(shard);
+    in_kernel.take_counts(&mut control, records);
+    let now = shared.now();
+    let mut adoption = adoption.of_a_clock_ahead(in_kernel.clock_ahead(now));
+    while control.adopt(shard, &mut adoption, now, usize::MAX) {}
+    in_kernel.set_clock(shared.now());
+    in_kernel.has_taken_over();
+    info!(
+        connections = shard.len(),
+        "took over what another engine has left, in {:?}",
+        started.elapsed()
+    );
 }

@@ -18,12 +18,12 @@ use super::capture::{self, Capture, Shown};
 use super::decider::Decider;
 use super::door::{Door, Requests};
 use super::local_clients::LocalClients;
-use super::network::Network;
+use super::network::TakenView;
 use super::priority::Priority;
 use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets};
-use crate::host::Neighbour;
+use crate::host::NeighbourNews;
 use crate::in_kernel::{Held, InKernel, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
@@ -70,25 +70,36 @@ pub(crate) struct Worker {
     output: Output,
     batch: Batch,
     ports: Ports,
-    network: Network,
+    network: TakenView,
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
+    /// What the keeper is told of.
+    tally: Tally,
+    next_housekeeping: Instant,
+    kernel: KernelSide,
+}
+
+/// What a worker counts for the keeper.
+#[derive(Default)]
+struct Tally {
     /// Resets sent since the first of the servers went down whose connections are being ended.
     resets: usize,
     /// Packets refused for a full table when the keeper was last told.
-    told_full: u64,
-    next_housekeeping: Instant,
-    /// The path in the kernel.
-    in_kernel: Option<Arc<InKernel>>,
+    full: u64,
+}
+
+/// What concerns the path in the kernel.
+#[derive(Default)]
+struct KernelSide {
+    /// The path, if there is one.
+    path: Option<Arc<InKernel>>,
     /// When everything that had come in was on its way, as far as it was looked at.
     quiet: Instant,
     /// As long as there are captures, nothing passes them by in the kernel.
     shown: Option<Held>,
     /// Where withdrawing all connections goes on.
     withdrawn: Option<usize>,
-    /// Whether it runs in real time, where that is permitted.
-    real_time: bool,
 }
 
 impl Worker {
@@ -109,38 +120,28 @@ impl Worker {
             output: Output::new(),
             batch: Batch::new(),
             ports: Ports::default(),
-            network: Network::default(),
+            network: TakenView::default(),
             requests,
             clients: LocalClients::default(),
             captures: Vec::new(),
-            resets: 0,
-            told_full: 0,
+            tally: Tally::default(),
             next_housekeeping: Instant::ZERO,
-            in_kernel: None,
-            quiet: Instant::ZERO,
-            shown: None,
-            withdrawn: None,
-            real_time: false,
+            kernel: KernelSide::default(),
         }
-    }
-
-    /// Runs in real time from the start, where that is permitted.
-    pub(super) const fn run_in_real_time(&mut self) {
-        self.real_time = true;
     }
 
     /// Publishes connections from now on, each after so many packets.
     pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
-        self.in_kernel = Some(in_kernel);
+        self.kernel.path = Some(in_kernel);
         self.decider.ripe_after = after;
     }
 
-    /// Processes packets until the engine is told to stop. Its ports are the keeper's after that:
-    /// they go after what depends on them.
-    pub(super) fn run(mut self) {
+    /// Processes packets until the engine is told to stop, in real time where that is asked for and
+    /// permitted. Its ports are the keeper's after that: they go after what depends on them.
+    pub(super) fn run(mut self, real_time: bool) {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
-        let mut priority = Priority::new(self.real_time);
+        let mut priority = Priority::new(real_time);
         let mut poller = Poller::new();
         let mut ports = Vec::new();
         let mut more = false;
@@ -255,7 +256,7 @@ impl Worker {
     pub(super) fn receive(&mut self, port: PortId) -> bool {
         for _ in 0..BATCHES_PER_TURN {
             // The epoch first: what is learned after it is of this one or a later one.
-            self.decider.epoch = self.in_kernel.as_ref().map_or(0, |kernel| kernel.epoch());
+            self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
             // Whether the interface is down or gone is told by the kernel's events.
@@ -369,7 +370,7 @@ impl Worker {
         }
         self.decider.tells = !captures.is_empty();
         if captures.is_empty() {
-            self.shown = None;
+            self.kernel.shown = None;
         }
         self.captures = captures;
     }
@@ -436,12 +437,12 @@ impl Worker {
     fn publish_ripe(&mut self, quiet: bool) {
         let now = self.shared.now();
         if quiet {
-            self.quiet = now;
-        } else if now.saturating_since(self.quiet) < BUSY {
+            self.kernel.quiet = now;
+        } else if now.saturating_since(self.kernel.quiet) < BUSY {
             return;
         }
         let ripe = std::mem::take(&mut self.decider.ripe);
-        if let Some(kernel) = self.in_kernel.clone() {
+        if let Some(kernel) = self.kernel.path.clone() {
             // The epoch first: what is learned after it is of this one or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -500,15 +501,15 @@ impl Worker {
 
     /// Follows the clock and the epochs of the path in the kernel.
     fn keep_kernel(&mut self, now: Instant) {
-        let Some(kernel) = &self.in_kernel else {
+        let Some(kernel) = &self.kernel.path else {
             return;
         };
         kernel.is_alive(now);
         kernel.try_homes(self.decider.shard.tries_homes());
-        if kernel.is_used_up() || self.withdrawn.is_some() {
-            let from = self.withdrawn.unwrap_or(0);
-            self.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);
-            if self.withdrawn.is_none() {
+        if kernel.is_used_up() || self.kernel.withdrawn.is_some() {
+            let from = self.kernel.withdrawn.unwrap_or(0);
+            self.kernel.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);
+            if self.kernel.withdrawn.is_none() {
                 kernel.renew();
             }
         }
@@ -528,12 +529,12 @@ impl Worker {
     }
 
     /// Sends what waits for neighbours, or gives it up.
-    pub(super) fn hear_of_neighbours(&mut self, neighbours: &[Neighbour]) {
+    pub(super) fn hear_of_neighbours(&mut self, neighbours: &[NeighbourNews]) {
         if self.pipeline.held.is_empty() {
             return;
         }
         let env = env(&self.network);
-        for &Neighbour { port, addr, failed } in neighbours {
+        for &NeighbourNews { port, addr, failed } in neighbours {
             let out = &mut self.output;
             if failed {
                 let now = self.shared.now();
@@ -569,8 +570,8 @@ impl Worker {
                 .post_keeper(|keeper| keeper.local_clients_ended(ended));
         }
         let full = self.decider.refused_for_room();
-        if full > self.told_full {
-            let packets = full - std::mem::replace(&mut self.told_full, full);
+        if full > self.tally.full {
+            let packets = full - std::mem::replace(&mut self.tally.full, full);
             let capacity = self.decider.shard.capacity();
             self.shared
                 .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
@@ -585,9 +586,9 @@ impl Worker {
             self.pipeline.send_reset(reset, &env, now, &mut self.output);
         }
         self.flush();
-        self.resets += resets.len();
+        self.tally.resets += resets.len();
         if !self.decider.shard.has_down() {
-            let sent = std::mem::take(&mut self.resets);
+            let sent = std::mem::take(&mut self.tally.resets);
             self.shared
                 .post_keeper(move |keeper| keeper.down_has_ended(sent));
         }
@@ -629,14 +630,14 @@ impl Packets for Worker {
 
     fn capture(&mut self, capture: Capture) {
         // All packets are to be shown.
-        let hold = || self.in_kernel.as_ref().map(InKernel::hold);
-        self.shown = self.shown.take().or_else(hold);
+        let hold = || self.kernel.path.as_ref().map(InKernel::hold);
+        self.kernel.shown = self.kernel.shown.take().or_else(hold);
         self.captures.push(capture);
     }
 }
 
 /// What the packet path looks at.
-fn env(network: &Network) -> Env<'_, Network> {
+fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {
         net: network,

@@ -25,7 +25,7 @@ use super::neighbours::Neighbours;
 use super::trunks::Trunks;
 use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
-use super::{Backend, EngineSide, HostError, Neighbour};
+use super::{Backend, EngineSide, HostError, NeighbourNews};
 use crate::in_kernel::{Held, InKernel};
 use crate::io::BATCH;
 use crate::io::port::Port;
@@ -130,7 +130,7 @@ pub(super) struct Next {
     /// Ports for the workers, who learn of them by the view.
     pub(super) attach: Vec<(PortId, Port)>,
     pub(super) detach: Vec<PortId>,
-    pub(super) neighbours: Vec<Neighbour>,
+    pub(super) neighbours: Vec<NeighbourNews>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
     /// Views that a worker may still have: the keeper drops them last, as what is in them may be
     /// long to free.
@@ -343,7 +343,9 @@ impl Keeper {
                     let (tables, netlink) = (&self.tables, &mut self.netlink);
                     if !Neighbours::resolve(port, addr, tables, netlink) {
                         let failed = true;
-                        self.next.neighbours.push(Neighbour { port, addr, failed });
+                        self.next
+                            .neighbours
+                            .push(NeighbourNews { port, addr, failed });
                     }
                 }
                 Request::Confirm(port, addr) => {

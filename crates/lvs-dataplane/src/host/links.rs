@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 
 use super::keeper::Keeper;
 use super::view::KnownPort;
-use super::{HostError, Neighbour};
+use super::{HostError, NeighbourNews};
 use crate::io::PacketIo;
 use crate::io::af_packet::AfPacket;
 use crate::io::port::Port;
@@ -100,7 +100,9 @@ impl Keeper {
             } else {
                 continue;
             }
-            self.next.neighbours.push(Neighbour { port, addr, failed });
+            self.next
+                .neighbours
+                .push(NeighbourNews { port, addr, failed });
         }
     }
 

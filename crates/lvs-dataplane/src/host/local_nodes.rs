@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::steering;
 use crate::netlink::Requests;
-use crate::netlink::policy::{Action, Entry, PolicyRule, Route};
+use crate::netlink::policy::{Action, Entry, PolicyRoute, PolicyRule};
 use crate::packet::intercept::{Endpoint, Endpoints};
 
 /// Where the host's own programs get their ports from.
@@ -112,7 +112,7 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    Entry::Route(Route {
+    Entry::Route(PolicyRoute {
         table: steering::DEVICE,
         to,
         prefix_len: 0,

@@ -99,7 +99,7 @@ pub(crate) trait EngineSide: Send + Sync {
     fn detach(&self, port: PortId);
 
     /// Tells them that something has become known of these neighbours.
-    fn tell_neighbours(&self, neighbours: Vec<Neighbour>);
+    fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>);
 
     /// Keeps for a successor what is there now, should this engine be killed.
     fn keep(&self) {}
@@ -111,7 +111,7 @@ pub(crate) trait EngineSide: Send + Sync {
 
 /// What has become known of a neighbour.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Neighbour {
+pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
     /// It does not answer; else its link-layer address is in the view.

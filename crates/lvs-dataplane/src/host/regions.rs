@@ -6,6 +6,8 @@
 
 use std::net::IpAddr;
 
+use lvs_core::Prefix;
+
 use crate::netlink::NetState;
 
 /// Prefixes of a family, beyond which it has no regions: a worker then asks for each address.
@@ -53,16 +55,16 @@ impl Regions {
     }
 }
 
-/// Where regions begin that are cut by prefixes (value and length) of addresses so wide; `None` if
-/// those are too many.
-fn starts(prefixes: impl Iterator<Item = (u128, u8)>, width: u8) -> Option<Vec<u128>> {
+/// Where regions begin that are cut by prefixes of addresses so wide; `None` if those are too many.
+fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
-    for (number, (value, len)) in prefixes.enumerate() {
+    for (number, prefix) in prefixes.enumerate() {
         if number >= PREFIXES {
             return None;
         }
+        let (value, len) = (number_of(prefix.addr()), prefix.bits());
         let last = u128::MAX
-            .checked_shr(u32::from(128 - width + len.min(width)))
+            .checked_shr(u32::from(128 - width + len))
             .unwrap_or(0);
         starts.push(value);
         // The one behind the last address of all is none.
@@ -74,19 +76,30 @@ fn starts(prefixes: impl Iterator<Item = (u128, u8)>, width: u8) -> Option<Vec<u
     Some(starts)
 }
 
+fn number_of(addr: IpAddr) -> u128 {
+    match addr {
+        IpAddr::V4(addr) => addr.to_bits().into(),
+        IpAddr::V6(addr) => addr.to_bits(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn prefixes(all: &[&str]) -> impl Iterator<Item = Prefix> {
+        all.iter().map(|text| text.parse().expect("a prefix"))
+    }
+
     #[test]
     fn prefixes_cut_the_addresses_into_regions() {
         let some = [
-            (0, 0),
-            (0x0a00_0000, 8),
-            (0x0a01_0000, 16),
-            (u32::MAX.into(), 32),
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "10.1.0.0/16",
+            "255.255.255.255/32",
         ];
-        let found = starts(some.into_iter(), 32).expect("few");
+        let found = starts(prefixes(&some), 32).expect("few");
         assert_eq!(
             found,
             [
@@ -98,13 +111,13 @@ mod tests {
                 0xffff_ffff
             ]
         );
-        assert_eq!(starts([(0, 0)].into_iter(), 128), Some(vec![0]));
-        let all = [(u128::MAX, 128), (1 << 127, 1)];
+        assert_eq!(starts(prefixes(&["::/0"]), 128), Some(vec![0]));
+        let all = ["ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128", "8000::/1"];
         assert_eq!(
-            starts(all.into_iter(), 128),
+            starts(prefixes(&all), 128),
             Some(vec![0, 1 << 127, u128::MAX])
         );
-        let many = (0..4097_u128).map(|n| (n, 32));
-        assert_eq!(starts(many, 32), None);
+        let host = |n: u32| Prefix::new(IpAddr::from(n.to_be_bytes()), 32);
+        assert_eq!(starts((0..4097).filter_map(host), 32), None);
     }
 }

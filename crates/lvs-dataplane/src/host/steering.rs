@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 use crate::io::tun::{read_setting, write_setting};
 use crate::netlink::Requests;
-use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRule, Proxy, Route, host_bits};
+use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRoute, PolicyRule, Proxy, host_bits};
 use crate::packet::intercept::Intercept;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
@@ -346,7 +346,7 @@ impl Steering {
     }
 
     fn route(&self, table: u32, to: IpAddr, prefix_len: u8) -> Entry {
-        Entry::Route(Route {
+        Entry::Route(PolicyRoute {
             table,
             to,
             prefix_len,

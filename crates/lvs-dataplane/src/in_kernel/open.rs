@@ -205,30 +205,36 @@ impl InKernel {
             aside: Mutex::default(),
             arrays,
         };
-        this.set(conf::MISSED, 0);
-        if this.found {
+        this.write_conf(processors);
+        Ok(this)
+    }
+
+    /// Writes what the programs go by, or takes up what they went by under another engine.
+    fn write_conf(&self, processors: u32) {
+        self.set(conf::MISSED, 0);
+        if self.found {
             // The host is not to see what this engine has taken already.
-            this.set(conf::TAKING_OVER, 1);
-            let conf = this.arrays.conf.words();
+            self.set(conf::TAKING_OVER, 1);
+            let conf = self.arrays.conf.words();
             let number = conf[conf::NUMBER].load(Relaxed);
-            lock(&this.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
-            return Ok(this);
+            lock(&self.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
+            return;
         }
-        let about = this.arrays.about.words();
+        let layout = &self.layout;
+        let about = self.arrays.about.words();
         let words = pins::about(processors).into_iter().chain(layout.to_words());
         for (word, value) in about.iter().zip(words) {
             word.store(value, Relaxed);
         }
         let [k0, k1] = layout.keys;
-        this.set(conf::KEYS, k0);
-        this.set(conf::KEYS + 1, k1);
-        this.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
-        this.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
-        this.set(conf::SERVERS, SERVERS.into());
-        this.set(conf::NUMBER, 1);
-        this.set(conf::EPOCH, 1);
-        this.try_homes([true; 2]);
-        Ok(this)
+        self.set(conf::KEYS, k0);
+        self.set(conf::KEYS + 1, k1);
+        self.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
+        self.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
+        self.set(conf::SERVERS, SERVERS.into());
+        self.set(conf::NUMBER, 1);
+        self.set(conf::EPOCH, 1);
+        self.try_homes([true; 2]);
     }
 }
 

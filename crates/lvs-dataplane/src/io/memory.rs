@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::port::Batch;
+use super::batch::Batch;
 use super::{BATCH, Capabilities, PacketIo};
 use crate::packet::frame::Frame;
 

@@ -1,6 +1,7 @@
 //! Backends: how frames come in and go out.
 
 pub mod af_packet;
+mod batch;
 pub mod hop;
 pub mod memory;
 pub mod port;

@@ -18,14 +18,14 @@ pub(crate) const PROTOCOL: u8 = 76;
 /// opposite one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
-    Route(Route),
+    Route(PolicyRoute),
     Rule(PolicyRule),
     Proxy(Proxy),
 }
 
 /// A route to a device, in a table of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Route {
+pub(crate) struct PolicyRoute {
     pub(crate) table: u32,
     pub(crate) to: IpAddr,
     pub(crate) prefix_len: u8,
@@ -137,7 +137,7 @@ impl Requests {
             ours.extend(PolicyRule::parse(message).map(Entry::Rule));
         });
         self.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
-            let route = Route::parse(message).filter(|route| tables.contains(&route.table));
+            let route = PolicyRoute::parse(message).filter(|route| tables.contains(&route.table));
             ours.extend(route.map(Entry::Route));
         })?;
         let mut proxies = [0; 12];
@@ -153,7 +153,7 @@ impl Requests {
     }
 }
 
-impl Route {
+impl PolicyRoute {
     fn header(&self) -> [u8; 12] {
         let scope = match self.to {
             IpAddr::V4(_) => libc::RT_SCOPE_LINK,
@@ -328,7 +328,7 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     let of = |kind| Message { kind, ..*message };
     match message.kind {
         libc::RTM_DELRULE => PolicyRule::parse(&of(libc::RTM_NEWRULE)).is_some(),
-        libc::RTM_DELROUTE => Route::parse(&of(libc::RTM_NEWROUTE)).is_some(),
+        libc::RTM_DELROUTE => PolicyRoute::parse(&of(libc::RTM_NEWROUTE)).is_some(),
         libc::RTM_DELNEIGH => Proxy::parse(&of(libc::RTM_NEWNEIGH)).is_some_and(|(_, ours)| ours),
         _ => false,
     }
@@ -375,7 +375,7 @@ mod tests {
             .collect();
         assert_eq!(read, [rule, goto]);
 
-        let everything = Route {
+        let everything = PolicyRoute {
             table: 7677,
             to: std::net::Ipv6Addr::UNSPECIFIED.into(),
             prefix_len: 0,
@@ -385,7 +385,7 @@ mod tests {
         builder.begin(libc::RTM_NEWROUTE, 0, &everything.header());
         everything.write(&mut builder);
         builder.end();
-        let read = messages(builder.bytes()).find_map(|message| Route::parse(&message));
+        let read = messages(builder.bytes()).find_map(|message| PolicyRoute::parse(&message));
         assert_eq!(read, Some(everything));
     }
 
@@ -407,7 +407,7 @@ mod tests {
         #[test]
         fn any_message_is_read_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
             let message = Message { kind, flags: 0, seq: 0, payload: &payload };
-            let _ = (PolicyRule::parse(&message), Route::parse(&message), Proxy::parse(&message));
+            let _ = (PolicyRule::parse(&message), PolicyRoute::parse(&message), Proxy::parse(&message));
         }
     }
 }

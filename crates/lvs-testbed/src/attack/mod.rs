@@ -436,7 +436,7 @@ fn table(outcomes: &[Outcome]) -> String {
                 ("attack", &delays.beside),
             ] {
                 text.push_str(&format!(
-                    "  packets   p50 {:.2} ms, p99 {:.2}, p99.9 {:.2}, longest {:.2}; {} of {} above 5 ms, {} lost ({beside})\n",
+                    "  packets   p50 {:.2} ms, p99 {:.2}, p99.9 {:.2}, longest {:.2}; {} of {} above 5 ms, {} lost; processors stolen {} ms ({beside})\n",
                     delays.p50_ms,
                     delays.p99_ms,
                     delays.p999_ms,
@@ -444,6 +444,7 @@ fn table(outcomes: &[Outcome]) -> String {
                     delays.over_5_ms,
                     delays.sent,
                     delays.lost,
+                    delays.stolen_ms,
                 ));
             }
         }

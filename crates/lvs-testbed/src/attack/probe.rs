@@ -4,6 +4,7 @@
 //! Both ends run with a real-time priority, so that what is measured is the director and the links,
 //! not how long the ends wait for a processor.
 
+use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,6 +52,9 @@ pub struct Delays {
     pub longest_ms: f64,
     /// How many took more than 5 ms.
     pub over_5_ms: u64,
+    /// How long the processors ran something else than this machine meanwhile, where it is a
+    /// virtual one (`steal` of proc_stat(5), of all processors).
+    pub stolen_ms: u64,
 }
 
 impl Delays {
@@ -89,6 +93,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     let every = Duration::from_micros(options.every_us.max(1));
     let count = Duration::from_millis(options.for_ms).as_micros() / every.as_micros();
     let count = u64::try_from(count).context("too many datagrams")?;
+    let stolen = stolen_ms();
     let start = Instant::now();
     // A datagram is due at a time that its number tells; what keeps it from leaving then counts.
     let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
@@ -129,5 +134,15 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
         p999_ms: nth(999),
         longest_ms: took.last().copied().map_or(0.0, ms),
         over_5_ms: took.iter().filter(|time| **time > long).count() as u64,
+        stolen_ms: stolen_ms().saturating_sub(stolen),
     })
+}
+
+/// What a hypervisor has taken of the processors' time since the machine started.
+fn stolen_ms() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.split_ascii_whitespace().nth(8);
+    let ticks: u64 = ticks.and_then(|word| word.parse().ok()).unwrap_or(0);
+    // In hundredths of a second on every architecture.
+    ticks * 10
 }

@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_core::api::{ServerInfo, ServiceId, ServiceInfo, SyncCounts};
+use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts};
 use lvs_core::{Counts, Family};
 use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
 use prometheus_client::collector::Collector;
@@ -495,11 +495,20 @@ impl View {
             "Virtual addresses for which another host answers, too",
             info.conflicts.len(),
         )?;
+        Self::interfaces(out, &info.interfaces)?;
+        Self::reasons(out, &seen.reasons)?;
+        if let Some(sync) = &engine.sync {
+            synchronisation(out, sync)?;
+        }
+        Self::totals(out, &info.total.live)
+    }
+
+    fn interfaces(out: &mut Out<'_>, interfaces: &[InterfaceInfo]) -> fmt::Result {
         out.gauges(
             "lvs_interface_up",
             "Whether an interface that the engine uses is up",
             |out| {
-                for interface in &info.interfaces {
+                for interface in interfaces {
                     let labels = [("interface", interface.name.as_str())];
                     out.gauge(labels, u32::from(interface.up))?;
                 }
@@ -510,13 +519,16 @@ impl View {
             "lvs_interface_lost_frames",
             "Frames that came faster than the engine read them",
             |out| {
-                for interface in &info.interfaces {
+                for interface in interfaces {
                     let labels = [("interface", interface.name.as_str())];
                     out.counter(labels, interface.lost)?;
                 }
                 Ok(())
             },
-        )?;
+        )
+    }
+
+    fn reasons(out: &mut Out<'_>, reasons: &[ReasonCount]) -> fmt::Result {
         for (action, name, help) in [
             (
                 "drop",
@@ -539,20 +551,20 @@ impl View {
                 "Packets that the path in the kernel handed to the engine, by the reason",
             ),
         ] {
-            if seen.reasons.iter().all(|reason| reason.action != action) {
+            if reasons.iter().all(|reason| reason.action != action) {
                 continue;
             }
             out.counters(name, help, |out| {
-                for reason in seen.reasons.iter().filter(|r| r.action == action) {
+                for reason in reasons.iter().filter(|r| r.action == action) {
                     out.counter([("reason", reason.reason.as_str())], reason.count)?;
                 }
                 Ok(())
             })?;
         }
-        if let Some(sync) = &engine.sync {
-            synchronisation(out, sync)?;
-        }
-        let total = &info.total.live;
+        Ok(())
+    }
+
+    fn totals(out: &mut Out<'_>, total: &Counts) -> fmt::Result {
         out.counter(
             "lvs_connections",
             "Connections of all services, also of those that are gone",

@@ -626,12 +626,7 @@ fn settings(item: &Item, service: &mut Service) {
             "lb_kind" | "lvs_method" => match method(value) {
                 Some(method) => {
                     service.string("forward", method);
-                    if let Some(kind) = item.words.get(2..).filter(|rest| !rest.is_empty()) {
-                        service.lose(format!(
-                            "tunnel {}; see `tunnel` in the documentation",
-                            kind.join(" ")
-                        ));
-                    }
+                    lose_tunnel(item, service);
                 }
                 None => service.lose(item.text()),
             },
@@ -645,26 +640,14 @@ fn settings(item: &Item, service: &mut Service) {
             "persistence_timeout" if value == "0" => {}
             "persistence_timeout" => {
                 let seconds: u64 = value.parse().unwrap_or(360);
-                let mask = service.keys.remove("persistence");
-                let timeout = format!(
-                    "timeout = {}",
-                    duration_whole(seconds.clamp(1, 31 * 86_400))
-                );
-                service.keys.insert("persistence", merge(mask, timeout));
+                let timeout = duration_whole(seconds.clamp(1, 31 * 86_400));
+                add_persistence(service, format!("timeout = {timeout}"));
             }
             "persistence_granularity" => {
-                let before = service.keys.remove("persistence");
-                service.keys.insert(
-                    "persistence",
-                    merge(before, format!("netmask = {}", quote(value))),
-                );
+                add_persistence(service, format!("netmask = {}", quote(value)));
             }
             "persistence_engine" => {
-                let before = service.keys.remove("persistence");
-                service.keys.insert(
-                    "persistence",
-                    merge(before, format!("engine = {}", quote(value))),
-                );
+                add_persistence(service, format!("engine = {}", quote(value)));
             }
             "ops" => {
                 service.keys.insert("one_packet", "true".to_owned());
@@ -706,24 +689,7 @@ fn settings(item: &Item, service: &mut Service) {
         }
     }
     if let Some(quorum) = quorum {
-        let (up, down) = (
-            quorum.saturating_add(hysteresis),
-            quorum.saturating_sub(hysteresis).max(1),
-        );
-        let value = match up == down {
-            true => up.to_string(),
-            false => format!("{{ up = {up}, down = {down} }}"),
-        };
-        service.keys.insert("quorum", value);
-        let weighted = service
-            .servers
-            .iter()
-            .any(|s| s.keys.get("weight").is_some_and(|w| w != "1"));
-        if weighted {
-            service.lose(format!(
-                "quorum {quorum}: it counts servers here, and not their weights"
-            ));
-        }
+        set_quorum(service, quorum, hysteresis);
     }
     if !flags.is_empty() {
         let all: Vec<String> = flags.iter().map(|flag| quote(flag)).collect();
@@ -731,6 +697,33 @@ fn settings(item: &Item, service: &mut Service) {
             .keys
             .insert("scheduler_flags", format!("[{}]", all.join(", ")));
     }
+    on_check_failure(service, inhibit);
+}
+
+/// `quorum` and `hysteresis`.
+fn set_quorum(service: &mut Service, quorum: u32, hysteresis: u32) {
+    let (up, down) = (
+        quorum.saturating_add(hysteresis),
+        quorum.saturating_sub(hysteresis).max(1),
+    );
+    let value = match up == down {
+        true => up.to_string(),
+        false => format!("{{ up = {up}, down = {down} }}"),
+    };
+    service.keys.insert("quorum", value);
+    let weighted = service
+        .servers
+        .iter()
+        .any(|s| s.keys.get("weight").is_some_and(|w| w != "1"));
+    if weighted {
+        service.lose(format!(
+            "quorum {quorum}: it counts servers here, and not their weights"
+        ));
+    }
+}
+
+/// What becomes of servers whose checks fail: for all of them, as it is said here.
+fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty()
             && service
@@ -749,6 +742,22 @@ fn settings(item: &Item, service: &mut Service) {
         "on_check_failure",
         if all_inhibit { "quiesce" } else { "remove" },
     );
+}
+
+/// What `lb_kind TUN` says about the tunnel.
+fn lose_tunnel(item: &Item, service: &mut Service) {
+    if let Some(kind) = item.words.get(2..).filter(|rest| !rest.is_empty()) {
+        service.lose(format!(
+            "tunnel {}; see `tunnel` in the documentation",
+            kind.join(" ")
+        ));
+    }
+}
+
+/// Sets one more key of `persistence`.
+fn add_persistence(service: &mut Service, key: String) {
+    let before = service.keys.remove("persistence");
+    service.keys.insert("persistence", merge(before, key));
 }
 
 fn duration_whole(seconds: u64) -> String {

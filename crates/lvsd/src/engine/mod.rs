@@ -44,7 +44,7 @@ pub use crate::engine::given::Given;
 use crate::engine::given::{Weights, weights};
 pub use crate::engine::links::{Links, Proxied};
 use crate::host_addresses::Addresses;
-use crate::reconcile::{Actual, Desired, diff};
+use crate::reconcile::{Actual, Desired, Plan, diff};
 
 /// An engine that was started must answer within this time.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -599,12 +599,33 @@ impl Link {
         } = work;
         self.weights.extend(given);
         self.drift.base(base);
+        let vips = own_vips.clone().unwrap_or_else(|| actual.vips.clone());
+        let mut found = self.found(&desired, &actual, &plan, vips);
+        found.refused = refusals.clone();
+        seen.services = std::mem::take(&mut actual.services);
+        found.seen = Arc::new(seen);
+        self.found = Arc::new(found);
+        if let Some(vips) = own_vips {
+            self.told = Some(vips);
+        }
+        let complete = carried?;
+        let refused = self.remember(refusals);
+        Ok(complete.then_some(refused))
+    }
+
+    /// What is told of the engine once `plan` is carried out on what it held.
+    fn found(
+        &self,
+        desired: &Desired,
+        actual: &Actual,
+        plan: &Plan,
+        vips: BTreeSet<IpAddr>,
+    ) -> Found {
         let mut found = Found {
-            refused: refusals.clone(),
             conflicts: plan.conflicts.iter().copied().collect(),
             drained: self.given.drained().iter().copied().collect(),
-            drift: self.drift.in_words(&desired),
-            vips: own_vips.clone().unwrap_or_else(|| actual.vips.clone()),
+            drift: self.drift.in_words(desired),
+            vips,
             servers: HashMap::new(),
             ..Found::default()
         };
@@ -639,15 +660,7 @@ impl Link {
                 _ => {}
             }
         }
-        seen.services = std::mem::take(&mut actual.services);
-        found.seen = Arc::new(seen);
-        self.found = Arc::new(found);
-        if let Some(vips) = own_vips {
-            self.told = Some(vips);
-        }
-        let complete = carried?;
-        let refused = self.remember(refusals);
-        Ok(complete.then_some(refused))
+        found
     }
 
     /// Connects, and gives the servers that the engine has.

@@ -8,11 +8,11 @@ use core::net::IpAddr;
 
 use super::super::{Call, Failure, FailureCode, LocalPool};
 use super::host::{Host, Need};
-use super::step::Step;
+use super::step::{Step, serves};
 use crate::control::check::{self, View};
 use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
-use crate::{Control, Error, Family, LocalAddress, ServiceKey, Sysctls};
+use crate::{Control, Error, ServiceKey, Sysctls};
 
 /// Rules for marks at most: each packet is compared with them one after the other.
 const MARK_RULES_MAX: usize = 1024;
@@ -218,10 +218,6 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-pub(super) fn serves(pool: &[LocalAddress], family: Family) -> bool {
-    pool.iter().any(|local| Family::of(&local.addr) == family)
 }
 
 fn misplaced() -> Failure {

@@ -7,11 +7,11 @@ use core::net::{IpAddr, SocketAddr};
 use super::super::plan::Plan;
 use super::super::{ServerSpec, ServiceSpec, Sysctl, Timeouts};
 use super::Applied;
-use super::check::serves;
 use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{
-    Control, Error, Instant, LocalAddress, ServiceConfig, ServiceFlags, ServiceKey, SourceFilter,
+    Control, Error, Family, Instant, LocalAddress, ServiceConfig, ServiceFlags, ServiceKey,
+    SourceFilter,
 };
 
 /// A change that has been checked, with what the host had to say.
@@ -172,4 +172,8 @@ impl Step<'_> {
 fn measures(control: &Control, config: &ServiceConfig) -> bool {
     let scheduler = control.scheduler(&config.scheduler);
     scheduler.is_ok_and(|scheduler| scheduler.needs_replies())
+}
+
+pub(super) fn serves(pool: &[LocalAddress], family: Family) -> bool {
+    pool.iter().any(|local| Family::of(&local.addr) == family)
 }

@@ -86,7 +86,7 @@ impl Control {
         // given way already, and what is in its slot is the new one.
         let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
-        if let Some(replaced) = replaced.filter(|&index| shard.table.is_used(index)) {
+        if let Some(replaced) = replaced.filter(|&index| shard.has(index)) {
             shard.end(replaced);
             // Only what is left to the host is answered by it.
             if !matches!(verdict, Verdict::Accept(_)) {
@@ -197,7 +197,7 @@ impl Control {
             }
             // In transit, the error may still be about a packet from a client.
             Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
-                match shard.table.find_out(protocol, dst, src) {
+                match shard.find_from_server(protocol, dst, src) {
                     Some(index) => shard.reply_icmp_error(index, error),
                     None => Verdict::Accept(reason),
                 }
@@ -223,7 +223,7 @@ impl Control {
                 client: ask.virt,
                 virt: ask.client,
             };
-            if shard.table.find_in(&reversed).is_some() {
+            if shard.find_from_client(&reversed).is_some() {
                 return Opened::Refused(Verdict::Accept(AcceptReason::LocalReply));
             }
         }

@@ -10,7 +10,7 @@ use crate::Family;
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum FtpCommand {
     /// The server is to say where it listens.
     Passive(Mode),
     /// The client listens there.
@@ -19,17 +19,17 @@ pub(super) enum Command {
 
 /// What a client's segment asks for. PASV and EPSV are found anywhere in it, PORT and EPRT at its
 /// start.
-pub(super) fn command(text: &[u8], family: Family) -> Option<Command> {
+pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
     for line in (0..text.len().saturating_sub(5)).map(|at| &text[at..]) {
         if family == Family::V4 && after_word(line, b"PASV\r\n").is_some() {
-            return Some(Command::Passive(Mode::Passive));
+            return Some(FtpCommand::Passive(Mode::Passive));
         }
         match after_word(line, b"EPSV") {
-            Some([b'\r', ..]) => return Some(Command::Passive(Mode::ExtendedPassive)),
+            Some([b'\r', ..]) => return Some(FtpCommand::Passive(Mode::ExtendedPassive)),
             Some(&[b' ', of, b'\r', ..]) if of == digit => {
-                return Some(Command::Passive(Mode::ExtendedPassive));
+                return Some(FtpCommand::Passive(Mode::ExtendedPassive));
             }
             // Another family, or "ALL".
             Some([b' ', ..]) => return None,
@@ -46,7 +46,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<Command> {
         let (address, port, _) = extended(&rest[past(rest, b' ', false)?..], family)?;
         Some(SocketAddr::new(address?, port))
     };
-    port().or_else(extended_port).map(Command::Active)
+    port().or_else(extended_port).map(FtpCommand::Active)
 }
 
 /// Where a server's reply says that it listens, and which bytes of the segment say so. A reply to
@@ -169,11 +169,11 @@ mod tests {
     use proptest::prelude::*;
     use std::borrow::ToOwned;
 
-    const PASSIVE: Option<Command> = Some(Command::Passive(Mode::Passive));
-    const EXTENDED: Option<Command> = Some(Command::Passive(Mode::ExtendedPassive));
+    const PASSIVE: Option<FtpCommand> = Some(FtpCommand::Passive(Mode::Passive));
+    const EXTENDED: Option<FtpCommand> = Some(FtpCommand::Passive(Mode::ExtendedPassive));
 
-    fn active(addr: &str) -> Option<Command> {
-        Some(Command::Active(addr.parse().unwrap()))
+    fn active(addr: &str) -> Option<FtpCommand> {
+        Some(FtpCommand::Active(addr.parse().unwrap()))
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
             prop_assert_eq!(read.map(|(addr, _)| addr), Some(addr));
             let text = alloc::format!("EPRT |1|{}|{port}|\r\n", addr.ip());
             let read = command(text.as_bytes(), Family::V4);
-            prop_assert_eq!(read, (port != 0).then_some(Command::Active(addr)));
+            prop_assert_eq!(read, (port != 0).then_some(FtpCommand::Active(addr)));
         }
     }
 }

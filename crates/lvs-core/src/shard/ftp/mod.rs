@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
-use self::announce::Command;
+use self::announce::FtpCommand;
 use super::{Shard, tcp};
 use crate::conn::{Draft, Key, State, flag};
 use crate::verdict::{Edit, Replacement, Shift, is_after};
@@ -242,8 +242,8 @@ impl Shard {
         let mut expected = None;
         if slot.state() == State::TCP_ESTABLISHED {
             match announce::command(tcp.payload, Family::of(&virt.ip())) {
-                Some(Command::Passive(mode)) => session.mode = mode,
-                Some(Command::Active(client)) => {
+                Some(FtpCommand::Passive(mode)) => session.mode = mode,
+                Some(FtpCommand::Active(client)) => {
                     session.mode = Mode::Active;
                     // Data come from the port before that of commands (RFC 959 section 3.2).
                     expected = Some((client, before(virt), before(slot.server_addr())));

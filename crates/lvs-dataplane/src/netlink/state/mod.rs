@@ -6,307 +6,23 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use lvs_core::Prefix;
+
+pub use self::facts::{Address, Changes, Link, LinkAddress, Neighbour, RouteHit, RouteKind};
+use self::routes::{Route, Table, Tables};
+use super::message::{Message, attributes, text, u16_at, u32_at};
 use crate::packet::shared_map::SharedMap;
 
-use super::message::{Message, attributes, text, u16_at, u32_at};
-
-/// An Ethernet address.
-pub type LinkAddress = [u8; 6];
-
-/// A network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Its index.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// The driver's kind for virtual devices: `veth`, `vlan`, `bridge`, `macvlan`, `tun`.
-    pub kind: Option<String>,
-    /// The hardware type (`ARPHRD_*`): 1 is Ethernet, 772 the loopback.
-    pub hardware: u16,
-    /// Its Ethernet address.
-    pub mac: Option<LinkAddress>,
-    /// Its MTU.
-    pub mtu: u32,
-    /// It is set up (`IFF_UP`).
-    pub up: bool,
-    /// It is set up and has a carrier (`IFF_RUNNING`).
-    pub running: bool,
-    /// Neighbours are not resolved on it (`IFF_NOARP`).
-    pub no_arp: bool,
-    /// The bridge or bond that it is a port of.
-    pub master: Option<u32>,
-    /// The device below a VLAN or macvlan; the other end of a veth in the same namespace.
-    pub parent: Option<u32>,
-}
-
-impl Link {
-    /// Whether it is Ethernet on which neighbours have to be resolved.
-    pub fn is_arp_capable(&self) -> bool {
-        self.hardware == libc::ARPHRD_ETHER && !self.no_arp && self.mac.is_some()
-    }
-}
-
-/// An address of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// The interface.
-    pub ifindex: u32,
-    /// The address.
-    pub ip: IpAddr,
-    /// Length of its network's prefix.
-    pub prefix_len: u8,
-    /// How far it is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254 on this host.
-    pub scope: u8,
-    /// `IFA_F_*`.
-    pub flags: u32,
-}
-
-impl Address {
-    /// Whether it can be the source of new connections: not secondary, deprecated, tentative or
-    /// refused by duplicate address detection.
-    pub fn is_preferred(&self) -> bool {
-        const UNFIT: u32 = libc::IFA_F_SECONDARY
-            | libc::IFA_F_DEPRECATED
-            | libc::IFA_F_TENTATIVE
-            | libc::IFA_F_DADFAILED;
-        self.flags & UNFIT == 0
-    }
-}
-
-/// What a route does with packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RouteKind {
-    /// Sends them on.
-    Unicast,
-    /// They are for this host.
-    Local,
-    /// They are for all hosts of a link.
-    Broadcast,
-    /// As `Local`, for an address that several hosts have.
-    Anycast,
-    /// They are for a group.
-    Multicast,
-    /// Drops them silently.
-    Blackhole,
-    /// Refuses them: host unreachable.
-    Unreachable,
-    /// Refuses them: administratively prohibited.
-    Prohibit,
-    /// The table has no answer; the next one is asked.
-    Throw,
-}
-
-impl RouteKind {
-    fn from_kernel(kind: u8) -> Option<Self> {
-        Some(match kind {
-            libc::RTN_UNICAST => Self::Unicast,
-            libc::RTN_LOCAL => Self::Local,
-            libc::RTN_BROADCAST => Self::Broadcast,
-            libc::RTN_ANYCAST => Self::Anycast,
-            libc::RTN_MULTICAST => Self::Multicast,
-            libc::RTN_BLACKHOLE => Self::Blackhole,
-            libc::RTN_UNREACHABLE => Self::Unreachable,
-            libc::RTN_PROHIBIT => Self::Prohibit,
-            libc::RTN_THROW => Self::Throw,
-            _ => return None,
-        })
-    }
-}
-
-/// Where packets to a destination go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouteHit {
-    /// What becomes of them.
-    pub kind: RouteKind,
-    /// The interface (0 where there is none: blackhole and the like).
-    pub oif: u32,
-    /// The router; without one the destination is a neighbour.
-    pub gateway: Option<IpAddr>,
-    /// The source address that the route prefers.
-    pub prefsrc: Option<IpAddr>,
-    /// The MTU that the route sets.
-    pub mtu: Option<u32>,
-}
-
-/// A neighbour's address on the link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Its Ethernet address, if it is known.
-    pub mac: Option<LinkAddress>,
-    /// `NUD_*`.
-    pub state: u16,
-}
-
-impl Neighbour {
-    /// The address, if frames may be sent to it.
-    pub fn usable(&self) -> Option<LinkAddress> {
-        const VALID: u16 = libc::NUD_PERMANENT
-            | libc::NUD_NOARP
-            | libc::NUD_REACHABLE
-            | libc::NUD_PROBE
-            | libc::NUD_STALE
-            | libc::NUD_DELAY;
-        self.mac.filter(|_| self.state & VALID != 0)
-    }
-
-    /// Whether the kernel has asked in vain.
-    pub fn is_failed(&self) -> bool {
-        self.state & libc::NUD_FAILED != 0
-    }
-
-    /// Whether somebody has set it by hand.
-    pub fn is_static(&self) -> bool {
-        self.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) != 0
-    }
-}
-
-/// What a round of events has changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Links.
-    pub links: bool,
-    /// Addresses.
-    pub addresses: bool,
-    /// Routes.
-    pub routes: bool,
-    /// These neighbours (interface and address).
-    pub neighbours: Vec<(u32, IpAddr)>,
-    /// One of them has another link-layer address, or has none any more.
-    pub moved: bool,
-    /// Something of what leads packets to a TUN device was deleted, by whomever.
-    pub steering: bool,
-    /// Events were lost, and everything was read anew.
-    pub resynchronised: bool,
-}
-
-impl Changes {
-    /// Whether nothing has changed.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// One route of one table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Route {
-    hit: RouteHit,
-    tos: u8,
-    metric: u32,
-}
-
-/// A routing table of one family: longest prefix first, then the least metric.
-#[derive(Clone, Debug, Default)]
-struct Table {
-    /// How many prefixes there are of each length, longest first.
-    lengths: Vec<(u8, usize)>,
-    routes: SharedMap<(u8, u128), Vec<Route>>,
-}
-
-impl Table {
-    fn insert(&mut self, prefix: (u8, u128), route: Route, replace: bool) -> bool {
-        let routes = self.routes.entry(prefix, Vec::new);
-        if routes.is_empty() {
-            match self.lengths.binary_search_by(|(len, _)| prefix.0.cmp(len)) {
-                Ok(at) => self.lengths[at].1 += 1,
-                Err(at) => self.lengths.insert(at, (prefix.0, 1)),
-            }
-        }
-        if routes.contains(&route) {
-            return false;
-        }
-        if replace {
-            // `ip route replace` replaces the first of the same metric and TOS, and no deletion is
-            // told.
-            let same = |r: &Route| r.metric == route.metric && r.tos == route.tos;
-            if let Some(old) = routes.iter_mut().find(|r| same(r)) {
-                *old = route;
-                return true;
-            }
-        }
-        let at = routes.partition_point(|r| r.metric <= route.metric);
-        routes.insert(at, route);
-        true
-    }
-
-    fn remove(&mut self, prefix: (u8, u128), route: &Route) -> bool {
-        let Some(routes) = self.routes.get_mut(&prefix) else {
-            return false;
-        };
-        let Some(at) = routes.iter().position(|r| r == route) else {
-            return false;
-        };
-        routes.remove(at);
-        if routes.is_empty() {
-            self.routes.remove(&prefix);
-            if let Ok(at) = self.lengths.binary_search_by(|(len, _)| prefix.0.cmp(len)) {
-                self.lengths[at].1 -= 1;
-                if self.lengths[at].1 == 0 {
-                    self.lengths.remove(at);
-                }
-            }
-        }
-        true
-    }
-
-    /// The best route to `dst` that `alive` accepts.
-    fn lookup(&self, dst: Bits, alive: impl Fn(&RouteHit) -> bool) -> Option<&RouteHit> {
-        self.lengths.iter().find_map(|&(len, _)| {
-            self.routes
-                .get(&(len, dst.prefix(len)))?
-                .iter()
-                .map(|route| &route.hit)
-                .find(|hit| alive(hit))
-        })
-    }
-}
-
-/// An address as a number, and its width.
-#[derive(Clone, Copy)]
-struct Bits {
-    value: u128,
-    width: u8,
-}
-
-impl Bits {
-    fn new(ip: IpAddr) -> Self {
-        match ip {
-            IpAddr::V4(ip) => Self {
-                value: u128::from(u32::from(ip)),
-                width: 32,
-            },
-            IpAddr::V6(ip) => Self {
-                value: u128::from(ip),
-                width: 128,
-            },
-        }
-    }
-
-    /// The first `len` bits, the others 0.
-    fn prefix(self, len: u8) -> u128 {
-        let cut = u32::from(self.width.saturating_sub(len));
-        self.value
-            .checked_shr(cut)
-            .and_then(|v| v.checked_shl(cut))
-            .unwrap_or(0)
-    }
-}
-
-/// The tables of one family that the default policy rules name, in their order.
-#[derive(Clone, Debug, Default)]
-struct Family {
-    local: Table,
-    main: Table,
-    default: Table,
-}
+mod facts;
+mod routes;
 
 /// The snapshot. A copy shares what does not change after it.
 #[derive(Clone, Default)]
 pub struct NetState {
     links: Arc<HashMap<u32, Link>>,
     addresses: Arc<Vec<Address>>,
-    v4: Family,
-    v6: Family,
+    v4: Tables,
+    v6: Tables,
     neighbours: SharedMap<(u32, IpAddr), Neighbour>,
 }
 
@@ -333,7 +49,7 @@ impl NetState {
 
     /// Whether packets to `ip` are for this host (the kernel's table `local`).
     pub fn is_local(&self, ip: IpAddr) -> bool {
-        let hit = self.family(ip).local.lookup(Bits::new(ip), |_| true);
+        let hit = self.family(ip).local.lookup(ip, |_| true);
         hit.is_some_and(|hit| matches!(hit.kind, RouteKind::Local | RouteKind::Anycast))
     }
 
@@ -342,7 +58,6 @@ impl NetState {
     /// count.
     pub fn lookup(&self, dst: IpAddr) -> Option<RouteHit> {
         let family = self.family(dst);
-        let dst = Bits::new(dst);
         let alive =
             |hit: &RouteHit| hit.oif == 0 || self.links.get(&hit.oif).is_none_or(|link| link.up);
         [&family.local, &family.main, &family.default]
@@ -353,17 +68,15 @@ impl NetState {
     }
 
     /// All prefixes of a family that decide on anything: of routes, and of the host's own networks.
-    /// Value and length.
-    pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = (u128, u8)> {
+    pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = Prefix> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
-        let routes = tables.into_iter().flat_map(|table| table.routes.keys());
+        let routes = tables.into_iter().flat_map(Table::prefixes);
         let own = self
             .addresses
             .iter()
             .filter(move |a| a.ip.is_ipv4() == ipv4);
-        let own = own.map(|a| (Bits::new(a.ip).prefix(a.prefix_len), a.prefix_len));
-        routes.map(|&(len, value)| (value, len)).chain(own)
+        routes.chain(own.filter_map(|a| Prefix::new(a.ip, a.prefix_len)))
     }
 
     /// What is known of a neighbour.
@@ -387,9 +100,7 @@ impl NetState {
             a.is_preferred() && a.ip.is_ipv4() == dst.is_ipv4() && a.scope < libc::RT_SCOPE_HOST
         };
         let near = |a: &&Address| {
-            let len = a.prefix_len;
-            next.is_ipv4() == a.ip.is_ipv4()
-                && Bits::new(next).prefix(len) == Bits::new(a.ip).prefix(len)
+            Prefix::new(a.ip, a.prefix_len).is_some_and(|network| network.contains(next))
         };
         let own = || self.addresses(hit.oif).filter(fit);
         own()
@@ -403,7 +114,7 @@ impl NetState {
             .map(|a| a.ip)
     }
 
-    fn family(&self, ip: IpAddr) -> &Family {
+    fn family(&self, ip: IpAddr) -> &Tables {
         match ip {
             IpAddr::V4(_) => &self.v4,
             IpAddr::V6(_) => &self.v6,
@@ -411,8 +122,8 @@ impl NetState {
     }
 
     pub(super) fn clear_routes(&mut self) {
-        self.v4 = Family::default();
-        self.v6 = Family::default();
+        self.v4 = Tables::default();
+        self.v6 = Tables::default();
     }
 
     /// The neighbours that differ from those of `other`.
@@ -613,8 +324,8 @@ impl NetState {
             libc::AF_INET6 => Ipv6Addr::UNSPECIFIED.into(),
             _ => return None,
         };
-        let dst = Bits::new(dst.unwrap_or(any));
-        if dst_len > dst.width || tos != 0 {
+        let prefix = Prefix::new(dst.unwrap_or(any), dst_len)?;
+        if tos != 0 {
             return None;
         }
         let family = match any {
@@ -627,7 +338,6 @@ impl NetState {
             libc::RT_TABLE_DEFAULT => &mut family.default,
             _ => return None,
         };
-        let prefix = (dst_len, dst.prefix(dst_len));
         let route = Route { hit, tos, metric };
         changes.routes |= if new {
             let replace = i32::from(message.flags) & libc::NLM_F_REPLACE != 0;
@@ -725,7 +435,7 @@ impl NetState {
             tos: 0,
             metric: 0,
         };
-        let prefix = (len, Bits::new(net).prefix(len));
+        let prefix = Prefix::new(net, len).expect("no more bits than the address has");
         let family = if net.is_ipv4() {
             &mut self.v4
         } else {
@@ -797,173 +507,4 @@ fn first_hop(family: u8, mut value: &[u8], hit: &mut RouteHit) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::netlink::message::{Builder, messages};
-
-    fn route_message(
-        builder: &mut Builder,
-        new: bool,
-        flags: u16,
-        dst: ([u8; 4], u8),
-        kind: u8,
-        (table, metric, oif): (u8, u32, u32),
-    ) {
-        let af = u8::try_from(libc::AF_INET).unwrap();
-        let op = if new {
-            libc::RTM_NEWROUTE
-        } else {
-            libc::RTM_DELROUTE
-        };
-        builder.begin(op, flags, &[af, dst.1, 0, 0, table, 4, 0, kind, 0, 0, 0, 0]);
-        builder.attr(libc::RTA_DST, &dst.0);
-        builder.attr(libc::RTA_PRIORITY, &metric.to_ne_bytes());
-        if oif != 0 {
-            builder.attr(libc::RTA_OIF, &oif.to_ne_bytes());
-        }
-        builder.end();
-    }
-
-    fn apply(state: &mut NetState, builder: &Builder) -> Changes {
-        let mut changes = Changes::default();
-        for message in messages(builder.bytes()) {
-            state.apply(&message, &mut changes);
-        }
-        changes
-    }
-
-    fn ip(s: &str) -> IpAddr {
-        s.parse().unwrap()
-    }
-
-    const MAIN: u8 = libc::RT_TABLE_MAIN;
-    const LOCAL: u8 = libc::RT_TABLE_LOCAL;
-    const REPLACE: u16 = 0x100;
-
-    #[test]
-    fn the_longest_prefix_then_the_least_metric_wins() {
-        let mut state = NetState::default();
-        let mut b = Builder::new(1);
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([0; 4], 0),
-            libc::RTN_UNICAST,
-            (MAIN, 0, 9),
-        );
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 200, 2),
-        );
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 100, 1),
-        );
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([10, 1, 0, 0], 16),
-            libc::RTN_BLACKHOLE,
-            (MAIN, 0, 0),
-        );
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([10, 0, 0, 1], 32),
-            libc::RTN_LOCAL,
-            (LOCAL, 0, 1),
-        );
-        assert!(apply(&mut state, &b).routes);
-        assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(1));
-        assert_eq!(state.lookup(ip("11.0.0.2")).map(|h| h.oif), Some(9));
-        assert_eq!(
-            state.lookup(ip("10.1.2.3")).map(|h| h.kind),
-            Some(RouteKind::Blackhole)
-        );
-        assert!(state.is_local(ip("10.0.0.1")));
-        assert!(!state.is_local(ip("10.0.0.2")));
-        assert_eq!(state.lookup(ip("2001:db8::1")), None);
-
-        let mut b = Builder::new(1);
-        route_message(
-            &mut b,
-            false,
-            0,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 100, 1),
-        );
-        assert!(apply(&mut state, &b).routes);
-        assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(2));
-
-        let mut b = Builder::new(1);
-        route_message(
-            &mut b,
-            true,
-            REPLACE,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 200, 7),
-        );
-        apply(&mut state, &b);
-        assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(7));
-        let mut b = Builder::new(1);
-        route_message(
-            &mut b,
-            false,
-            0,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 200, 7),
-        );
-        apply(&mut state, &b);
-        assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(9));
-    }
-
-    #[test]
-    fn an_unchanged_route_is_no_change() {
-        let mut state = NetState::default();
-        let mut b = Builder::new(1);
-        route_message(
-            &mut b,
-            true,
-            0,
-            ([10, 0, 0, 0], 8),
-            libc::RTN_UNICAST,
-            (MAIN, 0, 1),
-        );
-        assert!(apply(&mut state, &b).routes);
-        assert!(apply(&mut state, &b).is_empty());
-    }
-
-    #[test]
-    fn prefixes_of_all_lengths() {
-        let bits = Bits::new(ip("255.255.255.255"));
-        assert_eq!(bits.prefix(0), 0);
-        assert_eq!(bits.prefix(1), 0x8000_0000);
-        assert_eq!(bits.prefix(32), 0xffff_ffff);
-        let bits = Bits::new(ip("ffff::1"));
-        assert_eq!(bits.prefix(0), 0);
-        assert_eq!(bits.prefix(16), 0xffff << 112);
-        assert_eq!(bits.prefix(128), (0xffff << 112) + 1);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
-            let message = Message { kind, flags: 0, seq: 0, payload: &payload };
-            NetState::default().apply(&message, &mut Changes::default());
-        }
-    }
-}
+mod tests;

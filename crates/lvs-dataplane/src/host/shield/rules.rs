@@ -1,0 +1,226 @@
+//! The rules of the chains that hide.
+
+use lvs_core::Protocol;
+
+use super::nft::{Base, Batch, REG, RuleBody};
+use super::sets::{
+    HIDE, ICMP_ERRORS, ICMP_FRAGMENTS, ICMP_IN_TRANSIT, IpVersion, LOCAL_ADDRESSES, LOCAL_CLIENTS,
+    OWN_VIPS, SERVER_ADDRESSES, SERVER_HOSTS, SERVERS, SERVICE_HOSTS, SERVICES, SHORT, VIPS,
+};
+use crate::packet::parse::HEADERS;
+
+impl IpVersion {
+    /// The chain that decides what is hidden.
+    pub(super) fn add_rules(self, batch: &mut Batch<'_>) {
+        let hide = self.name(HIDE);
+        let len = self.address_len;
+        // Registers behind an address.
+        let second = REG + len / 4;
+        let third = second + 1;
+        let fourth = third + 1;
+        let address = |rule: &mut RuleBody<'_>, offset| {
+            rule.load(Base::Network, offset, len, REG);
+        };
+        let short = self.name(SHORT);
+        batch.add_chain(&hide);
+        self.add_short_rules(&short, batch);
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.in_set(&self.name(OWN_VIPS)).drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.load_protocol(second)
+                .load(Base::Transport, 2, 2, third)
+                .in_set(&self.name(SERVICES))
+                .drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.load_protocol(second)
+                .in_set(&self.name(SERVICE_HOSTS))
+                .drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            address(rule, self.destination);
+            rule.in_set(&self.name(VIPS)).drop();
+        });
+        if self.walks_to_ah() {
+            batch.add_rule(&hide, |rule| {
+                rule.load_protocol(REG).equal(REG, &[Protocol::AH.0]);
+                address(rule, self.destination);
+                rule.in_set(&self.name(VIPS)).drop();
+            });
+        }
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.destination);
+            rule.in_set(&self.name(VIPS)).jump(&short);
+        });
+        batch.add_rule(&hide, |rule| {
+            self.icmp_error(rule);
+            address(rule, self.destination);
+            rule.in_set(&self.name(VIPS)).drop();
+        });
+        // Translated answers and others to whom they concern, and translated ones to what stands
+        // for a client.
+        let to_others = |rule: &mut RuleBody<'_>| {
+            rule.not_for_host();
+        };
+        let to_local = |rule: &mut RuleBody<'_>| {
+            address(rule, self.destination);
+            rule.in_set(&self.name(LOCAL_ADDRESSES));
+        };
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_others);
+        self.add_answers(batch, [SERVICES, SERVICE_HOSTS, VIPS], to_others);
+        self.add_answers(batch, [SERVERS, SERVER_HOSTS, SERVER_ADDRESSES], to_local);
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            self.load_fragmented_protocol(rule);
+            rule.in_set(&self.name(ICMP_FRAGMENTS))
+                .not_for_host()
+                .drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            rule.load_protocol(REG)
+                .in_set(&self.name(ICMP_IN_TRANSIT))
+                .not_for_host()
+                .drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            address(rule, self.source);
+            rule.load_protocol(second)
+                .load(Base::Transport, 0, 2, third)
+                .load(Base::Network, self.destination, len, fourth)
+                .load(Base::Transport, 2, 2, fourth + len / 4)
+                .in_set(&self.name(LOCAL_CLIENTS))
+                .drop();
+        });
+    }
+
+    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP
+    /// errors about packets to them, as far as `concerns` says.
+    fn add_answers(
+        self,
+        batch: &mut Batch<'_>,
+        [one_port, all_ports, addresses]: [&str; 3],
+        concerns: impl Fn(&mut RuleBody<'_>),
+    ) {
+        let hide = self.name(HIDE);
+        let len = self.address_len;
+        let second = REG + len / 4;
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .load(Base::Transport, 0, 2, second + 1)
+                .in_set(&self.name(one_port));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            rule.load(Base::Network, self.source, len, REG)
+                .load_protocol(second)
+                .in_set(&self.name(all_ports));
+            concerns(rule);
+            rule.drop();
+        });
+        batch.add_rule(&hide, |rule| {
+            self.fragment(rule);
+            rule.load(Base::Network, self.source, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
+        });
+        if self.walks_to_ah() {
+            batch.add_rule(&hide, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &[Protocol::AH.0])
+                    .load(Base::Network, self.source, len, REG)
+                    .in_set(&self.name(addresses));
+                concerns(rule);
+                rule.drop();
+            });
+        }
+        batch.add_rule(&hide, |rule| {
+            self.icmp_error(rule);
+            // Where the packet inside was going, behind the 8 bytes of the message: whoever
+            // complains about it.
+            rule.load(Base::Transport, 8 + self.destination, len, REG)
+                .in_set(&self.name(addresses));
+            concerns(rule);
+            rule.drop();
+        });
+    }
+
+    /// The chain that drops what ends before its transport header does: an expression that cannot
+    /// load the last bytes of it ends its rule. Padding of Ethernet can be loaded, so the
+    /// length that the IP header tells is looked at first; the kernel's longest aggregates tell
+    /// none.
+    fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
+        const LAST: u16 = 4;
+        // Of IPv4 the length counts the header, here one without options.
+        let (length_at, ip_header) = match self.suffix {
+            '4' => (2, 20),
+            _ => (4, 0),
+        };
+        batch.add_chain(short);
+        for (protocol, header) in HEADERS {
+            let protocol = [protocol.0];
+            let header = u16::try_from(header).unwrap_or(u16::MAX);
+            let least = header.saturating_add(ip_header);
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &protocol)
+                    .load(Base::Network, length_at, 2, REG)
+                    .not_equal(REG, &[0, 0])
+                    .less(REG, &least.to_be_bytes())
+                    .drop();
+            });
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG)
+                    .equal(REG, &protocol)
+                    .load(Base::Transport, (header - LAST).into(), LAST.into(), REG)
+                    .go_back();
+            });
+            batch.add_rule(short, |rule| {
+                rule.load_protocol(REG).equal(REG, &protocol).drop();
+            });
+        }
+    }
+
+    /// Whether AH is a header on the way to the protocol that IPVS looks at, where nf_tables takes
+    /// it for the protocol.
+    fn walks_to_ah(self) -> bool {
+        self.suffix == '6'
+    }
+
+    fn fragment(self, rule: &mut RuleBody<'_>) {
+        match self.suffix {
+            // More fragments, or an offset.
+            '4' => rule
+                .load(Base::Network, 6, 2, REG)
+                .mask(REG, &[0x3f, 0xff])
+                .not_equal(REG, &[0, 0]),
+            _ => rule.has_fragment_header(),
+        };
+    }
+
+    /// Loads what a fragment says that it is a part of.
+    fn load_fragmented_protocol(self, rule: &mut RuleBody<'_>) {
+        match self.suffix {
+            '4' => rule.load_protocol(REG),
+            _ => rule.load_next_header_of_fragment(REG),
+        };
+    }
+
+    fn icmp_error(self, rule: &mut RuleBody<'_>) {
+        rule.load_protocol(REG)
+            .equal(REG, &[self.icmp])
+            .load(Base::Transport, 0, 1, REG);
+        match self.suffix {
+            '4' => rule.in_set(ICMP_ERRORS),
+            // The high bit tells informational messages from errors (RFC 4443, 2.1).
+            _ => rule.mask(REG, &[0x80]).equal(REG, &[0]),
+        };
+    }
+}

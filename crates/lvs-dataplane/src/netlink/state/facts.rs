@@ -1,0 +1,180 @@
+//! What is told of: links, addresses, routes, neighbours.
+
+use std::net::IpAddr;
+
+/// An Ethernet address.
+pub type LinkAddress = [u8; 6];
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// The driver's kind for virtual devices: `veth`, `vlan`, `bridge`, `macvlan`, `tun`.
+    pub kind: Option<String>,
+    /// The hardware type (`ARPHRD_*`): 1 is Ethernet, 772 the loopback.
+    pub hardware: u16,
+    /// Its Ethernet address.
+    pub mac: Option<LinkAddress>,
+    /// Its MTU.
+    pub mtu: u32,
+    /// It is set up (`IFF_UP`).
+    pub up: bool,
+    /// It is set up and has a carrier (`IFF_RUNNING`).
+    pub running: bool,
+    /// Neighbours are not resolved on it (`IFF_NOARP`).
+    pub no_arp: bool,
+    /// The bridge or bond that it is a port of.
+    pub master: Option<u32>,
+    /// The device below a VLAN or macvlan; the other end of a veth in the same namespace.
+    pub parent: Option<u32>,
+}
+
+impl Link {
+    /// Whether it is Ethernet on which neighbours have to be resolved.
+    pub fn is_arp_capable(&self) -> bool {
+        self.hardware == libc::ARPHRD_ETHER && !self.no_arp && self.mac.is_some()
+    }
+}
+
+/// An address of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The interface.
+    pub ifindex: u32,
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of its network's prefix.
+    pub prefix_len: u8,
+    /// How far it is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254 on this host.
+    pub scope: u8,
+    /// `IFA_F_*`.
+    pub flags: u32,
+}
+
+impl Address {
+    /// Whether it can be the source of new connections: not secondary, deprecated, tentative or
+    /// refused by duplicate address detection.
+    pub fn is_preferred(&self) -> bool {
+        const UNFIT: u32 = libc::IFA_F_SECONDARY
+            | libc::IFA_F_DEPRECATED
+            | libc::IFA_F_TENTATIVE
+            | libc::IFA_F_DADFAILED;
+        self.flags & UNFIT == 0
+    }
+}
+
+/// What a route does with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// Sends them on.
+    Unicast,
+    /// They are for this host.
+    Local,
+    /// They are for all hosts of a link.
+    Broadcast,
+    /// As `Local`, for an address that several hosts have.
+    Anycast,
+    /// They are for a group.
+    Multicast,
+    /// Drops them silently.
+    Blackhole,
+    /// Refuses them: host unreachable.
+    Unreachable,
+    /// Refuses them: administratively prohibited.
+    Prohibit,
+    /// The table has no answer; the next one is asked.
+    Throw,
+}
+
+impl RouteKind {
+    pub(super) fn from_kernel(kind: u8) -> Option<Self> {
+        Some(match kind {
+            libc::RTN_UNICAST => Self::Unicast,
+            libc::RTN_LOCAL => Self::Local,
+            libc::RTN_BROADCAST => Self::Broadcast,
+            libc::RTN_ANYCAST => Self::Anycast,
+            libc::RTN_MULTICAST => Self::Multicast,
+            libc::RTN_BLACKHOLE => Self::Blackhole,
+            libc::RTN_UNREACHABLE => Self::Unreachable,
+            libc::RTN_PROHIBIT => Self::Prohibit,
+            libc::RTN_THROW => Self::Throw,
+            _ => return None,
+        })
+    }
+}
+
+/// Where packets to a destination go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteHit {
+    /// What becomes of them.
+    pub kind: RouteKind,
+    /// The interface (0 where there is none: blackhole and the like).
+    pub oif: u32,
+    /// The router; without one the destination is a neighbour.
+    pub gateway: Option<IpAddr>,
+    /// The source address that the route prefers.
+    pub prefsrc: Option<IpAddr>,
+    /// The MTU that the route sets.
+    pub mtu: Option<u32>,
+}
+
+/// A neighbour's address on the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its Ethernet address, if it is known.
+    pub mac: Option<LinkAddress>,
+    /// `NUD_*`.
+    pub state: u16,
+}
+
+impl Neighbour {
+    /// The address, if frames may be sent to it.
+    pub fn usable(&self) -> Option<LinkAddress> {
+        const VALID: u16 = libc::NUD_PERMANENT
+            | libc::NUD_NOARP
+            | libc::NUD_REACHABLE
+            | libc::NUD_PROBE
+            | libc::NUD_STALE
+            | libc::NUD_DELAY;
+        self.mac.filter(|_| self.state & VALID != 0)
+    }
+
+    /// Whether the kernel has asked in vain.
+    pub fn is_failed(&self) -> bool {
+        self.state & libc::NUD_FAILED != 0
+    }
+
+    /// Whether somebody has set it by hand.
+    pub fn is_static(&self) -> bool {
+        self.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) != 0
+    }
+}
+
+/// What a round of events has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Links.
+    pub links: bool,
+    /// Addresses.
+    pub addresses: bool,
+    /// Routes.
+    pub routes: bool,
+    /// These neighbours (interface and address).
+    pub neighbours: Vec<(u32, IpAddr)>,
+    /// One of them has another link-layer address, or has none any more.
+    pub moved: bool,
+    /// Something of what leads packets to a TUN device was deleted, by whomever.
+    pub steering: bool,
+    /// Events were lost, and everything was read anew.
+    pub resynchronised: bool,
+}
+
+impl Changes {
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,107 @@
+//! Routing tables: which route leads to an address.
+
+use std::net::IpAddr;
+
+use lvs_core::Prefix;
+
+use super::RouteHit;
+use crate::packet::shared_map::SharedMap;
+
+/// One route of one table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) hit: RouteHit,
+    pub(super) tos: u8,
+    pub(super) metric: u32,
+}
+
+/// A routing table of one family: longest prefix first, then the least metric.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    /// How many prefixes there are of each length, longest first.
+    lengths: Vec<(u8, usize)>,
+    routes: SharedMap<Prefix, Vec<Route>>,
+}
+
+impl Table {
+    /// Adds a route, or replaces one; whether anything changed.
+    pub(super) fn insert(&mut self, prefix: Prefix, route: Route, replace: bool) -> bool {
+        let routes = self.routes.entry(prefix, Vec::new);
+        if routes.is_empty() {
+            match self
+                .lengths
+                .binary_search_by(|(len, _)| prefix.bits().cmp(len))
+            {
+                Ok(at) => self.lengths[at].1 += 1,
+                Err(at) => self.lengths.insert(at, (prefix.bits(), 1)),
+            }
+        }
+        if routes.contains(&route) {
+            return false;
+        }
+        if replace {
+            // `ip route replace` replaces the first of the same metric and TOS, and no deletion is
+            // told.
+            let same = |r: &Route| r.metric == route.metric && r.tos == route.tos;
+            if let Some(old) = routes.iter_mut().find(|r| same(r)) {
+                *old = route;
+                return true;
+            }
+        }
+        let at = routes.partition_point(|r| r.metric <= route.metric);
+        routes.insert(at, route);
+        true
+    }
+
+    /// Removes a route; whether there was such a one.
+    pub(super) fn remove(&mut self, prefix: Prefix, route: &Route) -> bool {
+        let Some(routes) = self.routes.get_mut(&prefix) else {
+            return false;
+        };
+        let Some(at) = routes.iter().position(|r| r == route) else {
+            return false;
+        };
+        routes.remove(at);
+        if routes.is_empty() {
+            self.routes.remove(&prefix);
+            if let Ok(at) = self
+                .lengths
+                .binary_search_by(|(len, _)| prefix.bits().cmp(len))
+            {
+                self.lengths[at].1 -= 1;
+                if self.lengths[at].1 == 0 {
+                    self.lengths.remove(at);
+                }
+            }
+        }
+        true
+    }
+
+    /// All prefixes that routes lead to.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = Prefix> {
+        self.routes.keys().copied()
+    }
+
+    /// The best route to `dst` that `alive` accepts.
+    pub(super) fn lookup(
+        &self,
+        dst: IpAddr,
+        alive: impl Fn(&RouteHit) -> bool,
+    ) -> Option<&RouteHit> {
+        self.lengths.iter().find_map(|&(len, _)| {
+            self.routes
+                .get(&Prefix::new(dst, len)?)?
+                .iter()
+                .map(|route| &route.hit)
+                .find(|hit| alive(hit))
+        })
+    }
+}
+
+/// The tables of one family that the default policy rules name, in their order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tables {
+    pub(super) local: Table,
+    pub(super) main: Table,
+    pub(super) default: Table,
+}

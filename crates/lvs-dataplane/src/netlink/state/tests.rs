@@ -1,0 +1,158 @@
+//! Messages of the kernel, and what is known after them.
+
+use super::*;
+use crate::netlink::message::{Builder, messages};
+
+fn route_message(
+    builder: &mut Builder,
+    new: bool,
+    flags: u16,
+    dst: ([u8; 4], u8),
+    kind: u8,
+    (table, metric, oif): (u8, u32, u32),
+) {
+    let af = u8::try_from(libc::AF_INET).unwrap();
+    let op = if new {
+        libc::RTM_NEWROUTE
+    } else {
+        libc::RTM_DELROUTE
+    };
+    builder.begin(op, flags, &[af, dst.1, 0, 0, table, 4, 0, kind, 0, 0, 0, 0]);
+    builder.attr(libc::RTA_DST, &dst.0);
+    builder.attr(libc::RTA_PRIORITY, &metric.to_ne_bytes());
+    if oif != 0 {
+        builder.attr(libc::RTA_OIF, &oif.to_ne_bytes());
+    }
+    builder.end();
+}
+
+fn apply(state: &mut NetState, builder: &Builder) -> Changes {
+    let mut changes = Changes::default();
+    for message in messages(builder.bytes()) {
+        state.apply(&message, &mut changes);
+    }
+    changes
+}
+
+fn ip(s: &str) -> IpAddr {
+    s.parse().unwrap()
+}
+
+const MAIN: u8 = libc::RT_TABLE_MAIN;
+const LOCAL: u8 = libc::RT_TABLE_LOCAL;
+const REPLACE: u16 = 0x100;
+
+#[test]
+fn the_longest_prefix_then_the_least_metric_wins() {
+    let mut state = NetState::default();
+    let mut b = Builder::new(1);
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([0; 4], 0),
+        libc::RTN_UNICAST,
+        (MAIN, 0, 9),
+    );
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 200, 2),
+    );
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 100, 1),
+    );
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([10, 1, 0, 0], 16),
+        libc::RTN_BLACKHOLE,
+        (MAIN, 0, 0),
+    );
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([10, 0, 0, 1], 32),
+        libc::RTN_LOCAL,
+        (LOCAL, 0, 1),
+    );
+    assert!(apply(&mut state, &b).routes);
+    assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(1));
+    assert_eq!(state.lookup(ip("11.0.0.2")).map(|h| h.oif), Some(9));
+    assert_eq!(
+        state.lookup(ip("10.1.2.3")).map(|h| h.kind),
+        Some(RouteKind::Blackhole)
+    );
+    assert!(state.is_local(ip("10.0.0.1")));
+    assert!(!state.is_local(ip("10.0.0.2")));
+    assert_eq!(state.lookup(ip("2001:db8::1")), None);
+
+    let mut b = Builder::new(1);
+    route_message(
+        &mut b,
+        false,
+        0,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 100, 1),
+    );
+    assert!(apply(&mut state, &b).routes);
+    assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(2));
+
+    let mut b = Builder::new(1);
+    route_message(
+        &mut b,
+        true,
+        REPLACE,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 200, 7),
+    );
+    apply(&mut state, &b);
+    assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(7));
+    let mut b = Builder::new(1);
+    route_message(
+        &mut b,
+        false,
+        0,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 200, 7),
+    );
+    apply(&mut state, &b);
+    assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(9));
+}
+
+#[test]
+fn an_unchanged_route_is_no_change() {
+    let mut state = NetState::default();
+    let mut b = Builder::new(1);
+    route_message(
+        &mut b,
+        true,
+        0,
+        ([10, 0, 0, 0], 8),
+        libc::RTN_UNICAST,
+        (MAIN, 0, 1),
+    );
+    assert!(apply(&mut state, &b).routes);
+    assert!(apply(&mut state, &b).is_empty());
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
+        let message = Message { kind, flags: 0, seq: 0, payload: &payload };
+        NetState::default().apply(&message, &mut Changes::default());
+    }
+}
